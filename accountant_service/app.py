@@ -61,7 +61,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
 
     closing = ExitStack()  # closes in reverse order
     housekeeping = IdempotencyCleanup(repository, settings.idempotency_days)
-    webhooks = WebhookDelivery(repository, _make_attempt_counter(metrics))
+    webhooks = WebhookDelivery(repository, _make_delivery_counter(metrics))
     for resource in (repository, ledger_probe, computations, async_ledger, housekeeping, webhooks):
         closing.callback(resource.close)
 
@@ -122,14 +122,14 @@ def _make_write_counter(metrics: Metrics) -> Callable[[EntryKind, int], None]:
     return count_write
 
 
-def _make_attempt_counter(metrics: Metrics) -> Callable[[bool], None]:
-    """Return a function that counts attempts to post events to webhooks."""
+def _make_delivery_counter(metrics: Metrics) -> Callable[[bool], None]:
+    """Return a function that counts how often posting events to webhooks worked or failed."""
 
-    def count_attempt(succeeded: bool) -> None:
-        """Count one attempt to post an event."""
+    def count_delivery(succeeded: bool) -> None:
+        """Count one event that was posted, or that could not be."""
         metrics.webhook_attempts.labels("delivered" if succeeded else "failed").inc()
 
-    return count_attempt
+    return count_delivery
 
 
 def _build_openapi(app: FastAPI) -> dict[str, Any]:

@@ -401,21 +401,21 @@ def _read_mechanism_request(model: type[Model], arguments: Mapping[str, Any]) ->
     run = {name: given.pop(name) for name in _RUN if name in given}
     if "mechanism" not in given:
         given["mechanism"] = {"kind": "dp_sgd"} | run
-        return _validate(model, given, run_as_mechanism=True)
+        return _validate(model, given, inside_mechanism=True)
     if run:
         raise InvalidArgumentError((next(iter(run)), "must be left out if mechanism is given"))
     return _validate(model, given)
 
 
 def _validate(
-    model: type[Model], arguments: Mapping[str, Any], *, run_as_mechanism: bool = False
+    model: type[Model], arguments: Mapping[str, Any], *, inside_mechanism: bool = False
 ) -> Model:
-    """Validate keyword arguments with a request model; return the request.
+    """Return a validated request; `inside_mechanism`: some arguments are in its `mechanism`.
 
     Args:
         model: the request's model.
         arguments: by name; None counts as missing.
-        run_as_mechanism: True if arguments that describe a run became the field `mechanism`; errors
+        inside_mechanism: True if arguments that describe a run became the field `mechanism`; errors
             then name the arguments.
 
     Raises:
@@ -425,7 +425,7 @@ def _validate(
         return model.model_validate(_without_none(arguments))
     except ValidationError as error:
         faults = problems.of_error(error)["errors"]
-    prefix = "/mechanism" if run_as_mechanism else ""
+    prefix = "/mechanism" if inside_mechanism else ""
     raise InvalidArgumentError(
         *((fault["pointer"].removeprefix(prefix).strip("/"), fault["message"]) for fault in faults)
     )

@@ -30,7 +30,7 @@ def group_digits(value: int) -> str:
 
 
 def _format(value: float, digits: int, direction: str) -> str:
-    """Format a number with some significant digits, rounded in a decimal rounding mode."""
+    """Format a number with `digits` significant digits; `direction` is a decimal rounding mode."""
     number = Context(prec=digits, rounding=direction).create_decimal(repr(float(value)))
     size = abs(number)
     if size and not _DECIMAL_NOTATION_MIN <= size < 10**digits:

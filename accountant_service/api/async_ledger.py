@@ -201,7 +201,7 @@ class AsyncLedger:
     async def _compute_refund(
         self, key: KeyRecord, dataset: Dataset, run: Reservation
     ) -> tuple[int, Amounts]:
-        """Return a run's granted steps, and the budget that it frees if it ends now."""
+        """Return a run's number of granted steps, and the budget that it frees if it ends now."""
         refund = run.refund_if_ended
         if refund is None:
             try:
@@ -297,7 +297,7 @@ class AsyncLedger:
         return dataset, await self._read(self._ledger.find_cap_uses, key, dataset)
 
     async def quote(self, key: KeyRecord, name: str, mechanism: Mechanism) -> Quote:
-        """Quote a plan: whether it fits, and what would fit; nothing is charged."""
+        """Quote a plan: whether it fits, and what would fit; no budget is spent or held."""
         dataset, caps = await self._find_dataset_and_caps(key, name)
         return await self._calculate(key, plans.quote_plan, dataset, mechanism, caps)
 
@@ -353,7 +353,7 @@ class AsyncLedger:
         self, request: WriteRequest, dataset: Dataset, mechanism: Mechanism, lease: float,
         purpose: str,
     ) -> StoredAnswer:  # fmt: skip
-        """Compute a plan's charge, and hold it if the budget allows it."""
+        """Compute a plan's cost, and hold that part of the budget if it is available."""
         planned = await self._calculate(request.key, plans.compute_charge, dataset, mechanism)
         return await self._write(
             dataset.identifier, self._ledger.hold_budget, request, dataset, planned, lease, purpose
@@ -405,13 +405,13 @@ class AsyncLedger:
     async def grant(
         self, request: WriteRequest, identifier: str, steps: int, sequence: int
     ) -> StoredAnswer:
-        """Charge the next steps of a reservation."""
+        """Grant the next steps of a reservation: spend their part of the budget."""
         return await self._write_to_run(self._ledger.grant, request, identifier, steps, sequence)
 
     async def commit(
         self, request: WriteRequest, identifier: str, declared: Declaration = NOTHING_DECLARED
     ) -> StoredAnswer:
-        """End a finished run, with facts that its program declares; granted steps stay charged."""
+        """End a finished run, with facts that its program declares; granted steps stay spent."""
         return await self._end_run(request, identifier, EntryKind.COMMIT, declared)
 
     async def release(self, request: WriteRequest, identifier: str) -> StoredAnswer:
@@ -425,7 +425,7 @@ class AsyncLedger:
         kind: EntryKind,
         declared: Declaration = NOTHING_DECLARED,
     ) -> StoredAnswer:
-        """End a run; if its refund must be computed first, compute it and try again."""
+        """End a run; if the budget that it frees is not known yet, compute it and try again."""
         refund: tuple[int, Amounts] | None = None
         for _ in range(service.ATTEMPTS):
             try:
@@ -474,7 +474,7 @@ def _render_dataset(
     wanted: Format,
     tier: Tier,
 ) -> bytes:
-    """Return the report of a dataset in the wanted file format, in a computation process."""
+    """Return the report of a dataset and some of its runs (of `runs_in_all`) in a file format."""
     return render(facts_of_dataset(dataset, runs, runs_in_all, at), wanted, tier)
 
 

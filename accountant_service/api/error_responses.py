@@ -38,14 +38,14 @@ class RequestNotes:
 
 
 def describe(error: Exception) -> dict[str, Any]:
-    """Return the problem document of a failed request."""
+    """Return the error answer (an RFC 9457 problem document) to a failed request."""
     if isinstance(error, RequestValidationError):
         return problems.of_validation_errors(error.errors())
     return problems.of_error(error)
 
 
 def response(problem: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> Response:
-    """Return the response for a problem document."""
+    """Return the HTTP response for an error answer (a problem document)."""
     return Response(
         to_json(problem), int(problem["status"]), dict(headers or {}), media_type=MEDIA_TYPE
     )
@@ -67,14 +67,14 @@ def error_response(scope: Scope, error: Exception) -> Response:
 
 
 def install(app: FastAPI) -> None:
-    """Add exception handlers that answer every failure with a problem document."""
+    """Add exception handlers that turn every failure into an error answer."""
 
     @app.exception_handler(CodedError)
     @app.exception_handler(RequestValidationError)
     @app.exception_handler(HTTPException)
     @app.exception_handler(Exception)
     async def answer_with_problem(request: Request, error: Exception) -> Response:
-        """Answer an exception with a problem document, and log it if it is unexpected."""
+        """Return the error answer for an exception, and log it if it is unexpected."""
         answer = error_response(request.scope, error)
         if answer.status_code == 500:
             _LOG.error("unexpected failure", exc_info=error)

@@ -57,7 +57,7 @@ class RefusedError(HTTPException, ReportedError):
         self.problem = problem
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the problem document, from which the error is made again."""
+        """Pickle the error answer, from which the exception is created again."""
         return RefusedError, (self.problem,)
 
 
@@ -95,7 +95,7 @@ def document(
     detail: str,
     errors: Iterable[Mapping[str, str]] = (),
 ) -> dict[str, Any]:
-    """Build an RFC 9457 problem document from its fields."""
+    """Build an error answer (an RFC 9457 problem document) from its fields."""
     listed = list(errors)
     where: dict[str, Any] = {"errors": listed} if listed else {}
     problem = ProblemView.model_construct(
@@ -110,7 +110,7 @@ def document(
 
 
 def of_accounting_error(error: CodedError, mechanism_at: str | None = None) -> dict[str, Any]:
-    """Return the problem document of an accounting or ledger error.
+    """Return the error answer (problem document) for an accounting or ledger error.
 
     Args:
         error: the error.
@@ -129,7 +129,7 @@ def of_accounting_error(error: CodedError, mechanism_at: str | None = None) -> d
 
 
 def of_validation_errors(errors: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the problem document of a request that does not match its model."""
+    """Return the error answer (problem document) to a request that does not match its model."""
     faults: list[dict[str, str]] = []
     for error in errors:
         location = [str(part) for part in error["loc"] if part != "body"]
@@ -148,7 +148,7 @@ def of_validation_errors(errors: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def of_error(error: Exception) -> dict[str, Any]:
-    """Return the problem document that describes any failure."""
+    """Return the error answer (problem document) for any exception."""
     match error:
         case RefusedError():
             return error.problem

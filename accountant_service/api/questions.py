@@ -133,7 +133,7 @@ def _cache_key(question: BaseModel) -> Hashable:
 
 
 def _curve_cache_key(question: schemas.CurveRequest) -> Hashable:
-    """Return a curve's cache key: the mechanism's hash, and its division into steps."""
+    """Return a curve's cache key: the mechanism's hash, and how it is divided into steps."""
     return (
         question.mechanism,
         question.delta,

@@ -319,7 +319,7 @@ class _BatchResponse(StreamingResponse):
         return [(item.path, item.body) for item in self._batch.requests]
 
     async def _limited_results(self, items: Sequence[BatchedRequest]) -> AsyncGenerator[bytes]:
-        """Yield each request's result; after a limit is reached, a problem for each request.
+        """Yield each request's result; past the batch's limits, an error answer for each.
 
         The limits are the seconds and the bytes of a batch.
         """
@@ -357,7 +357,7 @@ class _BatchResponse(StreamingResponse):
 
 
 async def _chunks(answers: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Join a batch's results into chunks of JSON, each made after the last was sent.
+    """Join a batch's results into chunks of JSON, each built after the last was sent.
 
     At most one chunk waits in memory for a client that reads slowly or not at all. A pause after
     each chunk leaves the event loop to other requests, even if all answers are cached.
@@ -376,7 +376,7 @@ async def _chunks(answers: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
 async def _encode_answer(
     computations: ComputationCache, client: str, path: str, body: Any
 ) -> bytes:
-    """Return the answer to one request of a batch, or its problem, as JSON."""
+    """Return the answer to one request of a batch, or an error answer, as JSON."""
     try:
         if path not in ENDPOINTS:
             raise Problem(404, "a batch can hold requests to " + ", ".join(ENDPOINTS))

@@ -101,7 +101,7 @@ class _LazyGroup(TyperGroup):
         return super().main(*args, **settings)
 
     def invoke(self, ctx: Any) -> Any:
-        """Run a command; with --json, print usage errors as a problem document."""
+        """Run a command; with --json, print usage errors as JSON."""
         arguments = [*ctx._protected_args, *ctx.args]
         try:
             return super().invoke(ctx)

@@ -55,7 +55,7 @@ class LedgerAccess(ABC):
 
     @abstractmethod
     def quote(self, name: str, body: Json) -> Json:
-        """Return what a plan would cost of the dataset's budget; nothing is charged."""
+        """Return what a plan would cost of the dataset's budget; no budget is spent or held."""
 
     @abstractmethod
     def reserve(self, name: str, body: Json) -> Json:
@@ -71,7 +71,7 @@ class LedgerAccess(ABC):
 
     @abstractmethod
     def change_run(self, identifier: str, action: str, body: Json) -> Json:
-        """Grant steps of a run, or commit, release or renew it (`action`); return the reservation.
+        """Grant a run's steps, or commit, release or renew its reservation; return that.
 
         Args:
             identifier: the reservation's.
@@ -124,7 +124,7 @@ class ServiceAccess(LedgerAccess):
         return self._call(f"/v1/datasets/{quote(name, safe='')}")
 
     def quote(self, name: str, body: Json) -> Json:
-        """Return what a plan would cost of the dataset's budget; nothing is charged."""
+        """Return what a plan would cost of the dataset's budget; no budget is spent or held."""
         return self._call(f"/v1/datasets/{quote(name, safe='')}/quotes", body)
 
     def reserve(self, name: str, body: Json) -> Json:
@@ -146,7 +146,7 @@ class ServiceAccess(LedgerAccess):
         return self._call(f"/v1/reservations/{quote(identifier, safe='')}")
 
     def change_run(self, identifier: str, action: str, body: Json) -> Json:
-        """Grant steps of a run, or commit, release or renew it; return the reservation."""
+        """Grant a run's steps, or commit, release or renew its reservation; return that."""
         path = f"/v1/reservations/{quote(identifier, safe='')}/{action}"
         return self._call(path, body, is_write=True)
 
@@ -217,7 +217,7 @@ def download_entries(query: Mapping[str, list[str]], output: TextIO) -> None:
 
 
 def _read_problem(error: http_errors.HTTPError) -> Json:
-    """Return the problem document of a refused request."""
+    """Return the error answer (problem document) to a refused request."""
     try:
         found: Json = json.load(error)
         if {"title", "detail", "code"} <= found.keys():
@@ -274,7 +274,7 @@ class DatabaseAccess(LedgerAccess):
         return dataset_view(self._ledger.get_dataset(self._key, name))
 
     def quote(self, name: str, body: Json) -> Json:
-        """Return what a plan would cost of the dataset's budget; nothing is charged."""
+        """Return what a plan would cost of the dataset's budget; no budget is spent or held."""
         from accountant_service import mechanisms
         from accountant_service.api.ledger_views import quote_view
         from accountant_service.ledger.plans import quote_plan
@@ -314,7 +314,7 @@ class DatabaseAccess(LedgerAccess):
         return reservation_view(*self._ledger.get_reservation(self._key, identifier))
 
     def change_run(self, identifier: str, action: str, body: Json) -> Json:
-        """Grant steps of a run, or commit, release or renew it; return the reservation."""
+        """Grant a run's steps, or commit, release or renew its reservation; return that."""
         from accountant_service.api import ledger_schemas as bodies
 
         ledger = self._ledger

@@ -14,7 +14,7 @@ Json = dict[str, Any]
 def answer_or_exit(
     path: str, options: Mapping[str, Any], names: Mapping[str, str], *, as_json: bool
 ) -> Json:
-    """Compute an endpoint's answer without HTTP; on a problem, print it and exit with code 2.
+    """Compute an endpoint's answer without HTTP; on an error, print it and exit with code 2.
 
     Args:
         path: the path of the endpoint.
@@ -26,8 +26,8 @@ def answer_or_exit(
     given = {name: value for name, value in options.items() if value is not None}
     shown = {f"/{name}": "--" + name.replace("_", "-") for name in options} | dict(names)
 
-    def ask() -> Json:
-        """Validate the request, and compute its answer."""
+    def answer() -> Json:
+        """Validate the request, and compute its answer, as JSON."""
         return endpoint.answer(validate(endpoint.request, given)).model_dump(mode="json")
 
-    return run_or_exit(ask, shown, as_json=as_json)
+    return run_or_exit(answer, shown, as_json=as_json)

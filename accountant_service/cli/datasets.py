@@ -99,8 +99,8 @@ def create(
     }
     budget = {"epsilon": epsilon, "delta": delta}
 
-    def ask(ledger: LedgerAccess) -> Json:
-        """Send the new dataset to the ledger."""
+    def send(ledger: LedgerAccess) -> Json:
+        """Create the dataset that the options describe; return it as JSON."""
         body: Json = {name: value for name, value in given.items() if value is not None}
         body["budget"] = {name: value for name, value in budget.items() if value is not None}
         if mechanism:
@@ -108,7 +108,7 @@ def create(
         validate(DatasetRequest, body)
         return ledger.create_dataset(body)
 
-    answer = call_ledger(ask, _NEW_OPTIONS | {"/mechanism": "--mechanism"}, as_json=as_json)
+    answer = call_ledger(send, _NEW_OPTIONS | {"/mechanism": "--mechanism"}, as_json=as_json)
     if as_json:
         print(json.dumps(answer))
     else:
@@ -228,15 +228,15 @@ def quote(
         "epochs": epochs,
     }
 
-    def ask(ledger: LedgerAccess) -> Json:
-        """Send the plan to the ledger for a quote."""
+    def send(ledger: LedgerAccess) -> Json:
+        """Return the ledger's quote for the plan that the options describe."""
         from accountant_service.api.ledger_schemas import QuoteRequest
 
         plan = build_plan(run, mechanism, lambda: int(ledger.get_dataset(name)["size"]))
         validate(QuoteRequest, {"mechanism": plan})
         return ledger.quote(name, {"mechanism": plan})
 
-    answer = call_ledger(ask, map_plan_pointers(run, mechanism), as_json=as_json)
+    answer = call_ledger(send, map_plan_pointers(run, mechanism), as_json=as_json)
     print(json.dumps(answer) if as_json else "\n".join(map(spell, describe_quote(answer))))
 
 

@@ -54,7 +54,7 @@ def _fits(cells: Sequence[Sequence[str]], columns: Sequence[str], width: int) ->
 
 
 def print_records(records: Sequence[Mapping[str, str]], title: str) -> None:
-    """Print each record as lines of a name and a value; empty values are left out."""
+    """Print each mapping as lines of a name and a value; empty values are left out."""
     print(spell(title))
     for record in records:
         first, *rest = ((name, value) for name, value in record.items() if value)
@@ -71,7 +71,7 @@ def _format_cell(value: Any) -> str:
 
 
 def print_problem(problem: Mapping[str, Any], as_json: bool) -> None:
-    """Print an API problem: as JSON to standard output, or in words to standard error."""
+    """Print an error answer: as JSON to standard output, or in words to standard error."""
     if as_json:
         print(json.dumps(problem, indent=2))
         return

@@ -25,7 +25,7 @@ _SUBSTITUTES: Final = {"noise_multiplier": 1.0, "delta": 1e-5, "epsilon": 1.0}
 
 
 class CommandProblemError(Exception):
-    """A command's request was refused; the error holds the API's problem document.
+    """A command's request was refused; the exception holds the API's error answer.
 
     Attributes:
         document: the problem.
@@ -37,7 +37,7 @@ class CommandProblemError(Exception):
 
 
 def build_problem(detail: str, pointer: str = "", code: str = "invalid-request") -> Json:
-    """Build the problem document of a fault that the command line itself has found."""
+    """Build the error answer for a fault that the command line itself has found."""
     errors = [{"pointer": pointer, "message": detail}] if pointer else []
     return problems.document(422, code, "The request is malformed", detail, errors)
 
@@ -118,13 +118,13 @@ def run_or_exit(
 
 
 def exit_with(problem: Json, options: Mapping[str, str], *, as_json: bool) -> NoReturn:
-    """Print a problem with option names in place of field names, and exit with code 2."""
+    """Print an error answer with option names in place of field names; exit with code 2."""
     print_problem(translate(problem, options), as_json)
     raise typer.Exit(_EXIT_CODE)
 
 
 def translate(problem: Json, options: Mapping[str, str]) -> Json:
-    """Replace field names by option names in a problem document.
+    """Replace field names by option names in an error answer.
 
     Args:
         problem: the API's problem document.

@@ -41,44 +41,44 @@ _COLOURS: Final = {"proven": "green", "estimate": "yellow", "refuted": "bold red
 def _option(
     type_: Any, text: str, *flags: str, panel: str | None = None, **settings: Any
 ) -> tuple[Any, Any]:
-    """Return a command-line option's type and default, with help text and flags."""
+    """Return a command-line option's type and its default, which holds flags and help text."""
     default = settings.pop("default", None)
     return type_, typer.Option(default, *flags, help=text, rich_help_panel=panel, **settings)
 
 
-def _number(text: str, *flags: str, panel: str | None = None) -> tuple[Any, Any]:
-    """Return a command-line option for a number; the request model checks its range."""
+def _number_option(text: str, *flags: str, panel: str | None = None) -> tuple[Any, Any]:
+    """Return a number option's type and its default, which holds flags and help text."""
     return _option(Any, text, *flags, panel=panel, parser=parse_number, metavar="NUMBER")
 
 
-def _count(text: str, *flags: str, panel: str | None = None) -> tuple[Any, Any]:
-    """Return a command-line option for a whole number; the request model checks its range."""
+def _count_option(text: str, *flags: str, panel: str | None = None) -> tuple[Any, Any]:
+    """Return a whole-number option's type and its default, which holds flags and help text."""
     return _option(Any, text, *flags, panel=panel, parser=parse_count, metavar="INTEGER")
 
 
 _RISK_PANEL: Final = "A risk instead of ε and δ"
 _RUN_PANEL: Final = "The run"
 _OPTIONS: Final = {
-    "epsilon": _number("ε, such as 2.", "--epsilon", "-E"),
-    "delta": _number("δ, such as 1e-5.", "--delta", "-d"),
-    "noise_multiplier": _number(
+    "epsilon": _number_option("ε, such as 2.", "--epsilon", "-E"),
+    "delta": _number_option("δ, such as 1e-5.", "--delta", "-d"),
+    "noise_multiplier": _number_option(
         "σ: noise standard deviation over the clip norm.",
         "--noise-multiplier",
         "-s",
         panel=_RUN_PANEL,
     ),
-    "sample_rate": _number(
+    "sample_rate": _number_option(
         "q: expected batch size over dataset size.", "--sample-rate", "-q", panel=_RUN_PANEL
     ),
-    "steps": _count("T: number of steps.", "--steps", "-t", panel=_RUN_PANEL),
-    "dataset_size": _count(
+    "steps": _count_option("T: number of steps.", "--steps", "-t", panel=_RUN_PANEL),
+    "dataset_size": _count_option(
         "Number of records; with --batch-size, instead of --sample-rate.",
         "--dataset-size",
         "-n",
         panel=_RUN_PANEL,
     ),
-    "batch_size": _count("Expected batch size.", "--batch-size", "-b", panel=_RUN_PANEL),
-    "epochs": _number(
+    "batch_size": _count_option("Expected batch size.", "--batch-size", "-b", panel=_RUN_PANEL),
+    "epochs": _number_option(
         "Instead of --steps, with --dataset-size and --batch-size.",
         "--epochs",
         "-e",
@@ -102,17 +102,21 @@ _OPTIONS: Final = {
     "neighbouring_relation": _option(
         str | None, "One of " + ", ".join(NeighbouringRelation) + "; the first by default."
     ),
-    "tolerance": _number("Largest relative width of the proved interval, such as 1e-6."),
-    "advantage": _number("Largest membership advantage, such as 0.1.", panel=_RISK_PANEL),
-    "attack_success": _number(
+    "tolerance": _number_option("Largest relative width of the proved interval, such as 1e-6."),
+    "advantage": _number_option("Largest membership advantage, such as 0.1.", panel=_RISK_PANEL),
+    "attack_success": _number_option(
         "Largest success of guessing membership, such as 0.6.", panel=_RISK_PANEL
     ),
-    "prior": _number(
+    "prior": _number_option(
         "With --attack-success: probability of membership; 0.5 by default.", panel=_RISK_PANEL
     ),
-    "true_positive_rate": _number("Largest rate, with --false-positive-rate.", panel=_RISK_PANEL),
-    "false_positive_rate": _number("With --true-positive-rate, such as 0.001.", panel=_RISK_PANEL),
-    "mu": _number("Gaussian DP, up to --delta if that is given.", panel=_RISK_PANEL),
+    "true_positive_rate": _number_option(
+        "Largest rate, with --false-positive-rate.", panel=_RISK_PANEL
+    ),
+    "false_positive_rate": _number_option(
+        "With --true-positive-rate, such as 0.001.", panel=_RISK_PANEL
+    ),
+    "mu": _number_option("Gaussian DP, up to --delta if that is given.", panel=_RISK_PANEL),
     "as_json": _option(
         bool, "Print the API's JSON answer, or its problem.", "--json", default=False
     ),
@@ -129,7 +133,7 @@ _RISK: Final = (
 )
 _TARGET: Final = ("epsilon", "delta", *_RISK)
 _TARGET_OPTIONS: Final = {  # of commands that solve for a parameter
-    "epsilon": _number("Target ε, such as 2; with --delta.", "--epsilon", "-E"),
+    "epsilon": _number_option("Target ε, such as 2; with --delta.", "--epsilon", "-E"),
     "mechanism": _option(
         list[str] | None,
         "Releases made before the run on the same data: both together meet the target. "

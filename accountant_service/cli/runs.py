@@ -124,8 +124,8 @@ def reserve(
         "epochs": epochs,
     }
 
-    def ask(ledger: LedgerAccess) -> Json:
-        """Send the plan to the ledger, to reserve budget for it."""
+    def send(ledger: LedgerAccess) -> Json:
+        """Reserve budget for the plan that the options describe; return the reservation."""
         plan = build_plan(run, mechanism, lambda: int(ledger.get_dataset(dataset)["size"]))
         lease = {} if lease_seconds is None else {"lease_seconds": lease_seconds}
         body = {"mechanism": plan, "purpose": purpose, **lease}
@@ -136,7 +136,7 @@ def reserve(
         "/purpose": "--purpose",
         "/lease_seconds": "--lease-seconds",
     }
-    answer = call_ledger(ask, pointers, as_json=as_json)
+    answer = call_ledger(send, pointers, as_json=as_json)
     print(json.dumps(answer) if as_json else answer["id"])
 
 
@@ -157,8 +157,8 @@ def grant(
 ) -> None:
     """Charge the next steps of a run, before their noise is drawn."""
 
-    def ask(ledger: LedgerAccess) -> Json:
-        """Send the request for a grant of steps to the ledger."""
+    def send(ledger: LedgerAccess) -> Json:
+        """Let the ledger grant steps; return the reservation."""
         body = {} if steps is None else {"steps": steps}
         body["sequence"] = 0 if sequence is None else sequence
         validate(bodies.GrantRequest, body)
@@ -166,7 +166,7 @@ def grant(
             body["sequence"] = ledger.get_run(identifier)["steps_granted"]
         return ledger.change_run(identifier, "grants", body)
 
-    _print_run(call_ledger(ask, _CHANGE_OPTIONS, as_json=as_json), as_json)
+    _print_run(call_ledger(send, _CHANGE_OPTIONS, as_json=as_json), as_json)
 
 
 @run_app.command("commit")
@@ -188,15 +188,15 @@ def commit(
 ) -> None:
     """End a finished run. Steps that were not granted return to the budget."""
 
-    def ask(ledger: LedgerAccess) -> Json:
-        """Send the end of the run to the ledger."""
+    def send(ledger: LedgerAccess) -> Json:
+        """Let the ledger end the run; return the reservation."""
         body = {} if clip_norm is None else {"clip_norm": clip_norm}
         if model is not None:
             body["model_sha256"] = model_files.hash_model(model)
         validate(bodies.CommitRequest, body)
         return ledger.change_run(identifier, "commit", body)
 
-    _print_run(call_ledger(ask, _CHANGE_OPTIONS, as_json=as_json), as_json)
+    _print_run(call_ledger(send, _CHANGE_OPTIONS, as_json=as_json), as_json)
 
 
 @run_app.command("release")
@@ -214,13 +214,13 @@ def renew(
 ) -> None:
     """Extend the lease of an open run, from now on."""
 
-    def ask(ledger: LedgerAccess) -> Json:
-        """Send the new lease to the ledger."""
+    def send(ledger: LedgerAccess) -> Json:
+        """Let the ledger extend the lease; return the reservation."""
         body = {} if lease_seconds is None else {"lease_seconds": lease_seconds}
         validate(bodies.RenewRequest, body)
         return ledger.change_run(identifier, "renew", body)
 
-    _print_run(call_ledger(ask, _CHANGE_OPTIONS, as_json=as_json), as_json)
+    _print_run(call_ledger(send, _CHANGE_OPTIONS, as_json=as_json), as_json)
 
 
 @run_app.command("certificate")

@@ -166,7 +166,7 @@ class RegistryRecord(_Section):
 
 
 def build_record(facts: Facts, tier: Tier = 3) -> RegistryRecord:
-    """Return the deployments registry's record of a dataset or run, up to a tier."""
+    """Return the description of a dataset or run for the deployments registry, up to a tier."""
     record = RegistryRecord(
         url_slug=re.sub(r"[^a-z0-9]+", "_", _name(facts).lower()).strip("_"),
         status="Draft",
@@ -195,7 +195,7 @@ def build_record(facts: Facts, tier: Tier = 3) -> RegistryRecord:
 
 
 def to_yaml(record: RegistryRecord) -> str:
-    """Return a record as YAML text in the style that the registry's check accepts."""
+    """Return a registry description as YAML text, in the style that the registry accepts."""
     plain = record.model_dump(exclude_none=True)
     return yaml.dump(plain, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=2**30)
 
@@ -236,7 +236,7 @@ def _name(facts: Facts) -> str:
 
 
 def _basic(facts: Facts) -> Basic:
-    """Return the record's section on the data product (tier 1)."""
+    """Return the registry section on the data product (tier 1)."""
     if facts.run is None:
         described = f"All runs on the dataset {facts.dataset.name} together"
     else:
@@ -253,7 +253,7 @@ def _basic(facts: Facts) -> Basic:
 
 
 def _privacy_loss(facts: Facts) -> PrivacyLoss:
-    """Return the record's section on the privacy unit, and ε and δ of the budget."""
+    """Return the registry section on the privacy unit, and ε and δ of the budget."""
     budget, run = facts.budget, facts.run
     details = [_describe_attacks(facts, budget, "Everything released from the dataset")]
     if run is not None:
@@ -283,7 +283,7 @@ def _describe_attacks(facts: Facts, promise: Promise, subject: str) -> str:
 
 
 def _deployment_model(facts: Facts) -> DeploymentModel:
-    """Return the record's section about the trust model and the kind of release."""
+    """Return the registry section on the trust model, and on how releases are made."""
     return DeploymentModel(
         model_name="Central",
         model_name_details=facts.dataset.trust_model,
@@ -305,7 +305,7 @@ def _composition(facts: Facts) -> str:
 
 
 def _implementation(facts: Facts) -> Implementation:
-    """Return the record's section about mechanisms, assumptions and unprotected harms."""
+    """Return the registry section on mechanisms, assumptions and unprotected harms."""
     run = facts.run
     lines = [] if run is None else [f"{run.step}; {run.steps_reserved or run.steps_granted} steps."]
     if run is not None and run.clip_norm is not None:

@@ -127,8 +127,8 @@ class RunLine(_Part):
     share: float = Field(description="share of the budget spent or held")
 
 
-class Record(_Part):
-    """The ledger's state for a report: number of entries, last hash, public signing key."""
+class LedgerState(_Part):
+    """The part of a report on the ledger: number of entries, last hash, public signing key."""
 
     entries: int
     head: str
@@ -150,7 +150,7 @@ class Facts(_Part):
     dataset: DatasetFacts
     budget: Promise
     filter: FilterFacts
-    record: Record
+    record: LedgerState
     issued: str = Field(description="ISO 8601 date and time, UTC")
     accountant_version: str
     run: RunFacts | None = None
@@ -185,7 +185,7 @@ def facts_of_certificate(document: Json) -> Facts:
         ),
         budget=_promise_of_budget(budget["epsilon"], budget["delta"], relation, recorded),
         filter=_filter_facts(recorded, budget["composition"]),
-        record=Record(**document["record"], public_key=document["public_key"]),
+        record=LedgerState(**document["record"], public_key=document["public_key"]),
         issued=issued,
         accountant_version=document["accountant_version"],
         run=_run_of_certificate(document, relation, dates),
@@ -255,7 +255,7 @@ def facts_of_dataset(
         ),
         budget=_promise_of_budget(policy.epsilon, policy.delta, policy.relation, recorded),
         filter=_filter_facts(recorded, policy.description),
-        record=Record(entries=dataset.version, head=dataset.head, public_key=public_key),
+        record=LedgerState(entries=dataset.version, head=dataset.head, public_key=public_key),
         issued=certificate.format_time(issued_at),
         accountant_version=__version__,
         use=BudgetUse(

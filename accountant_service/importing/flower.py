@@ -230,7 +230,7 @@ def _read_server(config: Part, facts: Facts) -> Imported:
             noise = read_noise(Part(noise * averaged / sampled, given.pointer))
     is_adaptive = "Adaptive" in _STRATEGIES.get(_strategy(config), "")
     if clients is None and is_adaptive:
-        noise = _charge_count(config, noise, sampled)
+        noise = _noise_with_count(config, noise, sampled)
     step = Node("gaussian", given.pointer, {"noise_multiplier": noise})
     if clients is None:
         findings.append(
@@ -281,8 +281,8 @@ def _strategy(config: Part) -> str:
     return config.class_name or (named if isinstance(named, str) else "")
 
 
-def _charge_count(config: Part, noise: float, sampled: int) -> float:
-    """Return the noise multiplier to charge for adaptive clipping's noisy sum and count.
+def _noise_with_count(config: Part, noise: float, sampled: int) -> float:
+    """Return the noise multiplier to account for: that of adaptive clipping's sum and count.
 
     Flower gives the sum (z⁻² − (2s)⁻²)^(−1/2), s the standard deviation of the count, as in Andrew
     et al., arXiv 1905.03871v5, Theorem 1. That theorem counts ±½, Flower 0 and 1: a client that

@@ -93,10 +93,10 @@ def _read_arguments(arguments: Part, facts: Facts) -> Imported:
     method = arguments.find("accountant")
     found = read_run(arguments, facts, "arguments of Opacus' make_private", by_loader=True)
     found = replace(found, method=METHODS[method.choice(METHODS) if method else "prv"])
-    return _charge_adaptive_clipping(found, arguments)
+    return _add_adaptive_clipping(found, arguments)
 
 
-def _charge_adaptive_clipping(found: Imported, arguments: Part) -> Imported:
+def _add_adaptive_clipping(found: Imported, arguments: Part) -> Imported:
     """Add the cost of adaptive clipping, which releases a noisy count, if it is used.
 
     With a noise multiplier z and a count of standard deviation s, the sum has the noise multiplier

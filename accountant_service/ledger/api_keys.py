@@ -106,7 +106,7 @@ class Keys:
         return self._require_valid(record)
 
     def get_valid(self, identifier: str) -> KeyRecord:
-        """Return the current record of a key, if it is still valid, and count the request.
+        """Return the current state of a key, if it is still valid, and count the request.
 
         Raises:
             UnauthenticatedError: the key has expired or been revoked since.
@@ -119,7 +119,7 @@ class Keys:
         return self._require_valid(record)
 
     def _require_valid(self, record: KeyRecord) -> KeyRecord:
-        """Return a key and record its use; raise if it is invalid or over its request quota."""
+        """Return a key and note its use; raise if it is invalid or over its request quota."""
         expired = record.expires_at is not None and record.expires_at <= now()
         if record.revoked_at is not None or expired:
             raise UnauthenticatedError("this API key has expired or was revoked")
@@ -150,7 +150,7 @@ class Keys:
         )
 
     def _record_use(self, record: KeyRecord) -> None:
-        """Record a key's use at most once a minute; skip it while the database is read-only."""
+        """Note a key's use at most once a minute; skip it while the database is read-only."""
         at = now()
         if at < max((record.last_used_at or 0) + _USE_RECORD_INTERVAL, self._next_use_record):
             return
@@ -166,7 +166,7 @@ class Keys:
             return reading.list_keys()
 
     def revoke(self, identifier: str, by: str) -> KeyRecord | None:
-        """Revoke a key from now on; return its record, or None if there is no such key."""
+        """Revoke a key from now on; return the key, or None if there is no such key."""
         with self._repository.transaction() as transaction:
             if transaction.find_key(identifier) is None:
                 return None
@@ -176,7 +176,7 @@ class Keys:
             return transaction.find_key(identifier)
 
     def set_quota(self, identifier: str, requests_per_minute: int | None, by: str) -> KeyRecord:
-        """Set or remove the quota of a key; return its record.
+        """Set or remove the quota of a key; return the key.
 
         Args:
             identifier: the key's.

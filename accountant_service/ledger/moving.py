@@ -100,7 +100,7 @@ def _is_closed(source: Repository) -> bool:
 
 
 def _require_sound(source: Repository) -> None:
-    """Upgrade the SQLite ledger's tables; raise `MoveRefusedError` if its record has faults."""
+    """Upgrade the SQLite ledger's tables; raise `MoveRefusedError` if an entry has faults."""
     with source.transaction() as transaction:
         upgrade(transaction.connection)
     faults = verification.verify(source).faults

@@ -54,7 +54,7 @@ _PLANNED_AT_ONCE: Final = Assumption(
 
 @dataclass(frozen=True, slots=True)
 class PlannedCharge:
-    """A plan, and its charge against a dataset's budget.
+    """A plan, and its cost in a dataset's budget.
 
     Attributes:
         mechanism: the plan, as JSON.
@@ -143,7 +143,7 @@ class StepsLeft:
 
 @dataclass(frozen=True, slots=True)
 class CombinedQuote:
-    """A quote for several plans, charged one after the other.
+    """A quote for several plans, whose costs are added one after the other.
 
     Attributes:
         fits: True if all of them can be charged and fit.
@@ -262,7 +262,7 @@ def _is_counted_directly(policy: PrivacyFilter, plan: StepPlan) -> bool:
 
 
 def compute_charge(dataset: Dataset, mechanism: Mechanism) -> PlannedCharge:
-    """Compute the charge of a plan against a dataset's budget, without storing anything.
+    """Compute the cost of a plan in a dataset's budget, without storing anything.
 
     Raises:
         CodedError: the dataset is closed, or the plan cannot be charged, is for another number of
@@ -287,7 +287,7 @@ def compute_charge(dataset: Dataset, mechanism: Mechanism) -> PlannedCharge:
 
 
 def compute_refund(policy: PrivacyFilter, run: Reservation) -> Amounts:
-    """Return the amounts that a reservation frees if it ends now."""
+    """Return the budget that a reservation frees if it ends now."""
     if run.refund_if_ended is not None:
         return run.refund_if_ended
     plan = StepPlan.of(mechanisms.from_json(run.mechanism))
@@ -309,7 +309,7 @@ def quote_plan(dataset: Dataset, mechanism: Mechanism, caps: Sequence[CapUse] = 
     _require_dataset_size(dataset.size, mechanism)
     plan, taken = StepPlan.of(mechanism), dataset.balance.taken
     policy = dataset.policy.after_reserving(plan, taken)
-    charged = _compute_charge_if_decided(policy, plan, taken)
+    charged = _compute_cost_in_time(policy, plan, taken)
     after = add(taken, charged)
     fits = policy.admits(after) and all(fits_cap(policy, use, charged) for use in caps)
     try:
@@ -318,8 +318,8 @@ def quote_plan(dataset: Dataset, mechanism: Mechanism, caps: Sequence[CapUse] = 
         guarantee = None
     return Quote(
         fits,
-        _count_steps_if_decided(policy, plan, taken, caps),
-        _count_steps_if_decided(policy, plan, policy.nothing),
+        _count_steps_in_time(policy, plan, taken, caps),
+        _count_steps_in_time(policy, plan, policy.nothing),
         find_least_noise_multiplier(dataset, mechanism, caps),
         policy.epsilon_of(after) if fits else None,
         policy.share_of(charged) if fits else None,
@@ -329,15 +329,15 @@ def quote_plan(dataset: Dataset, mechanism: Mechanism, caps: Sequence[CapUse] = 
     )
 
 
-def _compute_charge_if_decided(policy: PrivacyFilter, plan: StepPlan, taken: Amounts) -> Amounts:
-    """Return a plan's charge; if that takes too long, amounts beyond any budget."""
+def _compute_cost_in_time(policy: PrivacyFilter, plan: StepPlan, taken: Amounts) -> Amounts:
+    """Return a plan's cost, or a cost beyond any budget if computing it takes too long."""
     try:
         return policy.compute_charge(plan, taken).reserved
     except ChargeUndecidedError:
         return tuple(_NEVER_ADMITTED for _ in policy.nothing)
 
 
-def _count_steps_if_decided(
+def _count_steps_in_time(
     policy: PrivacyFilter, plan: StepPlan, taken: Amounts, caps: Sequence[CapUse] = ()
 ) -> int | None:
     """Return the most steps proved affordable before the time limit; None if steps are free."""
@@ -371,7 +371,7 @@ def combine_quotes(
     quotes: Sequence[Quote | CodedError],
     caps: Sequence[CapUse] = (),
 ) -> CombinedQuote:
-    """Return whether all plans fit when they are charged one after the other.
+    """Return whether all plans fit when their costs are added one after the other.
 
     The first plan may fix the dataset's reference; the others are charged under it then.
     """
@@ -401,7 +401,7 @@ def find_affordable(
     """
     plan, taken = StepPlan.of(mechanism), dataset.balance.taken
     policy = dataset.policy.after_reserving(plan, taken)
-    steps = _count_steps_if_decided(policy, plan, taken, caps)
+    steps = _count_steps_in_time(policy, plan, taken, caps)
     return steps, find_least_noise_multiplier(dataset, mechanism, caps)
 
 

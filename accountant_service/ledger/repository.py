@@ -412,7 +412,7 @@ class Transaction:
         )
 
     def close_dataset(self, dataset: Dataset, closed_at: int, key: str) -> Dataset:
-        """Store that a dataset was closed; return it with the entry that records this."""
+        """Store that a dataset was closed; return it with the entry that states this."""
         self.connection.execute(
             _CLOSE_DATASET, {"row_key": dataset.identifier, "new_closed_at": closed_at}
         )
@@ -593,7 +593,7 @@ class Transaction:
         return [_read_event(row) for row in rows]
 
     def claim_event(self, told: Event, until: int) -> bool:
-        """Claim an event for this server until a time, and count an attempt to post it.
+        """Claim an event for this server until a time, and count one more try to post it.
 
         Returns:
             False if another server has claimed it since it was read.

@@ -68,7 +68,7 @@ class EntryKind(StrEnum):
 
 
 class HolderKind(StrEnum):
-    """The kind of holder that a cap limits: one API key, or all keys of one team."""
+    """The holder that a cap limits: one API key, or all keys of one team."""
 
     KEY = "key"
     TEAM = "team"
@@ -89,7 +89,7 @@ class Cap:
     share: float
 
     def entry_fields(self) -> dict[str, Any]:
-        """Return the fields that record the cap in the entry of a reservation."""
+        """Return the fields that state the cap in the entry of a reservation."""
         return {self.kind.value: self.holder, "share": self.share}
 
 
@@ -218,7 +218,7 @@ class Reservation:
 
     @property
     def refund_if_ended(self) -> Amounts | None:
-        """The amounts that ending now would free; None if the filter must compute them."""
+        """The budget that ending now would free; None if the filter must compute it."""
         return self.charge.refund(self.steps_granted)
 
 
@@ -278,7 +278,7 @@ class Change:
 
 
 def fits_budget(dataset: Dataset, charge: Charge) -> bool:
-    """Return whether a plan's charge fits the remaining budget."""
+    """Return whether a plan's cost fits the remaining budget."""
     return dataset.policy.admits(add(dataset.balance.taken, charge.reserved))
 
 
@@ -290,7 +290,7 @@ def fits_cap(policy: PrivacyFilter, use: CapUse, reserved: Amounts) -> bool:
 def describe_entry(
     number: int, kind: EntryKind, at: int, key: str, change: dict[str, Any], version: str
 ) -> dict[str, Any]:
-    """Return the fields that ledger entries of every kind have.
+    """Return the fields that all ledger entries have.
 
     Args:
         number: 1 for the first entry of a dataset.
@@ -449,7 +449,7 @@ def close_dataset(dataset: Dataset, at: int) -> Dataset | None:
 
 
 def grant(reservation: Reservation, steps: int, sequence: int) -> Change:
-    """Return the change that charges a run's next steps, before their noise is drawn.
+    """Return the change that spends budget for a run's next steps, before noise is drawn.
 
     Args:
         reservation: open.
@@ -485,7 +485,7 @@ def close(
     refund: Amounts | None = None,
     declared: Declaration = NOTHING_DECLARED,
 ) -> Change | None:
-    """Return the change that ends a reservation: granted steps stay charged, the rest is freed.
+    """Return the change that ends a reservation: granted steps stay spent, the rest is freed.
 
     Args:
         reservation: open, or ended with the same state.

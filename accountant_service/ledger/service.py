@@ -337,7 +337,7 @@ class Ledger:
         lease: float,
         purpose: str,
     ) -> StoredAnswer:
-        """Reserve budget for a plan whose charge is already computed.
+        """Reserve budget for a plan whose cost is already computed.
 
         Args:
             request: the write.
@@ -434,7 +434,7 @@ class Ledger:
     def grant(
         self, request: WriteRequest, identifier: str, steps: int, sequence: int
     ) -> StoredAnswer:
-        """Charge a run's next steps, before their noise is drawn."""
+        """Grant a run's next steps before their noise is drawn: spend their part of the budget."""
         return self._change(
             request,
             identifier,
@@ -672,7 +672,7 @@ class Ledger:
         raise DatabaseAwayError(_OTHERS_FIRST)
 
     def find_stored_answer(self, request: WriteRequest) -> StoredAnswer | None:
-        """Return the stored answer if this write was already made, else None."""
+        """Return the stored answer if this request was already carried out, else None."""
         value = request.idempotency_key
         if not value:
             return None
@@ -705,7 +705,7 @@ def is_overdue(reservation: Reservation) -> bool:
 def is_worth_retrying(
     error: CodedError, before: Dataset, current: Dataset, overdue: Sequence[Reservation]
 ) -> bool:
-    """Return whether a refused reservation may succeed if its charge is computed again.
+    """Return whether a refused reservation may succeed if its cost is computed again.
 
     It may if the dataset changed since it was read as `before`, or if leases have ended.
     """

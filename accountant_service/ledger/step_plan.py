@@ -15,7 +15,7 @@ from accountant_service.mechanisms import (
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """A mechanism divided into equal steps, which the ledger grants and charges one by one.
+    """A mechanism divided into equal steps; each one that is granted spends budget.
 
     Attributes:
         mechanism: all steps together.
@@ -38,7 +38,7 @@ class StepPlan:
         return cls(mechanism, one, canonical_form(one), steps, canonical_form(mechanism))
 
     def with_steps(self, steps: int) -> StepPlan:
-        """Return the plan with `steps` steps of the same kind."""
+        """Return the plan with `steps` of the same steps."""
         return StepPlan.of(with_steps(self.mechanism, steps))
 
 

@@ -50,7 +50,7 @@ class VerificationReport:
 
 
 def verify(repository: Repository) -> VerificationReport:
-    """Recompute every dataset's hash chain, balance and charges; report all differences."""
+    """Recompute every dataset's hash chain, balance and costs; report all differences."""
     faults: list[str] = []
     count = 0
     with repository.snapshot() as transaction:
@@ -202,7 +202,7 @@ class _ChainChecker:
         return rules.reserve(current, run, policy, uses)
 
     def _check_charge(self, identifier: str) -> list[str]:
-        """Return faults if a reservation is charged less than the cost of its mechanism."""
+        """Return faults if a reservation states a lower cost than its mechanism has."""
         run, records = self._reservations[identifier], self._dataset.size
         mechanism = mechanisms.from_json(run.mechanism)
         faults = [
@@ -294,7 +294,7 @@ class ExportReport:
 
 
 def verify_export(lines: Iterable[str]) -> ExportReport:
-    """Verify the JSON lines of an export: the chain, the rules and every charge.
+    """Verify the JSON lines of an export: the chain, the rules and the cost of every plan.
 
     Whether entries at the end are missing cannot be seen in the file alone: compare the heads with
     those that the ledger or a later certificate states.

@@ -80,11 +80,11 @@ class WebhookDelivery:
         self._work.start()
 
     def close(self) -> None:
-        """Stop the thread after its current attempt, if any."""
+        """Stop the thread after the event that it is posting, if any."""
         self._work.close()
 
     def deliver_due(self) -> int:
-        """Attempt to post the events that are due; return their number."""
+        """Try to post the events that are due; return their number."""
         with self._repository.reading() as reading:
             hooks = {each.identifier: each for each in reading.list_webhooks()}
             due = reading.list_due_events(now(), _EVENTS_AT_ONCE) if hooks else []
@@ -92,7 +92,7 @@ class WebhookDelivery:
             if self._work.is_stopping:
                 break
             if event.webhook in hooks and self._claim(event):
-                self._attempt(hooks[event.webhook], event)
+                self._post_claimed(hooks[event.webhook], event)
         return len(due)
 
     def _claim(self, event: Event) -> bool:
@@ -100,7 +100,7 @@ class WebhookDelivery:
         with self._repository.transaction() as transaction:
             return transaction.claim_event(event, now() + _CLAIM_SECONDS * 1_000_000)
 
-    def _attempt(self, webhook: Webhook, event: Event) -> None:
+    def _post_claimed(self, webhook: Webhook, event: Event) -> None:
         """Post a claimed event, and store whether that succeeded."""
         failure = post_event(webhook, event)
         with self._repository.transaction() as transaction:
@@ -112,5 +112,5 @@ class WebhookDelivery:
         self._on_attempt(not failure)
 
     def _deliver(self) -> float:
-        """Attempt to post the events that are due; return the seconds until the next attempt."""
+        """Try to post the events that are due; return the seconds until the next try."""
         return 0.0 if self.deliver_due() else _PAUSE_SECONDS

@@ -108,7 +108,7 @@ def sign(secret: str, at: int, body: str) -> str:
 
 
 def compute_pause(attempts: int) -> int:
-    """Return the seconds from a failed attempt to the next: they double, up to an hour."""
+    """Return the seconds to wait after this many failed posts: they double, up to an hour."""
     doublings = min(max(attempts - 1, 0), 20)
     return min(_FIRST_PAUSE_SECONDS << doublings, _PAUSE_SECONDS_MAX)
 

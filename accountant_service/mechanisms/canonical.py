@@ -177,7 +177,7 @@ def _hashed_text(document: object) -> str:
 
 
 def _count_atoms(mechanism: Mechanism, pointer: str) -> dict[Atom, int]:
-    """Return how often a mechanism makes each distinct elementary release (atom)."""
+    """Return each elementary release (atom) with its count; `pointer` is the place in errors."""
     match mechanism:
         case Repeated(count, inner):
             return _multiply_counts(_count_atoms(inner, f"{pointer}/mechanism"), count)
@@ -201,7 +201,7 @@ def _count_atoms(mechanism: Mechanism, pointer: str) -> dict[Atom, int]:
 
 
 def _count_other_atoms(mechanism: Mechanism, pointer: str) -> dict[Atom, int]:
-    """Count elementary releases (atoms) of kinds that `_count_atoms` does not handle itself."""
+    """Count the elementary releases (atoms) of mechanisms that `_count_atoms` leaves out."""
     match mechanism:
         case UserLevel(records, inner):
             atoms = _count_atoms(inner, f"{pointer}/mechanism")
@@ -312,7 +312,7 @@ def _count_selection_atoms(repeats: Repeats, form: CanonicalForm, pointer: str) 
 
 
 def _shuffled_reports_atom(reports: int, form: CanonicalForm, pointer: str) -> Atom:
-    """Return shuffled reports, each made by the same mechanism, as one release (atom)."""
+    """Return shuffled reports, each by the same mechanism, as one release (atom)."""
     return Atom(
         "shuffled_reports",
         0.0,
@@ -419,7 +419,7 @@ def _apply_sampling(
 
 
 def _merge_gaussians(atoms: Mapping[Atom, int]) -> Atom | None:
-    """Merge unsampled Gaussian releases into an equivalent one; None if any is of another kind.
+    """Merge unsampled Gaussian releases into an equivalent one; None if one is not Gaussian.
 
     A single release is returned as it is.
     """

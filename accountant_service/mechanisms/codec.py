@@ -459,7 +459,7 @@ def to_json(mechanism: Mechanism) -> dict[str, Json]:
 
 
 def json_schema() -> dict[str, Json]:
-    """Return JSON schemas by component name: one per kind, and `Mechanism`, their union."""
+    """Return JSON schemas by name: one per kind of mechanism, and `Mechanism`, their union."""
     components = {_component_name(cls): _kind_schema(cls) for cls in _FIELDS}
     references = {name: f"#/components/schemas/{name}" for name in components}
     union = {
@@ -504,7 +504,7 @@ def _titled(schema: Mapping[str, Json], name: str) -> dict[str, Json]:
 
 
 def _title(name: str) -> str:
-    """Return the name of a kind or a field as a form shows it, such as "Noise multiplier"."""
+    """Return a kind's or field's name as a form shows it, such as "Noise multiplier"."""
     first, *others = name.split("_")
     start = _WORDS.get(first, first)
     start = start.capitalize() if start.islower() else start
@@ -552,7 +552,7 @@ def _read(document: Json, pointer: str) -> Mechanism:
 
 
 def _read_fields(cls: Any, document: Mapping[str, Json], pointer: str) -> dict[str, Any]:
-    """Read the fields of a kind; raise MechanismError with every fault."""
+    """Read the fields of a mechanism of class `cls`; raise MechanismError with every fault."""
     known, values = _FIELDS[cls], {}
     faults = [
         (f"{pointer}/{_escape_pointer_token(name)}", "is not a field of " + cls.kind)
@@ -600,7 +600,7 @@ def _count_releases(mechanism: Mechanism) -> int:
 
 
 def _read_mechanisms(document: Json, pointer: str) -> tuple[Mechanism, ...]:
-    """Read a list of mechanisms."""
+    """Read a list of mechanisms; `pointer` locates it in error messages."""
     if not isinstance(document, list):
         raise MechanismError((pointer, "must be a list of mechanisms"))
     return tuple(_read(item, f"{pointer}/{i}") for i, item in enumerate(document))
@@ -669,15 +669,15 @@ def _check_correlated_noise(
     """Raise MechanismError if a run with correlated noise has no proved or no finite cost."""
     match run:
         case MatrixFactorization():
-            _check_matrix(run, pointer)
+            _check_coefficients(run, pointer)
         case BandedMatrixFactorization():
             _check_bands(run, pointer)
         case TreeAggregation():
             _check_tree(run, pointer)
 
 
-def _check_matrix(run: MatrixFactorization, pointer: str) -> None:
-    """Raise MechanismError if the sensitivity is not proved, or takes too long to compute."""
+def _check_coefficients(run: MatrixFactorization, pointer: str) -> None:
+    """Refuse coefficients whose sensitivity is unproved, or takes too long to compute."""
     for i in range(1, len(run.coefficients)):
         if run.coefficients[i] > run.coefficients[i - 1]:
             raise MechanismError((f"{pointer}/coefficients/{i}", "must not exceed the one before"))

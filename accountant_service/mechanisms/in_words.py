@@ -37,7 +37,7 @@ _SAMPLING: Final = {
 
 
 def describe_step(mechanism: Mechanism) -> str:
-    """Describe one step of a mechanism in words: its kind, its noise and its sampling.
+    """Describe one step of a mechanism in words: its name, its noise and its sampling.
 
     The number of steps is left out: a run and its step are described alike.
     """
@@ -86,7 +86,7 @@ def _describe_sampling(mechanism: Mechanism) -> str:
 
 
 def _describe_kind(mechanism: Mechanism) -> str:
-    """Describe in words correlated noise, or any kind without words of its own."""
+    """Describe in words correlated noise, or any mechanism that has no words of its own."""
     match mechanism:
         case MatrixFactorization():
             noise = f"σ = {shown(mechanism.noise_multiplier)}"

@@ -133,7 +133,7 @@ def _check_with_api(form: CalculatorForm) -> CalculatorForm:
 
 
 def find_problem(path: str, body: Json) -> Json | None:
-    """Return the problem with which the API would refuse a request body, or None."""
+    """Return the error answer with which the API would refuse a request body, or None."""
     try:
         ENDPOINTS[path].request.model_validate(body)
     except ValidationError as error:

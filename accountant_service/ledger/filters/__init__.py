@@ -26,7 +26,7 @@ __all__ = [
 
 
 def read_charge(stored: Json, steps: int) -> Charge:
-    """Return the charge of a plan with this many steps, as stored in its reservation's row."""
+    """Return the cost of a plan of `steps` steps, as stored in its reservation's row."""
     if "unit_attonats" in stored:
         return RenyiCharge.from_json(stored, steps)
     return ReferenceCharge(

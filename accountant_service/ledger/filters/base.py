@@ -44,7 +44,7 @@ def count_units_within(share: float, whole: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Charge(ABC):
-    """The cost of a plan in a filter's units: held at first, and spent as steps are granted.
+    """A plan's cost, in a filter's units: held at first, and spent as steps are granted.
 
     Amounts are a tuple of integers in the filter's own units, such as reference steps.
 
@@ -69,21 +69,21 @@ class Charge(ABC):
 
     @abstractmethod
     def refund(self, granted: int) -> Amounts | None:
-        """Return the amounts freed if the run ends after `granted` steps; None if slow to compute.
+        """Return the budget freed if the run ends after `granted` steps; None if slow to compute.
 
         Then `PrivacyFilter.compute_refund` computes them.
         """
 
     def least_refund(self, granted: int) -> Amounts:
-        """Return a quick lower bound on the amounts freed if the run ends after `granted` steps."""
+        """Return a quick lower bound on the budget freed if the run ends after `granted` steps."""
         return self.held(granted)
 
     @abstractmethod
     def entry_fields(self) -> Json:
-        """Return the fields that record this charge in a ledger entry."""
+        """Return the fields that state this cost in a ledger entry."""
 
     def to_json(self) -> Json:
-        """Return the charge as JSON, for storage in a reservation's row."""
+        """Return the cost as JSON, for storage in a reservation's row."""
         return self.entry_fields()
 
 
@@ -144,7 +144,7 @@ class PrivacyFilter(ABC):
 
     @abstractmethod
     def epsilon_of(self, taken: Amounts) -> float:
-        """Return an upper bound on ε, at the budget's δ, of releases charged these amounts.
+        """Return an upper bound on ε, at the budget's δ, of releases that cost these amounts.
 
         It is 0 for nothing, and at most the budget's ε within the budget. It informs; the budget is
         the claim.
@@ -152,7 +152,7 @@ class PrivacyFilter(ABC):
 
     @abstractmethod
     def after_reserving(self, plan: StepPlan, taken: Amounts) -> PrivacyFilter:
-        """Return the filter after reserving a plan; the first plan may fix its units.
+        """Return the filter after reserving a plan; a first plan may set the unit of the budget.
 
         A `ReferenceFilter` counts the budget in steps of a reference mechanism, which the first
         plan may set.
@@ -160,7 +160,7 @@ class PrivacyFilter(ABC):
 
     @abstractmethod
     def compute_charge(self, plan: StepPlan, taken: Amounts) -> Charge:
-        """Return a plan's charge, given the amounts already taken (spent or held).
+        """Return a plan's cost, given the amounts already taken (spent or held).
 
         A charge that does not fit is returned too: the budget does not admit its amounts.
 
@@ -170,7 +170,7 @@ class PrivacyFilter(ABC):
 
     @abstractmethod
     def compute_refund(self, plan: StepPlan, charge: Charge, granted: int) -> Amounts:
-        """Return the amounts freed if a run ends after `granted` of its steps.
+        """Return the budget that is freed if a run ends after `granted` of its steps.
 
         Args:
             plan: the whole plan that was reserved.
@@ -188,17 +188,17 @@ class PrivacyFilter(ABC):
 
     @abstractmethod
     def is_charge_sufficient(self, plan: StepPlan, charge: Charge) -> bool:
-        """Return whether a recorded charge is at least the plan's cost, computed again."""
+        """Return whether a recorded cost is at least the plan's cost, computed again."""
 
     @abstractmethod
     def is_refund_allowed(
         self, plan: StepPlan, charge: Charge, granted: int, refund: Amounts
     ) -> bool:
-        """Return whether an ended run with `granted` steps may free these amounts."""
+        """Return whether a run that ended after `granted` steps may free the budget `refund`."""
 
     @abstractmethod
     def read_charge(self, plan: StepPlan, fields: Json) -> Charge:
-        """Return the charge that a ledger entry or a stored row records.
+        """Return a plan's cost as a ledger entry or a stored row states it.
 
         Raises:
             KeyError, TypeError, ValueError: the fields do not record a charge of this filter.

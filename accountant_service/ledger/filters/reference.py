@@ -92,7 +92,7 @@ class ReferenceCharge(Charge):
         return -(-self.reference_steps * granted // self.steps), self.slack
 
     def refund(self, granted: int) -> Amounts | None:
-        """Return the amounts freed if the run ends after `granted` steps; None if unknown yet."""
+        """Return the budget freed if the run ends after `granted` steps; None if unknown yet."""
         if granted == 0:  # nothing was spent
             return self.reserved
         if granted == self.steps or not self.reference_steps:
@@ -102,7 +102,7 @@ class ReferenceCharge(Charge):
         return None
 
     def least_refund(self, granted: int) -> Amounts:
-        """Return a quick lower bound on the amounts freed if the run ends after `granted` steps."""
+        """Return a quick lower bound on the budget freed if the run ends after `granted` steps."""
         known = self.refund(granted)
         return (0, self.return_slack) if known is None else known
 
@@ -115,7 +115,7 @@ class ReferenceCharge(Charge):
         }
 
     def to_json(self) -> Json:
-        """Return the charge as JSON, for storage in a reservation's row."""
+        """Return the cost as JSON, for storage in a reservation's row."""
         return self.entry_fields() | {"is_reference": self.is_reference}
 
 
@@ -355,7 +355,7 @@ class ReferenceFilter(PrivacyFilter):
     # --- charges
 
     def compute_charge(self, plan: StepPlan, taken: Amounts) -> ReferenceCharge:
-        """Return a plan's charge: the fewest reference-mechanism steps that dominate it.
+        """Return a plan's cost: the fewest reference-mechanism steps that dominate it.
 
         A plan that no number of free steps dominates is charged one step more than the budget has,
         which is never admitted.
@@ -384,7 +384,7 @@ class ReferenceFilter(PrivacyFilter):
         return max(self.steps - taken[0], 0), max(SLACK_UNITS - taken[1], 0) // _SLACK_EACH
 
     def compute_refund(self, plan: StepPlan, charge: Charge, granted: int) -> Amounts:
-        """Return the refund: the reference-mechanism steps that the ungranted steps dominate.
+        """Return the budget freed: the reference-mechanism steps that ungranted steps dominate.
 
         It is at most what is held. A comparison that is not decided in time frees nothing.
         """
@@ -479,7 +479,7 @@ class ReferenceFilter(PrivacyFilter):
             )
 
     def read_charge(self, plan: StepPlan, fields: Json) -> ReferenceCharge:
-        """Return the charge that a ledger entry or a stored row records."""
+        """Return a plan's cost as a ledger entry or a stored row states it."""
         amounts = [fields[name] for name in ("charged_reference_steps", "slack", "return_slack")]
         if any(type(each) is not int or each < 0 for each in amounts):
             raise TypeError(f"a charge has three whole numbers, not {amounts}")

@@ -78,7 +78,7 @@ class RenyiCharge(Charge):
 
     @classmethod
     def from_json(cls, fields: Json, steps: int) -> RenyiCharge:
-        """Return the charge that `entry_fields` describes, of a plan with this many steps."""
+        """Return the cost of a plan of `steps` steps, read from a ledger entry's fields."""
         texts = fields["unit_attonats"]
         return cls(
             steps, tuple(int(each) for each in ([texts] if isinstance(texts, str) else texts))
@@ -119,7 +119,7 @@ class DivergenceFilter(PrivacyFilter):
         return self
 
     def compute_charge(self, plan: StepPlan, taken: Amounts) -> RenyiCharge:
-        """Return the charge of a plan: the Rényi divergence of its steps."""
+        """Return the cost of a plan: the Rényi divergence of its steps."""
         return RenyiCharge(plan.steps, self.step_costs(plan.step))
 
     def compute_refund(self, plan: StepPlan, charge: Charge, granted: int) -> Amounts:
@@ -155,7 +155,7 @@ class DivergenceFilter(PrivacyFilter):
         return refund == charge.held(granted)
 
     def read_charge(self, plan: StepPlan, fields: Json) -> RenyiCharge:
-        """Return the charge that a ledger entry or a stored row records."""
+        """Return a plan's cost as a ledger entry or a stored row states it."""
         charge = RenyiCharge.from_json(fields, plan.steps)
         if len(charge.step_costs) != len(self.orders):
             raise ValueError(f"a step has {len(charge.step_costs)} costs, not {len(self.orders)}")
@@ -303,7 +303,7 @@ def _round_up_to_attonats(divergence: float) -> int:
 
 
 def _require_proof(question: Question) -> None:
-    """Raise if the Rényi divergence of a release has no proof, so that it cannot be charged."""
+    """Raise if the Rényi divergence of a release has no proof, so that its cost is unknown."""
     for part in question.release_groups:
         if part.atom.sampling == "shuffled":
             raise MethodNotApplicableError(

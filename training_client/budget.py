@@ -126,7 +126,7 @@ class Allowance(ABC):
 
     @property
     def made(self) -> int:
-        """The number of steps already made; a run that starts now continues after them.
+        """The number of steps that the budget has paid for already.
 
         With balls-in-bins sampling it begins a new epoch: the rest of the last one is left out.
         """
@@ -134,11 +134,11 @@ class Allowance(ABC):
 
     @property
     def taken(self) -> int:
-        """The number of the last step taken; a guarantee must cover all steps up to it."""
+        """The number of the last step that was allowed; a guarantee must cover all up to it."""
         return self._counter.last
 
     def begin(self) -> list[Json]:
-        """Charge the releases that precede training, such as a private PCA; call it before them.
+        """Spend budget on the releases that precede training, such as a private PCA; call it first.
 
         Returns:
             A certificate of each charged release; without a ledger there are none.
@@ -153,7 +153,7 @@ class Allowance(ABC):
         """Release the budget that is reserved for steps not yet granted."""
 
     def count_resumed(self, steps: int) -> int:
-        """Return how many of a checkpoint's steps count as made when its run is resumed."""
+        """Return how many of a checkpoint's steps count as done when its run is resumed."""
         return steps
 
     def allow(self, step: int) -> None:
@@ -333,7 +333,7 @@ class Budget(Allowance):
 
 @dataclass
 class LedgerBudget(Allowance):
-    """A run's reservation in the ledger; steps are charged in blocks before they are made.
+    """A run's reservation in the ledger; budget is spent on a block of steps ahead of them.
 
     A run that crashes was charged for the blocks it asked for, and no more. A resumed run continues
     after the last step granted.
@@ -383,7 +383,7 @@ class LedgerBudget(Allowance):
         self._counter = StepCounter(self.made)
 
     def begin(self) -> list[Json]:
-        """Charge and commit the releases that precede training, such as a private PCA.
+        """Spend budget on the releases that precede training, such as a private PCA; commit them.
 
         Returns:
             A certificate of each.
@@ -401,12 +401,12 @@ class LedgerBudget(Allowance):
                 self.service.release(each, patience_seconds=_RELEASE_PATIENCE_SECONDS)
 
     def count_resumed(self, steps: int) -> int:  # noqa: ARG002
-        """Return 0: the ledger counts the steps made, so a checkpoint's count is ignored."""
+        """Return 0: the ledger counts the steps, so a checkpoint's count is ignored."""
         return 0
 
     @property
     def made(self) -> int:
-        """The number of steps granted so far; a run that starts now continues after them."""
+        """The number of steps granted so far."""
         return self.reservation.steps_granted * self.plan.steps_per_charge
 
     @property
@@ -445,7 +445,7 @@ class LedgerBudget(Allowance):
 
     @cached_property
     def _epsilon_curve(self) -> list[tuple[int, float]]:
-        """Pairs (charges, ε) along the run; only the last one if the service gives no curve."""
+        """Pairs (units paid for, ε) along the run; only the last if the service gives no curve."""
         charges = self.reservation.steps_reserved
         points = min(_CURVE_POINTS_MAX, math.ceil(self.reserved / self.block), charges)
         with suppress(ServiceRefusedError):
@@ -572,6 +572,6 @@ def prove_guarantee(
 
 
 def add_step_counts(guarantee: Guarantee, steps: int, planned: int) -> Guarantee:
-    """Return a guarantee with the numbers of steps made and planned added to its JSON."""
+    """Return a guarantee with the numbers of done (`steps`) and planned steps in its JSON."""
     counts = {"scope": "fixed_plan", "steps": steps, "steps_planned": planned}
     return replace(guarantee, document={**guarantee.document, **counts})

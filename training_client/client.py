@@ -413,7 +413,7 @@ class AccountingService:
         return BudgetPlan.from_json(self._request("/v1/plan", body), epsilon)
 
     def quote(self, dataset: str, mechanism: Json) -> Quote:
-        """Ask whether a run fits a dataset's remaining budget, and which run would; charge nothing.
+        """Ask whether a run fits a dataset's remaining budget, and which run would; spend nothing.
 
         Args:
             dataset: the dataset's name in the ledger.
@@ -449,11 +449,11 @@ class AccountingService:
         return float(noise)
 
     def dataset(self, name: str) -> Json:
-        """Return the ledger's record of a dataset, as JSON."""
+        """Return what the ledger states about a dataset, as JSON."""
         return self._request(_dataset_path(name))
 
     def close_dataset(self, name: str) -> Json:
-        """Close a dataset for good, and return its record, as JSON.
+        """Close a dataset for good, and return it as JSON.
 
         It takes no further reservation; runs that were reserved before may end. The key needs the
         right to create datasets.
@@ -475,7 +475,7 @@ class AccountingService:
         return Reservation.from_json(self._write(f"{_dataset_path(dataset)}/reservations", body))
 
     def grant(self, reservation: Reservation, steps: int) -> Reservation:
-        """Charge the next steps to the budget; call it before their noise is drawn.
+        """Spend budget on the next steps; call it before their noise is drawn.
 
         Args:
             reservation: the run's reservation, as last returned.

@@ -138,12 +138,12 @@ class PhasedLedgerBudget(Allowance):
 
     @property
     def made(self) -> int:
-        """The number of steps granted so far; a run that starts now continues after them."""
+        """The number of steps granted so far."""
         return sum(phase.made for phase in self.phases)
 
     @property
     def taken(self) -> int:
-        """The number of the last step taken; a guarantee must cover all steps up to it."""
+        """The number of the last step that was allowed; a guarantee must cover all up to it."""
         return sum(phase.taken for phase in self.phases)
 
     @property

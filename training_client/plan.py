@@ -24,7 +24,7 @@ _ROUNDING: Final = 1e-14  # more than a few roundings in double precision
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """A schedule of factors, each constant over a number of steps; the last one goes on.
+    """Factors on a value (noise or learning rate) by step; each is constant for some steps.
 
     So a run with scheduled noise is the composition of a few runs with constant noise.
 
@@ -280,7 +280,7 @@ class Plan:
 
     @property
     def charged_noise_multiplier(self) -> float:
-        """The noise multiplier that a step is charged with, rounded down.
+        """The noise multiplier by which a step's cost is computed, rounded down.
 
         It is σ. With adaptive clipping a step releases two things of one batch: the sum, which a
         record moves by C under noise σC, and a count, which it moves by 1 under noise τ. Together
@@ -293,7 +293,7 @@ class Plan:
 
     @property
     def steps_per_charge(self) -> int:
-        """The number of steps that are charged together: 1, or an epoch for balls-in-bins sampling.
+        """The number of steps paid for together: 1, or an epoch for balls-in-bins sampling.
 
         It is 1, and with balls-in-bins sampling the b steps of an epoch: a record that is in one
         of its batches is in no other, so that the epoch as a whole is the mechanism.
@@ -301,11 +301,11 @@ class Plan:
         return round(1 / self.sample_rate) if self.sampling == BALLS_IN_BINS else 1
 
     def charges(self, steps: int) -> int:
-        """Return how many charges pay for `steps` steps; with balls-in-bins, one pays an epoch."""
+        """Return in how many parts `steps` steps are paid for; balls-in-bins pays whole epochs."""
         return -(-steps // self.steps_per_charge)
 
     def whole_charges(self, steps: int) -> int:
-        """Return `steps` rounded up to a number of steps that whole charges pay for."""
+        """Return `steps` rounded up to steps that are paid for together, such as whole epochs."""
         return self.charges(steps) * self.steps_per_charge
 
     @property

@@ -69,7 +69,7 @@ Parameters = tuple[Any, ...]  # the same without the number
 
 @dataclass
 class _Connection:
-    """The accounting service and the budget for Opacus accountants that are made later."""
+    """The accounting service and the budget for Opacus accountants that are created later."""
 
     service: AccountingService
     epsilon: float | None
@@ -106,7 +106,7 @@ def connect(
 
 
 def connect_ledger(budget: LedgerBudget) -> None:
-    """Choose the ledger reservation that `PrivacyEngine(accountant="remote")` charges.
+    """Choose the ledger reservation whose budget `PrivacyEngine(accountant="remote")` spends.
 
     The engine continues after the steps granted before, whatever a checkpoint says. One engine uses
     a reservation at a time: a second may start after the first has ended. At the end
@@ -145,7 +145,7 @@ class RemoteAccountant(IAccountant):  # type: ignore[misc]
 
     @property
     def made(self) -> int:
-        """The number of steps made so far, including those of a loaded checkpoint."""
+        """The number of steps so far, including those of a loaded checkpoint."""
         return sum(run[2] for run in self.history)
 
     def get_optimizer_hook_fn(
@@ -153,7 +153,7 @@ class RemoteAccountant(IAccountant):  # type: ignore[misc]
         sample_rate: float,
         data_loader: Any = None,
     ) -> Callable[[DPOptimizer], None]:
-        """Return the hook that checks and charges each step before the optimizer makes it.
+        """Return the hook that checks each step, and spends its budget, before it is made.
 
         Args:
             sample_rate: Opacus' 1/len(loader). It is not used: rounding may shorten the loader by a
@@ -168,7 +168,7 @@ class RemoteAccountant(IAccountant):  # type: ignore[misc]
         batches, charged = BatchCounter(loader), _ChargedEpoch()
 
         def before_step(optimizer: DPOptimizer) -> None:
-            """Check the optimizer's batch and gradients, and charge the step."""
+            """Check the optimizer's batch and gradients, and spend the step's budget."""
             require_one_batch(optimizer)
             require_no_skipped_steps(optimizer)
             require_full_precision(optimizer)
@@ -183,7 +183,7 @@ class RemoteAccountant(IAccountant):  # type: ignore[misc]
         return before_step
 
     def step(self, *, noise_multiplier: float, sample_rate: float) -> None:
-        """Charge one more step to the budget; Opacus calls it before the step is made.
+        """Spend budget on one more step; Opacus calls it before that step.
 
         Raises:
             BudgetExhaustedError: the step would exceed the budget.
@@ -193,7 +193,7 @@ class RemoteAccountant(IAccountant):  # type: ignore[misc]
         self._take((noise_multiplier, sample_rate), 1)
 
     def _take(self, parameters: Parameters, steps: int) -> None:
-        """Charge one step; with balls-in-bins sampling, charge a whole epoch at its first step."""
+        """Spend budget on a step, or with balls-in-bins sampling on an epoch at its first step."""
         if self._connection.budget is not None:
             self._take_from_ledger(self._connection.budget, parameters)
         else:
@@ -214,7 +214,7 @@ class RemoteAccountant(IAccountant):  # type: ignore[misc]
         run_on_rank_zero(partial(budget.take, self.made + 1))
 
     def _request_block(self, parameters: Parameters, steps: int) -> int:
-        """Return how many charges of `steps` steps each still fit ε, at most a block."""
+        """Return how many times `steps` more steps still fit ε, at most a block."""
         limit, block = self._connection.epsilon, -(-self._connection.block // steps)
         while block > 0:
             longer = _append_steps(self.history, parameters, block * steps)
@@ -255,7 +255,7 @@ class RemoteAccountant(IAccountant):  # type: ignore[misc]
         return NAME
 
     def load_state_dict(self, state_dict: Any) -> None:
-        """Load a checkpoint's step history, unless it lacks steps that were already charged.
+        """Load a checkpoint's step history, unless it lacks steps that budget was spent on.
 
         With a ledger, the ledger's count is kept.
         """
@@ -285,14 +285,14 @@ def _find_callers_loader() -> Any:
 
 
 class _ChargedEpoch:
-    """The balls-in-bins epoch that was charged last."""
+    """The balls-in-bins epoch that budget was last spent on."""
 
     def __init__(self) -> None:
         self._plan: Plan | None = None
         self._epoch: tuple[object, int] | None = None
 
     def must_charge(self, plan: Plan, epoch: tuple[object, int]) -> bool:
-        """Return whether a step must be charged: each with Poisson sampling, else an epoch's first.
+        """Return whether a step spends budget: each with Poisson sampling, else an epoch's first.
 
         Args:
             plan: the plan of the step.

@@ -79,7 +79,7 @@ def _require_empty_batches(loader: Any) -> None:
 
 
 def require_plan(optimizer: Any, loader: Any, plan: Plan) -> None:
-    """Raise unless an optimizer and its loader carry out the plan that is charged.
+    """Raise unless an optimizer and its loader carry out the plan that budget is spent on.
 
     Args:
         optimizer: the optimizer that Opacus' `make_private` returned.
@@ -141,7 +141,7 @@ def find_sampler(loader: Any) -> Any:
 
 
 def round_down_sample_rate(sampler: Any) -> float:
-    """Round a sampler's rate down to a multiple of 2⁻²⁴, and return it, to be charged.
+    """Round a sampler's rate down to a multiple of 2⁻²⁴; return it, for the accounting.
 
     Opacus draws a record if one of 2²⁴ equally likely numbers is below q, which rounds q up: at
     q = 1e-4 it draws 0.017 % more than is charged. It draws exactly with multiples of 2⁻²⁴, so its

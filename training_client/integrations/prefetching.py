@@ -12,7 +12,7 @@ _ACCELERATE_LOADERS: Final = "accelerate.data_loader"  # draw one batch more, to
 
 
 def count_prefetched_batches() -> int:
-    """Return how many batches ahead the data loaders on the call stack fetch.
+    """Return how many batches the data loaders now in use (on the call stack) fetch ahead.
 
     The loaders are found among the callers on the stack, since a framework may make its own loader
     of the same sampler.

@@ -265,13 +265,13 @@ def _find_fitting_plan(
             f"{spec.steps} steps with σ = {noise:g} do not fit what is left of the budget of "
             f"{dataset!r}. {quote.steps or 'No'} such steps would"
             + ("" if sigma is None else f"; all of them would with σ = {format_upper_bound(sigma)}")
-            + _describe_whole_budget(quote)
+            + _describe_unused_budget(quote)
         )
     return plan, quote
 
 
 def _count_in_steps(quote: Quote, plan: Plan) -> Quote:
-    """Return the quote with numbers of charges converted to numbers of training steps."""
+    """Return the quote with its numbers of paid units (steps or epochs) converted to steps."""
     fitting, alone = (
         None if charges is None else charges * plan.steps_per_charge
         for charges in (quote.steps, quote.steps_alone)
@@ -279,8 +279,8 @@ def _count_in_steps(quote: Quote, plan: Plan) -> Quote:
     return replace(quote, steps=fitting, steps_alone=alone)
 
 
-def _describe_whole_budget(quote: Quote) -> str:
-    """Describe how many steps the unspent budget would allow; "" if no more than now."""
+def _describe_unused_budget(quote: Quote) -> str:
+    """Say how many steps an unused budget would allow; "" if no more than the remaining one."""
     if quote.steps is None or quote.steps_alone is None or quote.steps_alone <= quote.steps:
         return ""
     return f". As the only run of the whole budget, {quote.steps_alone} would"

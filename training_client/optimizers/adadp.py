@@ -135,7 +135,7 @@ class AdaDp(PrivateOptimizer):
         return Transform(math.sqrt(self.size), scale, box=self.box)
 
     def _root_moments(self, least: float) -> tuple[float, float]:
-        """Return the means of √max(s, least) and max(s, least) over all mean squares s."""
+        """Return two means over all mean squares, each at least `least`: of roots and of values."""
         root, square = sum_square_roots(self.prior_squares, least)
         return root / self.size, square / self.size
 

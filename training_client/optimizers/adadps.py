@@ -64,7 +64,7 @@ class SquareStatistic:
             total.mul_(self._decay).add_(square, alpha=1 - self._decay)
 
     def inverse(self, block: Block, steps: int) -> torch.Tensor:
-        """Return 1/(√E[g²] + ε) on a block, the inverse preconditioner; ones at the first step."""
+        """Return one over the preconditioner (root mean square + ε) on a block; 1 at first."""
         if steps == 0:
             return torch.ones_like(block.view_in(self.squares))
         bias = 1 - self._decay**steps if self._statistic == "adam" else 1.0

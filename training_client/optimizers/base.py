@@ -121,7 +121,7 @@ class PrivateOptimizer(ABC):
         )
 
     def take(self) -> None:
-        """Charge the next step to the budget; call it before drawing the batch.
+        """Spend the next step's budget; call it before drawing the batch.
 
         `step` charges it otherwise.
 
@@ -281,7 +281,7 @@ class PrivateOptimizer(ABC):
 
 
 def _check_automatic_clipping(stability: float | None, adaptive: AdaptiveClipping | None) -> None:
-    """Raise unless γ is positive and finite, and adaptive clipping is not used as well.
+    """Raise unless `stability` (γ) is positive and finite, and adaptive clipping is off.
 
     Raises:
         ValueError: see above.

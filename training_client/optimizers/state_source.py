@@ -242,7 +242,7 @@ def _make_example_squares(squares: torch.Tensor, mean_loss: float, kind: str) ->
 
 
 def _require_finite(mean_loss: float, kind: str) -> None:
-    """Raise if the mean loss of the public or private examples is not finite."""
+    """Raise if the mean loss is not finite; `kind` (public or private) is for the message."""
     if not math.isfinite(mean_loss):
         raise DataError(
             f"the loss of the {kind} examples has become {mean_loss}: lower the learning rate"

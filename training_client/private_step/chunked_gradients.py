@@ -64,7 +64,7 @@ class ChunkedGradients(ABC):
 
     @abstractmethod
     def magnitudes(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return, per example, squared norms that bound rounding: of Σ|terms| and of a factor.
+        """Return two squared norms per example, which bound rounding: of Σ|terms| and a factor.
 
         Returns:
             M², the squared norm of an upper bound on the sum of the terms' magnitudes; and an upper
@@ -78,7 +78,7 @@ class ChunkedGradients(ABC):
 
     @abstractmethod
     def weighted_sum(self, rows: slice, weights: torch.Tensor, out: torch.Tensor) -> None:
-        """Write Σ wᵢ∇ᵢ over examples i, on the parameter's rows `rows`, into `out`."""
+        """Write the weighted sum of the examples' gradients, on some rows, into `out`."""
 
     @abstractmethod
     def select(self, kept: torch.Tensor) -> ExampleGradients:
@@ -150,14 +150,14 @@ class ChunkedGradients(ABC):
         return found.masked_fill_(excluded, torch.inf)
 
     def clamped_sum(self, rows: slice, scale: torch.Tensor) -> torch.Tensor:
-        """Return Σ clamp(scale·∇ᵢ, ±1) over examples i on some rows; NaN counts as 0."""
+        """Return the sum of gradients times `scale`, coordinates clamped to ±1, on some rows."""
         total, row = torch.zeros_like(scale), scale.reshape(1, -1)
         for _, each in self._chunks(rows):
             total += clamp_in_place(each.mul_(row)).sum(0).view_as(total)
         return total
 
     def damped_squared_norms(self, pieces: MappedPieces, damping: float) -> torch.Tensor:
-        """Return squared gradient norms after scale, shift and a smooth limit per coordinate."""
+        """Return squared gradient norms after scale, shift and a smooth limit (`damping`)."""
         found = self._zeros()
         for piece, affine in pieces:
             for part, each in self._chunks(piece.rows):
@@ -168,7 +168,7 @@ class ChunkedGradients(ABC):
     def damped_sum(
         self, rows: slice, affine: AffineMap, damping: float, weights: torch.Tensor
     ) -> torch.Tensor:
-        """Return Σ wᵢ∇ᵢ on some rows, each ∇ᵢ scaled, shifted and smoothly limited first."""
+        """Return the weighted sum of scaled, shifted, smoothly limited gradients, on some rows."""
         row = affine.as_row()
         assert row.scale is not None
         total = torch.zeros_like(row.scale)

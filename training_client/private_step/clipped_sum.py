@@ -67,7 +67,7 @@ class ClippedSum:
         parameters: Sequence[torch.Tensor],
         unclipped: int = 0,
     ) -> ClippedSum:
-        """Build a clipped sum; compute those parameters' sums at once that save memory.
+        """Build a clipped sum; a parameter's sum is computed at once where that saves memory.
 
         Args:
             gradients: per-example gradients of the examples that count, for each parameter.

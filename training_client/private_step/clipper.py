@@ -156,7 +156,7 @@ class Clipper:
     def mean_of_squares(
         self, examples: Examples, targets: torch.Tensor, loss: Loss, size: float
     ) -> tuple[torch.Tensor, float]:
-        """Return Σᵢ ∇ᵢ² / `size`, the mean of squared per-example gradients, and the mean loss.
+        """Return the sum of squared per-example gradients over `size`, and the mean loss.
 
         It is for public data, and for runs without a privacy guarantee. The gradients are formed
         one example at a time.

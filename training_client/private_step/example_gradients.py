@@ -82,15 +82,15 @@ class ExampleGradients(Protocol):
         ...
 
     def weighted_sum(self, rows: slice, weights: torch.Tensor, out: torch.Tensor) -> None:
-        """Write Σ wᵢ∇ᵢ over examples i, on the parameter's rows `rows`, into `out`."""
+        """Write the weighted sum of the examples' gradients, on some rows, into `out`."""
         ...
 
     def clamped_sum(self, rows: slice, scale: torch.Tensor) -> torch.Tensor:
-        """Return Σ clamp(scale·∇ᵢ, ±1) over examples i on some rows; NaN counts as 0."""
+        """Return the sum of gradients times `scale`, coordinates clamped to ±1, on some rows."""
         ...
 
     def damped_squared_norms(self, pieces: MappedPieces, damping: float) -> torch.Tensor:
-        """Return squared gradient norms after scale, shift and a smooth limit per coordinate.
+        """Return squared gradient norms after scale, shift and a smooth limit (`damping`).
 
         The affine map gives v = D∘(∇ + b), and damping by c limits it to v/√(1 +
         (c·D∘∇)²).
@@ -100,7 +100,7 @@ class ExampleGradients(Protocol):
     def damped_sum(
         self, rows: slice, affine: AffineMap, damping: float, weights: torch.Tensor
     ) -> torch.Tensor:
-        """Return Σ wᵢ∇ᵢ on some rows, each ∇ᵢ scaled, shifted and smoothly limited first."""
+        """Return the weighted sum of scaled, shifted, smoothly limited gradients, on some rows."""
         ...
 
     def select(self, kept: torch.Tensor) -> ExampleGradients:
@@ -257,18 +257,18 @@ class OuterProducts:
         return make_factor(self.inputs, self.gradients.shape[1], sparse=self.sparse)
 
     def weighted_sum(self, rows: slice, weights: torch.Tensor, out: torch.Tensor) -> None:
-        """Write Σ wᵢgᵢaᵢᵀ over examples i, on the weight's rows `rows`, into `out`.
+        """Write the weighted sum of the examples' gradients, on some rows, into `out`.
 
         It takes one matrix product.
         """
         self._input_factor.weighted_product(self.gradients[:, rows], weights, out)
 
     def clamped_sum(self, rows: slice, scale: torch.Tensor) -> torch.Tensor:
-        """Return Σ clamp(scale·∇ᵢ, ±1) over examples i, on the parameter's rows `rows`."""
+        """Return the sum of gradients times `scale`, coordinates clamped to ±1, on some rows."""
         return clamped_sum(self.gradients[:, rows], self.inputs, scale)
 
     def damped_squared_norms(self, pieces: MappedPieces, damping: float) -> torch.Tensor:
-        """Return squared gradient norms after scale, shift and a smooth limit per coordinate."""
+        """Return squared gradient norms after scale, shift and a smooth limit (`damping`)."""
         found = self.gradients.new_zeros(len(self.gradients), dtype=torch.float64)
         for piece, affine in pieces:
             gradients = self.gradients[:, piece.rows]
@@ -278,7 +278,7 @@ class OuterProducts:
     def damped_sum(
         self, rows: slice, affine: AffineMap, damping: float, weights: torch.Tensor
     ) -> torch.Tensor:
-        """Return Σ wᵢ∇ᵢ on some rows, each ∇ᵢ scaled, shifted and smoothly limited first."""
+        """Return the weighted sum of scaled, shifted, smoothly limited gradients, on some rows."""
         return damped_sum(self.gradients[:, rows], self.inputs, affine, damping, weights)
 
     def select(self, kept: torch.Tensor) -> OuterProducts:
@@ -326,15 +326,15 @@ class MaterializedGradients:
         return found.masked_fill_(excluded, torch.inf)
 
     def weighted_sum(self, rows: slice, weights: torch.Tensor, out: torch.Tensor) -> None:
-        """Write Σ wᵢ∇ᵢ over examples i, on the parameter's rows `rows`, into `out`."""
+        """Write the weighted sum of the examples' gradients, on some rows, into `out`."""
         torch.mv(self.gradients[:, rows].flatten(1).T, weights, out=out.view(-1))
 
     def clamped_sum(self, rows: slice, scale: torch.Tensor) -> torch.Tensor:
-        """Return Σ clamp(scale·∇ᵢ, ±1) over examples i, on the parameter's rows `rows`."""
+        """Return the sum of gradients times `scale`, coordinates clamped to ±1, on some rows."""
         return clamp_in_place(self.gradients[:, rows] * scale).sum(0)
 
     def damped_squared_norms(self, pieces: MappedPieces, damping: float) -> torch.Tensor:
-        """Return squared gradient norms after scale, shift and a smooth limit per coordinate."""
+        """Return squared gradient norms after scale, shift and a smooth limit (`damping`)."""
         found = self.gradients.new_zeros(len(self.gradients), dtype=torch.float64)
         for piece, affine in pieces:
             factors = self._as_outer_products(piece.rows)
@@ -344,7 +344,7 @@ class MaterializedGradients:
     def damped_sum(
         self, rows: slice, affine: AffineMap, damping: float, weights: torch.Tensor
     ) -> torch.Tensor:
-        """Return Σ wᵢ∇ᵢ on some rows, each ∇ᵢ scaled, shifted and smoothly limited first."""
+        """Return the weighted sum of scaled, shifted, smoothly limited gradients, on some rows."""
         return damped_sum(*self._as_outer_products(rows), affine.as_row(), damping, weights)
 
     def _as_outer_products(self, rows: slice) -> tuple[torch.Tensor, torch.Tensor]:

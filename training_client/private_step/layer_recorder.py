@@ -139,7 +139,7 @@ class LayerRecorder:
         output.register_hook(add_parts)  # type: ignore[no-untyped-call]
 
     def unsupported_error(self, layer: nn.Module, problem: str) -> UnsupportedModelError:
-        """Make the error for a layer that cannot be clipped: its name and the problem."""
+        """Return the error for a layer that cannot be clipped: its name, and why (`problem`)."""
         names = (name for name, each in self.model.named_modules() if each is layer)
         return UnsupportedModelError(f"layer {next(names, '') or '(root)'} ({layer}) {problem}")
 

@@ -89,7 +89,7 @@ class UseRecorder(Protocol):
         ...
 
     def unsupported_error(self, layer: nn.Module, problem: str) -> UnsupportedModelError:
-        """Make the error for a layer that cannot be clipped: its name and the problem."""
+        """Return the error for a layer that cannot be clipped: its name, and why (`problem`)."""
         ...
 
 

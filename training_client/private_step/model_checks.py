@@ -217,7 +217,7 @@ def _paired_uses(first: ModelPass, second: ModelPass) -> Iterator[tuple[UsePass,
 
 
 def _mixing_error(layer: nn.Module) -> UnsupportedModelError:
-    """Make the error for a layer whose values for one example depend on other examples."""
+    """Return the error for a layer whose values for one example depend on other examples."""
     return UnsupportedModelError(
         f"the inputs or gradients that {layer} gets for one example depend on other examples: "
         "model and loss must keep examples apart, along the first dimension of every tensor, and "

@@ -109,7 +109,7 @@ def _step_of(layer: nn.RNNBase | nn.RNNCellBase) -> Step:
 def run_recurrent_cell(
     recorder: UseRecorder, layer: nn.RNNCellBase, inputs: torch.Tensor, state: Any = None
 ) -> Any:
-    """Run `RNNCell`, `LSTMCell` or `GRUCell` on a row per example; record its linear maps.
+    """Run `RNNCell`, `LSTMCell` or `GRUCell`; record its linear maps for per-example gradients.
 
     Raises:
         UnsupportedModelError: the inputs are not one row per example.

@@ -121,7 +121,7 @@ class SequenceProducts(ChunkedGradients):
         return self._upper_bounds(found.clamp_min_(0.0), 1, bound)
 
     def magnitudes(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return, per example, squared norms that bound rounding: of Σ|terms| and of a factor."""
+        """Return two squared norms per example, which bound rounding: of Σ|terms| and a factor."""
         gradient_squares, input_squares = self._squared_sizes
         return gradient_squares * input_squares, torch.maximum(gradient_squares, input_squares)
 

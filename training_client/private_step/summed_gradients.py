@@ -69,7 +69,7 @@ class SummedGradients(ChunkedGradients):
         return part.dense(examples, rows)
 
     def magnitudes(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return, per example, squared norms that bound rounding: of Σ|terms| and of a factor."""
+        """Return two squared norms per example, which bound rounding: of Σ|terms| and a factor."""
         pairs = [_magnitudes_of(each) for each in self.parts]
         total = torch.stack([each.sqrt() for each, _ in pairs]).sum(0).square_()
         return total, torch.stack([largest for _, largest in pairs]).amax(0)
@@ -80,7 +80,7 @@ class SummedGradients(ChunkedGradients):
         return torch.stack([each.sqrt() for each in found]).sum(0).square_()
 
     def weighted_sum(self, rows: slice, weights: torch.Tensor, out: torch.Tensor) -> None:
-        """Write Σ wᵢ∇ᵢ over examples i, on the parameter's rows `rows`, into `out`."""
+        """Write the weighted sum of the examples' gradients, on some rows, into `out`."""
         self.parts[0].weighted_sum(rows, weights, out)
         other = torch.empty_like(out, memory_format=torch.contiguous_format)
         for each in self.parts[1:]:

@@ -192,13 +192,13 @@ class TokenGradients(ChunkedGradients):
         return found
 
     def weighted_sum(self, rows: slice, weights: torch.Tensor, out: torch.Tensor) -> None:
-        """Write Σ wᵢ∇ᵢ over examples i, on the parameter's rows `rows`, into `out`."""
+        """Write the weighted sum of the examples' gradients, on some rows, into `out`."""
         part = self._pairs(rows)
         weighted = self.rows[part] * weights[self.examples[part]][:, None]
         out.zero_().index_add_(0, self.tokens[part] - rows.start, weighted)
 
     def clamped_sum(self, rows: slice, scale: torch.Tensor) -> torch.Tensor:
-        """Return Σ clamp(scale·∇ᵢ, ±1) over examples i on some rows; NaN counts as 0."""
+        """Return the sum of gradients times `scale`, coordinates clamped to ±1, on some rows."""
         part = self._pairs(rows)
         token = self.tokens[part] - rows.start
         clamped = clamp_in_place(self.rows[part] * scale[token])

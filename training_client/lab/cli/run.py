@@ -259,7 +259,7 @@ class _RunCommand:
         return bool(self.explicit.keys() & {"epsilon", "delta"})
 
     def _projection(self, approved: _ApprovedRun, data: TrainingData) -> Projection | None:
-        """Return the resumed run's PCA projection, or release a new one, charged first."""
+        """Return the resumed run's PCA projection, or spend budget and release a new one."""
         pca, checkpoint = approved.recipe.pca, approved.checkpoint
         if checkpoint is not None:
             if checkpoint.directions is None:

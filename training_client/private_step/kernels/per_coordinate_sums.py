@@ -108,7 +108,7 @@ def damped_sum(
 def _gradients_of_few_examples(
     gradients: torch.Tensor, inputs: torch.Tensor
 ) -> Iterator[tuple[slice, torch.Tensor]]:
-    """Yield a few examples at a time: their slice, and gradients gaᵀ from both factors."""
+    """Yield slices of a few examples, and their gradients: outer products of the two factors."""
     rows = max(1, _ELEMENTS_MAX // (gradients.shape[1] * inputs.shape[1]))
     for at in range(0, len(gradients), rows):
         part = slice(at, at + rows)

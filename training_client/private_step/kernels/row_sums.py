@@ -17,7 +17,7 @@ from training_client.private_step.kernels.compiled import compile_loop, is_on_cp
 
 
 def squared_norms(rows: torch.Tensor) -> torch.Tensor:
-    """Return each row's squared norm Σⱼ rᵢⱼ²."""
+    """Return each row's squared norm, in double precision."""
     if is_on_cpu(rows):
         return _run_row_loop(_squared_norms, rows)
     return rows.double().square().sum(1)

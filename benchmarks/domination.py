@@ -83,7 +83,7 @@ def draw_mechanism(random: np.random.Generator) -> tuple[float, float]:
     return 10 ** random.uniform(-3, -1), float(random.choice(NOISES))
 
 
-def time_random_exchanges(seed: int = 23) -> list[float]:
+def time_random_conversions(seed: int = 23) -> list[float]:
     """Return the milliseconds to convert random plans to reference steps, and parts back."""
     random = np.random.default_rng(seed)
     times: list[float] = []
@@ -144,7 +144,7 @@ def main() -> None:
             )
     medians = ", ".join(f"{name} {statistics.median(each):.0f}" for name, each in times.items())
     print(f"median milliseconds: {medians}")
-    random_times = time_random_exchanges()
+    random_times = time_random_conversions()
     quantiles = ", ".join(f"{np.quantile(random_times, at):.0f}" for at in (0.5, 0.9, 1.0))
     print(f"random plans: {quantiles} ms at the median, the 90th percentile and the most")
 

@@ -37,7 +37,7 @@ PLANS = (
 
 
 # ε, δ, (q, σ) of the reference, and (q, σ) of the run after it
-EXCHANGES = (
+PAIRS = (
     (1.0, 1e-5, (0.01, 1.1), (0.01, 1.5)),
     (3.0, 1e-5, (0.01, 1.1), (0.1, 5.0)),
     (3.0, 1e-5, (0.004, 0.9), (0.01, 1.1)),
@@ -165,12 +165,12 @@ def compare_plans() -> Table:
     return plans
 
 
-def compare_exchanges() -> Table:
-    """Return a table of another mechanism's admitted steps after half the budget is spent."""
+def compare_second_mechanisms() -> Table:
+    """Return a table of the steps a second mechanism gets after a first used half the budget."""
     table = Table(title="Another mechanism after half of the steps", title_justify="left")
     for column in ("ε", "δ", "reference", "then", "fixed plan", "reference filter", "share", "ms"):
         table.add_column(column, justify="right")
-    for epsilon, delta, first, other in EXCHANGES:
+    for epsilon, delta, first, other in PAIRS:
         step, run = make_step(*first), DpSgd(other[1], sample_rate=other[0], steps=1)
         half = count_planned_steps(None, step, epsilon, delta) // 2
         planned = StepPlan.of(DpSgd(first[1], sample_rate=first[0], steps=1))
@@ -221,7 +221,7 @@ def main() -> None:
     Console(width=110).print(table)
     Console(width=110).print(compare_mixtures())
     Console(width=120).print(compare_plans())
-    Console(width=110).print(compare_exchanges())
+    Console(width=110).print(compare_second_mechanisms())
     Console(width=110).print(measure_times())
     runs = Table(title="ε = 3 split over equal runs, q = .01, σ = 1.1", title_justify="left")
     for column in (

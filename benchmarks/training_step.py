@@ -85,7 +85,7 @@ class Case:
 
     @property
     def is_sparse(self) -> bool:
-        """Return whether the examples are sparse, like MNIST and bags of words."""
+        """Return whether most inputs are 0, as in MNIST's images and bags of words."""
         return self.filled < 0.25
 
     def build_model(self, device: str) -> nn.Module:

@@ -115,7 +115,7 @@ def _make_write_counter(metrics: Metrics) -> Callable[[EntryKind, int], None]:
     """Return a function that counts writes to the ledger and granted steps."""
 
     def count_write(kind: EntryKind, steps: int) -> None:
-        """Count one write of this kind, and the steps that it grants."""
+        """Count one write to the ledger, and the steps that it grants."""
         metrics.writes.labels(kind.value).inc()
         metrics.steps_granted.inc(steps)
 

@@ -119,5 +119,5 @@ class InvalidArgumentError(ValueError):
         super().__init__("; ".join(f"{name} {message}".lstrip() for name, message in faults))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the faults, from which the message is made."""
+        """Pickle the faults, from which the message is built."""
         return type(self), self.faults

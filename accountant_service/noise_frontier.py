@@ -211,7 +211,7 @@ class _FrontierSearch:
         return self._approximation(run) * math.exp(correction)
 
     def _remember(self, run: DpSgd, least: float) -> None:
-        """Record a solved run's least noise multiplier, to predict that of later runs."""
+        """Store a solved run's least noise multiplier, to predict that of later runs."""
         found = self._correction(run, least)
         if not self._solved or abs(found[0] - self._solved[-1][0]) > 1e-6:
             self._solved.append(found)

@@ -67,7 +67,7 @@ class SolverTarget(ABC):
 
     @abstractmethod
     def undecided_margin(self, run: DpSgd, following: Guarantee) -> float | None:
-        """Bound how far the run's true cost may miss the target; None if it provably misses.
+        """Bound from above how far the run's cost may miss the target; None if it surely misses.
 
         Args:
             run: with one step more than the solution.

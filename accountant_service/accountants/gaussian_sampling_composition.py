@@ -97,7 +97,7 @@ class GaussianSamplingComposition(Accountant):
 
 
 def _binomial_terms(group: ReleaseGroup, log_tail: float) -> tuple[Array, Array, float]:
-    """Return log-weight and μ of likely participation counts, and the log-weight left out.
+    """Return log-probabilities and μ of likely participation counts, and what is left out (log).
 
     The Gaussian mechanism of the term i has μ = √i/σ.
     """

@@ -192,7 +192,7 @@ def _laplace_log_moments(scale: float, orders: Array) -> Array:
 def _minimise_over_orders(
     question: Question, values: Callable[[Array, Array], Array]
 ) -> tuple[float, float | None]:
-    """Return the least value of a function of order and log-moment, and the order that gives it.
+    """Return the least of `values` over Rényi orders, and the order that gives it.
 
     D_α never falls with α. Once a block of orders does not improve on the best value, or has its
     best value inside, no later block improves it: the search stops there and refines between the

@@ -96,7 +96,7 @@ class PlanRequest(RelationRequest):
         )
 
     def samplings(self) -> tuple[planner.PlannedSampling, ...]:
-        """Return the kinds of sampling to plan for."""
+        """Return the samplings to plan for: Poisson, balls-in-bins, or both."""
         return planner.SAMPLINGS if self.sampling == "both" else (self.sampling,)
 
     def batches(self) -> planner.BatchRange:

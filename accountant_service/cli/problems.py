@@ -37,7 +37,7 @@ class CommandProblemError(Exception):
 
 
 def build_problem(detail: str, pointer: str = "", code: str = "invalid-request") -> Json:
-    """Build the error answer for a fault that the command line itself has found."""
+    """Build the error answer for a fault that the command line found in the field `pointer`."""
     errors = [{"pointer": pointer, "message": detail}] if pointer else []
     return problems.document(422, code, "The request is malformed", detail, errors)
 

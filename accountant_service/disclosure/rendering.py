@@ -115,7 +115,7 @@ def render_html(facts: Facts) -> str:
 def _compare_attacks(
     facts: Facts, promises: list[tuple[str, Promise]]
 ) -> list[tuple[sentences.Attack, list[tuple[str, int]]]]:
-    """Return, per kind of attack, how many of 1000 succeed at most under each promise."""
+    """Return, for each attack, how many of 1000 succeed at most under each promise."""
     titles = [title for title, _ in promises]
     each = [sentences.list_attacks(facts, promise) for _, promise in promises]
     return [

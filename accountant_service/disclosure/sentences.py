@@ -62,7 +62,7 @@ _RELATIONS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Attack:
-    """A kind of attack: its largest number of successes, and that of blind guessing.
+    """An attack: its largest number of successes, and that of blind guessing.
 
     Attributes:
         title: in a few words.
@@ -85,7 +85,7 @@ def describe_relation(facts: Facts) -> RelationWords:
 
 
 def list_attacks(facts: Facts, promise: Promise) -> tuple[Attack, ...]:
-    """Return the kinds of attack, each with the largest number of successes that ε and δ allow."""
+    """Return the attacks, each with the largest number of successes that ε and δ allow."""
     words = describe_relation(facts)
     detection = promise.attacks.detection(_FALSE_POSITIVE_RATE)
     found = count_per_thousand(detection.true_positive_rate)

@@ -77,7 +77,7 @@ def _parse_expression(text: str) -> Json:
 
 
 def _convert(node: ast.expr, pointer: str, depth: int) -> Json:
-    """Convert one node of a Python expression to a JSON value.
+    """Convert one node of a Python expression to JSON; `pointer` locates it in error messages.
 
     Raises:
         DocumentError: the part is neither a literal nor a constructor, or nested too deep.
@@ -124,7 +124,7 @@ def _is_pair(value: Json) -> bool:
 
 
 def _constructor(func: ast.expr, pointer: str) -> str:
-    """Return a called constructor's name without its module path."""
+    """Return a called constructor's name without its module path; `pointer` is for errors."""
     match func:
         case ast.Name(id=name) | ast.Attribute(attr=name):
             return name
@@ -133,7 +133,7 @@ def _constructor(func: ast.expr, pointer: str) -> str:
 
 
 def _key(node: ast.expr | None, pointer: str) -> str:
-    """Return a dictionary key in an expression; raise DocumentError unless it is a string."""
+    """Return a dictionary key; raise an error at `pointer` unless it is a string."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return node.value
     raise DocumentError((pointer, "must have strings as keys"))

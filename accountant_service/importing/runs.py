@@ -56,7 +56,7 @@ def batches_per_epoch(dataset_size: int, batch_size: int, *, drop_last: bool = F
 
 
 def poisson_run(pointer: str, noise: float | None, rate: float, steps: int) -> Node:
-    """Return a run of Poisson-sampled Gaussian releases; its noise may be unknown."""
+    """Return the run that `pointer` locates: Poisson-sampled Gaussian releases."""
     known = {} if noise is None else {"noise_multiplier": noise}
     return Node("dp_sgd", pointer, {**known, "sample_rate": rate, "steps": steps})
 
@@ -141,7 +141,7 @@ def _read_sampling(run: Part, facts: Facts) -> tuple[str | None, str]:
 
 
 def draw_as(found: Imported, sampling: str | None, facts: Facts, pointer: str) -> Imported:
-    """Replace the Poisson sampling that a tool accounts for by the actual sampling.
+    """Replace a tool's Poisson sampling by the actual one, which the document has at `pointer`.
 
     Args:
         found: with the runs that the tool accounts for, Poisson sampled.

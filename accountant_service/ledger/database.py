@@ -18,11 +18,11 @@ MOVED: Final = "moved"  # the revision of a database whose ledger is in another 
 
 
 class DatabaseRefusedError(RuntimeError):
-    """This service must not use the database: a newer version made it, or it was moved."""
+    """This service must not use the database: a newer version wrote it, or it was moved."""
 
 
 class NewerDatabaseError(DatabaseRefusedError):
-    """The database was made by a newer version of this service."""
+    """The database was written by a newer version of this service."""
 
 
 class MovedDatabaseError(DatabaseRefusedError):

@@ -83,13 +83,13 @@ class UnsuitableReferenceError(
 class ChargeUndecidedError(
     LedgerError, code="exchange-undecided", title="The charge could not be decided in time"
 ):
-    """The time limit ended before the charge of a plan was computed."""
+    """The time limit ended before the cost of a plan was computed."""
 
 
 class ChargeOutdatedError(
     LedgerError, code="charge-outdated", title="The dataset changed meanwhile", status=409
 ):
-    """The dataset changed while a charge was computed: compute it again."""
+    """The dataset changed while a plan's cost was computed: compute it again."""
 
 
 class ReservationClosedError(
@@ -164,10 +164,10 @@ class QuotaExceededError(
 class DatabaseAwayError(
     LedgerError, code="database-away", title="The database does not answer", status=503
 ):
-    """The database does not answer; nothing was charged."""
+    """The database does not answer; no budget was spent."""
 
 
 class DatabaseReadOnlyError(
     DatabaseAwayError, code="database-read-only", title="The database takes no writes"
 ):
-    """The database takes no writes; nothing was charged."""
+    """The database takes no writes; no budget was spent."""

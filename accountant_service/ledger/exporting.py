@@ -39,7 +39,7 @@ class Period:
 
 @dataclass(frozen=True, slots=True)
 class EntryQuery:
-    """The datasets, kinds and times of the ledger entries to export.
+    """The datasets, events (grant, commit, …) and times of the ledger entries to export.
 
     Attributes:
         datasets: names; None for all datasets.
@@ -52,7 +52,7 @@ class EntryQuery:
     period: Period = Period()
 
     def matches(self, entry: Json) -> bool:
-        """Return whether an entry has a kind and time that this query asks for."""
+        """Return whether an entry is of an event and a time that this query asks for."""
         is_kind = not self.kinds or entry.get("kind") in self.kinds
         return is_kind and self.period.contains(entry["at"])
 

@@ -55,7 +55,7 @@ class State(StrEnum):
 
 
 class EntryKind(StrEnum):
-    """The kind of event that an entry of the hash chain records."""
+    """The event that an entry of the hash chain states, such as a grant."""
 
     CREATE = "create"
     RESERVE = "reserve"
@@ -336,7 +336,7 @@ def describe_dataset(dataset: Dataset) -> dict[str, Any]:
 
 
 def _describe_filter(policy: PrivacyFilter) -> dict[str, Any]:
-    """Return the fields that record a filter; raise RuleError if its numbers are forbidden."""
+    """Return the fields that state a filter; raise RuleError if its numbers are forbidden."""
     try:
         return policy.entry_fields()
     except ValueError as error:
@@ -344,7 +344,7 @@ def _describe_filter(policy: PrivacyFilter) -> dict[str, Any]:
 
 
 def describe_change(change: Change) -> dict[str, Any]:
-    """Return the entry fields that record a change of a reservation."""
+    """Return the entry fields that state a change of a reservation."""
     after = change.reservation
     fields: dict[str, Any] = {"reservation": after.identifier, "steps": change.steps}
     if change.kind is EntryKind.RESERVE:

@@ -140,7 +140,7 @@ class _ChainChecker:
             yield _describe_difference(entry, written)
 
     def _replay(self, kind: EntryKind, entry: dict[str, Any]) -> tuple[Balance, dict[str, Any]]:
-        """Apply the rule for an entry's kind; return the balance change and expected fields."""
+        """Apply the rule for an entry's event; return the balance change and expected fields."""
         if kind is EntryKind.CREATE:
             first = replace(self._dataset, policy=self._policy)
             nothing = Balance(self._policy.nothing, self._policy.nothing)

@@ -96,7 +96,7 @@ def _number_type(
     expected = f"must be {kind} {sign} {shown(low)} and ≤ {shown(high)}"
 
     def read(value: Json, pointer: str) -> float:
-        """Return the value as a number within the limits; raise MechanismError otherwise."""
+        """Return the value as a number within limits; else raise, with `pointer` as its place."""
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise MechanismError((pointer, expected))
         if not (low <= value <= high) or (open_low and value == low) or (whole and value % 1):
@@ -113,7 +113,7 @@ def _rate_type() -> _FieldType:
     expected = f"must be 0, or a number ≥ {shown(RATE_MIN)} and ≤ 1"
 
     def read(value: Json, pointer: str) -> float:
-        """Return the value as a sample rate; raise MechanismError otherwise."""
+        """Return the value as a sample rate; else raise, with `pointer` as its place."""
         if value == 0 and not isinstance(value, bool):
             return 0.0
         try:
@@ -128,7 +128,7 @@ def _number_list_type(item: _FieldType, expected: str, most: int) -> _FieldType:
     """Return the type of a list of 1 to `most` numbers; `expected` describes it in errors."""
 
     def read(value: Json, pointer: str) -> tuple[float, ...]:
-        """Return the value as a tuple of numbers; raise MechanismError otherwise."""
+        """Return the value as a tuple of numbers; else raise, with `pointer` as its place."""
         if not isinstance(value, list) or not 1 <= len(value) <= most:
             raise MechanismError((pointer, f"must be a list of 1 to {most} {expected}"))
         return tuple(item.read(each, f"{pointer}/{i}") for i, each in enumerate(value))
@@ -148,7 +148,7 @@ def _repeats_type() -> _FieldType:
     }
 
     def read(value: Json, pointer: str) -> Repeats:
-        """Return the value as a distribution of runs; raise MechanismError otherwise."""
+        """Return the value as a distribution of runs; else raise, with `pointer` as its place."""
         if not isinstance(value, dict):
             raise MechanismError((pointer, "must be an object with distribution and mean"))
         needed = {"distribution", "mean"}
@@ -178,7 +178,7 @@ def _choice_type(*options: str) -> _FieldType:
     """Return the type of a string that is one of the options."""
 
     def read(value: Json, pointer: str) -> str:
-        """Return the value as one of the options; raise MechanismError otherwise."""
+        """Return the value as one of the options; else raise, with `pointer` as its place."""
         if value not in options:
             raise MechanismError((pointer, "must be one of " + ", ".join(options)))
         return str(value)
@@ -474,7 +474,7 @@ def json_schema() -> dict[str, Json]:
 
 
 def _component_name(cls: type) -> str:
-    """Return the name of a mechanism class in the OpenAPI components."""
+    """Return the name of a kind of mechanism in the OpenAPI components."""
     return cls.__name__ + "Mechanism"
 
 
@@ -552,7 +552,7 @@ def _read(document: Json, pointer: str) -> Mechanism:
 
 
 def _read_fields(cls: Any, document: Mapping[str, Json], pointer: str) -> dict[str, Any]:
-    """Read the fields of a mechanism of class `cls`; raise MechanismError with every fault."""
+    """Read the fields of a mechanism of class `cls`; raise an error that lists every fault."""
     known, values = _FIELDS[cls], {}
     faults = [
         (f"{pointer}/{_escape_pointer_token(name)}", "is not a field of " + cls.kind)
@@ -612,7 +612,7 @@ def _escape_pointer_token(name: str) -> str:
 
 
 def _check_consistency(mechanism: Mechanism, pointer: str) -> None:
-    """Raise MechanismError if the fields of a mechanism contradict each other."""
+    """Raise an error at `pointer` if the fields of a mechanism contradict each other."""
     match mechanism:
         case DiagonalGaussian(sensitivities, noise_stds):
             if len(sensitivities) != len(noise_stds):
@@ -639,7 +639,7 @@ def _check_consistency(mechanism: Mechanism, pointer: str) -> None:
 
 
 def _check_other_kind(mechanism: Mechanism, pointer: str) -> None:
-    """Check fields of mechanisms that are discrete, truncated, correlated, or given by a curve."""
+    """Check discrete, truncated or correlated noise, or a curve; raise an error at `pointer`."""
     match mechanism:
         case DiscreteLaplace(scale, sensitivity):
             _require_enough_noise(f"{pointer}/scale", scale, sensitivity / LOSS_MAX)
@@ -666,7 +666,7 @@ def _check_other_kind(mechanism: Mechanism, pointer: str) -> None:
 def _check_correlated_noise(
     run: MatrixFactorization | BandedMatrixFactorization | TreeAggregation, pointer: str
 ) -> None:
-    """Raise MechanismError if a run with correlated noise has no proved or no finite cost."""
+    """Raise an error at `pointer` if a run with correlated noise has no proved finite cost."""
     match run:
         case MatrixFactorization():
             _check_coefficients(run, pointer)
@@ -677,7 +677,7 @@ def _check_correlated_noise(
 
 
 def _check_coefficients(run: MatrixFactorization, pointer: str) -> None:
-    """Refuse coefficients whose sensitivity is unproved, or takes too long to compute."""
+    """Raise an error at `pointer` if a run's sensitivity is unproved, or slow to compute."""
     for i in range(1, len(run.coefficients)):
         if run.coefficients[i] > run.coefficients[i - 1]:
             raise MechanismError((f"{pointer}/coefficients/{i}", "must not exceed the one before"))
@@ -689,7 +689,7 @@ def _check_coefficients(run: MatrixFactorization, pointer: str) -> None:
 
 
 def _check_bands(run: BandedMatrixFactorization, pointer: str) -> None:
-    """Raise MechanismError if a record's steps share noise, or the noise is out of range."""
+    """Raise an error at `pointer` if a record's steps share noise, or it is out of range."""
     if len(run.coefficients) > run.groups:
         message = f"must be at most {run.groups} numbers, as many as groups"
         raise MechanismError((f"{pointer}/coefficients", message))
@@ -698,28 +698,28 @@ def _check_bands(run: BandedMatrixFactorization, pointer: str) -> None:
 
 
 def _check_tree(run: TreeAggregation, pointer: str) -> None:
-    """Raise MechanismError if a record cannot take part so often, or the noise is out of range."""
+    """Raise an error at `pointer` if participations are impossible, or noise is out of range."""
     _check_participations(run, pointer)
     _, squared = run.squared_sensitivity_bounds()
     _check_sensitivity(run.noise_multiplier, math.sqrt(squared), pointer)
 
 
 def _check_participations(run: MatrixFactorization | TreeAggregation, pointer: str) -> None:
-    """Raise MechanismError if a record cannot take part so often at the stated distance."""
+    """Raise an error at `pointer` if a record cannot take part so often at the stated distance."""
     if run.participations > -(-run.steps // run.min_separation):
         message = "must be possible: at most steps/min_separation, rounded up"
         raise MechanismError((f"{pointer}/participations", message))
 
 
 def _check_sensitivity(noise_multiplier: float, sensitivity: float, pointer: str) -> None:
-    """Raise MechanismError if noise divided by sensitivity is outside the limits."""
+    """Raise an error at `pointer` if noise divided by sensitivity is outside the limits."""
     if not sensitivity or not NOISE_MIN <= noise_multiplier / sensitivity <= NOISE_MAX:
         message = f"must be ≥ {shown(NOISE_MIN)} and ≤ {shown(NOISE_MAX)} times the sensitivity"
         raise MechanismError((f"{pointer}/noise_multiplier", f"{message} {shown(sensitivity)}"))
 
 
 def _require_enough_noise(pointer: str, noise: float, least: float) -> None:
-    """Raise MechanismError if a noise scale is below the least that gives any privacy."""
+    """Raise an error at `pointer` if a noise scale is below the `least` that gives privacy."""
     if noise < least:
         raise MechanismError((pointer, f"must be ≥ {shown(least)} at this sensitivity"))
 
@@ -727,7 +727,7 @@ def _require_enough_noise(pointer: str, noise: float, least: float) -> None:
 def _require_paired(
     pointer: str, name: str, values: tuple[float, ...], other: str, others: tuple[float, ...]
 ) -> None:
-    """Raise MechanismError unless `values` increase, and `others` are as many."""
+    """Raise an error at `pointer` unless `values` increase, and `others` are as many."""
     for i in range(1, len(values)):
         if values[i] <= values[i - 1]:
             raise MechanismError((f"{pointer}/{name}/{i}", "must be greater than the one before"))
@@ -739,7 +739,7 @@ def _require_paired(
 def _check_renyi_curve(
     orders: tuple[float, ...], divergences: tuple[float, ...], pointer: str
 ) -> None:
-    """Raise MechanismError if no mechanism has the curve: D must increase and (α − 1)·D be convex.
+    """Raise an error at `pointer` if no mechanism has these Rényi divergences at these orders.
 
     A hundredth is allowed for rounding.
     """
@@ -755,7 +755,7 @@ def _check_renyi_curve(
 
 
 def _check_profile(epsilons: tuple[float, ...], deltas: tuple[float, ...], pointer: str) -> None:
-    """Raise MechanismError if no mechanism has the profile: δ must decrease, convex in e^ε.
+    """Raise an error at `pointer` unless δ decreases with ε, convex in e^ε, as any profile does.
 
     A hundredth is allowed for rounding.
     """
@@ -779,7 +779,7 @@ def _find_nonconvex(x: Sequence[float], values: Sequence[float]) -> int | None:
 
 
 def _check_diagonal(mechanism: DiagonalGaussian, pointer: str) -> None:
-    """Raise MechanismError if the fields of a diagonal Gaussian contradict each other."""
+    """Raise an error at `pointer` if the fields of a diagonal Gaussian contradict each other."""
     try:
         equivalent = mechanism.noise_multiplier()
     except (OverflowError, ZeroDivisionError):
@@ -793,7 +793,7 @@ def _check_diagonal(mechanism: DiagonalGaussian, pointer: str) -> None:
 
 
 def _require_gaussian(mechanism: Mechanism, pointer: str) -> None:
-    """Raise MechanismError unless a mechanism makes Gaussian releases on all its records."""
+    """Raise an error at `pointer` unless a mechanism makes Gaussian releases on all records."""
     match mechanism:
         case Gaussian() | DiagonalGaussian():
             return
@@ -808,7 +808,7 @@ def _require_gaussian(mechanism: Mechanism, pointer: str) -> None:
 
 
 def _require_local_randomizer(mechanism: Mechanism, pointer: str) -> None:
-    """Raise MechanismError unless a mechanism of one person's input is ε-DP for some ε."""
+    """Raise an error at `pointer` unless a mechanism of one person's input is ε-DP."""
     match mechanism:
         case RandomizedResponse() | DiscreteLaplace() | Exponential() | PermuteAndFlip():
             return
@@ -823,7 +823,7 @@ def _require_local_randomizer(mechanism: Mechanism, pointer: str) -> None:
 
 
 def _check_dp_sgd(run: DpSgd, pointer: str) -> None:
-    """Raise MechanismError if the fields of a training run contradict each other."""
+    """Raise an error at `pointer` if the fields of a training run contradict each other."""
     sizes = run.dataset_size is not None and run.batch_size is not None
     partial = (run.dataset_size is None) != (run.batch_size is None)
     faults = []
@@ -847,7 +847,7 @@ def _check_dp_sgd(run: DpSgd, pointer: str) -> None:
 
 
 def _check_bins(run: DpSgd, pointer: str) -> None:
-    """Raise MechanismError unless a balls-in-bins run has whole epochs of equal batches."""
+    """Raise an error at `pointer` unless a balls-in-bins run has whole epochs of equal batches."""
     bins = run.bins()
     whole = "balls_in_bins sampling needs a whole number of batches an epoch"
     if run.sample_rate is None and (run.batch_size or 1) * bins != run.dataset_size:

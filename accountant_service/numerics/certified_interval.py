@@ -164,7 +164,7 @@ class _EpsilonAtDelta(_Question):
         return replace(saddle, epsilon=_likely_value(bounds))
 
     def epsilon_scale(self, saddle: SaddlePoint) -> float:
-        """Return the saddle point's ε, or `EPSILON_NEGLIGIBLE` (0.05) if that is larger."""
+        """Return the ε of `saddle`, or `EPSILON_NEGLIGIBLE` (0.05) if that is larger."""
         return max(saddle.epsilon, EPSILON_NEGLIGIBLE)
 
     def bounds_from_integral(self, line: EvaluatedIntegral, known_upper: float) -> Bounds:
@@ -208,7 +208,7 @@ class _DeltaAtEpsilon(_Question):
         return _SearchStart(saddle, bound, min(0.0, max(-600.0, saddle.bound - 10.0)))
 
     def next_saddle(self, saddle: SaddlePoint, bounds: Bounds) -> SaddlePoint:
-        """Return the saddle point with the δ that `bounds` suggest; its ε stays."""
+        """Return the integration point (saddle point) at the same ε, with the δ in `bounds`."""
         return replace(saddle, log_delta=_log_or_minus_infinity(_likely_value(bounds)))
 
     def epsilon_scale(self, saddle: SaddlePoint) -> float:
@@ -363,7 +363,7 @@ def _narrow_by_lattices(
 
 
 class _DirectionSearch:
-    """A search for bounds on ε or δ in one direction: a record is removed, or added."""
+    """A search for bounds on ε or δ, either for a removed or for an added record."""
 
     def __init__(self, question: _Question, direction: Direction, other_lower_bound: float) -> None:
         start = question.start(direction, other_lower_bound)

@@ -106,7 +106,7 @@ class TradeOff:
 def trade_off(
     removing: DirectionCurve, adding: DirectionCurve, rates: Array, *, attained: bool = True
 ) -> TradeOff:
-    """Bound the trade-off function: the least false-negative rate at each false-positive rate.
+    """Bound attackers' least false-negative rate at each false-positive rate in `rates`.
 
     Args:
         removing: δ and attacks of the direction "removing".
@@ -154,7 +154,7 @@ def _attack_hull(removing: DirectionCurve, adding: DirectionCurve) -> Array:
 def true_positive_rate(
     removing: DirectionCurve, adding: DirectionCurve, false_positive_rate: float
 ) -> tuple[float, float, float]:
-    """Return an ε, and an upper and a lower bound on the best attack's true-positive rate.
+    """Return the best ε, and an upper and a lower bound on attacks' true-positive rate.
 
     Args:
         removing: δ and attacks of the direction "removing".

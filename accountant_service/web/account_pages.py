@@ -152,7 +152,7 @@ def create_key(request: Request, holder: FormKey, sent: SentFields) -> Response:
 
 
 def _check_reach(sent: Fields) -> dict[str, str]:
-    """Return a problem if a key is to be limited to datasets, but none is named."""
+    """Return an error message if a key is to be limited to datasets, but none is named."""
     if first_value(sent, "reach") == "listed" and not first_value(sent, "datasets"):
         return {"datasets": "Name at least one dataset, or choose all datasets."}
     return {}

@@ -149,7 +149,7 @@ def list_notes(query: Mapping[str, str], form: CalculatorForm) -> Iterator[str]:
 
 
 def problem_sentences(form: CalculatorForm, problems: Iterable[tuple[str, Json]]) -> dict[str, str]:
-    """Return a sentence for each field that the API's problem documents point to.
+    """Return a sentence for each field that the API's error answers point to.
 
     Problems of a run that belong to no field are shown at its sampling.
 
@@ -172,7 +172,7 @@ def problem_sentences(form: CalculatorForm, problems: Iterable[tuple[str, Json]]
 
 
 def _shared_sentence(name: str, message: str) -> str:
-    """Return a sentence about a problem with a field or choice that all runs share."""
+    """Return a sentence about an error in a field or choice that all runs share."""
     if name in SHARED_FIELDS:
         return SHARED_FIELDS[name].sentence(message)
     return f"{SHARED_CHOICES[name].label}: {message}."
@@ -203,7 +203,7 @@ def change_runs(form: CalculatorForm, query: Mapping[str, str]) -> dict[str, str
 
 
 def _new_run(form: CalculatorForm, kind: str) -> dict[str, str]:
-    """Return a new run's texts: a copy of the last DP-SGD run, or the example of a kind."""
+    """Return a new run's texts: a copy of the last DP-SGD run, or a mechanism's example."""
     if kind != "dp_sgd" and kind in run_form.EXAMPLES:
         example = {"kind": "json", run_form.MECHANISM: run_form.format_example(kind)}
         return dict(run_form.read_run({}).texts) | example

@@ -119,7 +119,7 @@ def _sort_methods(comparison: Json) -> Json:
 
 
 def _check_with_api(form: CalculatorForm) -> CalculatorForm:
-    """Validate the form with the API's models; return it with the problems found."""
+    """Validate the form with the API's models; return it with the errors found."""
     found = calculator_form.problem_sentences(
         form,
         [
@@ -152,7 +152,7 @@ def _snippets(request: Request, form: CalculatorForm) -> Json:
 
 
 async def _request_answers(request: Request, form: CalculatorForm) -> Json:
-    """Request all answers of the page from the API; return answers or problems by name."""
+    """Request all answers of the page from the API; return answers or error answers by name."""
     questions = form.questions
     found = await asyncio.gather(
         *(answer_or_problem(request, path, body) for path, body in questions.values())
@@ -161,7 +161,7 @@ async def _request_answers(request: Request, form: CalculatorForm) -> Json:
 
 
 async def answer_or_problem(request: Request, path: str, body: Json | UnreadBody) -> Json:
-    """Request an answer from the API; return it, or the problem document."""
+    """Request an answer from the API; return it, or the error answer."""
     computations: ComputationCache = request.app.state.computations
     try:
         question = (

@@ -30,7 +30,7 @@ class NumberField:
     whole: bool = False
 
     def sentence(self, message: str) -> str:
-        """Return a sentence that tells the user of a problem with this field."""
+        """Return a sentence that tells the user of an error in this field."""
         return f"{self.label} {message.replace('_', ' ')}."
 
 

@@ -39,7 +39,7 @@ _OPTIONAL: Final = {"batch_size", "steps"}
 
 @dataclass(frozen=True, slots=True)
 class PlanForm:
-    """The planner's form: typed texts, their values, and problems found.
+    """The planner's form: typed texts, their values, and errors found.
 
     Attributes:
         texts: the text of every field and choice, by name.
@@ -74,7 +74,7 @@ def read_form(query: Mapping[str, str]) -> PlanForm:
 
 
 def problem_sentence(name: str, message: str) -> str:
-    """Return a sentence for the user about a problem with a field."""
+    """Return a sentence for the user about an error in a field."""
     if name in FIELDS:
         return FIELDS[name].sentence(message)
     return f"The plan {message.replace('_', ' ')}."

@@ -52,7 +52,7 @@ async def planner(request: Request) -> Response:
 
 
 def _check_with_api(form: PlanForm) -> PlanForm:
-    """Validate the form with the API's model; return it with the problems found."""
+    """Validate the form with the API's model; return it with the errors found."""
     try:
         PlanRequest.model_validate(form.body)
     except ValidationError as error:

@@ -53,7 +53,7 @@ async def show_quote(
 
 
 def _check_with_api(run: RunForm) -> tuple[RunForm, Any]:
-    """Return the run with the problems that the API's models find, and its mechanism."""
+    """Return the run with the errors that the API's models find, and its mechanism."""
     try:
         return run, QuoteRequest.model_validate({"mechanism": run.mechanism}).mechanism
     except ValidationError as error:
@@ -66,7 +66,7 @@ def _check_with_api(run: RunForm) -> tuple[RunForm, Any]:
 
 
 async def _request_quote(session: Any, ledger: Any, name: str, mechanism: Any) -> Json:
-    """Return the quote of a mechanism, or the problem if it cannot be charged."""
+    """Return the quote of a mechanism, or the error answer if its cost is unknown."""
     try:
         return ledger_views.quote_view(await ledger.quote(session.key, name, mechanism))
     except CodedError as error:

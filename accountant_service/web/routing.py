@@ -63,7 +63,7 @@ def _make_page_handler(problem_handler: Any) -> _Handler:
     """Wrap an exception handler so that browsers get a page and other clients JSON."""
 
     async def answer_failure(request: Request, error: Exception) -> Response:
-        """Answer a failed request with a page or a problem document."""
+        """Answer a failed request with a page or a JSON error answer."""
         as_problem: Response = await problem_handler(request, error)
         if not _wants_html(request):
             return as_problem
@@ -97,7 +97,7 @@ def _ask_to_sign_in(request: Request, error: UnauthenticatedError) -> Response:
 
 
 def _render_failure_page(request: Request, error: Exception, as_problem: Response) -> Response:
-    """Render the page for an error, with the headers of its problem document."""
+    """Render the page for an error, with the headers of the JSON error answer."""
     problem = error_responses.describe(error)
     nowhere = isinstance(error, HTTPException) and error.status_code in _NO_PAGE_STATUSES
     detail = _NO_PAGE_DETAIL if nowhere else problem["detail"]

@@ -77,7 +77,7 @@ def format_example(kind: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RunForm:
-    """One run in a form: typed texts, their values, and problems found.
+    """One run in a form: typed texts, their values, and errors found.
 
     Attributes:
         number: its place in the form, from 1.
@@ -128,7 +128,7 @@ class RunForm:
         return {name: self.values[name] for name in names if name in self.values}
 
     def place_problem(self, names: list[str], message: str) -> tuple[str, str]:
-        """Return the field at which the page shows a problem, and a sentence about it.
+        """Return the field at which the page shows an error, and a sentence about it.
 
         Args:
             names: the path to the faulty value within the mechanism.
@@ -258,7 +258,7 @@ def _parse_json(text: str) -> Any:
 
 
 def _check_epochs(texts: Mapping[str, str]) -> dict[str, str]:
-    """Return a problem if a run has epochs, but no batch and dataset size."""
+    """Return an error message if a run has epochs, but no batch and dataset size."""
     if texts["kind"] == "dp_sgd" and texts["length"] == "epochs" and texts["batches"] == "rate":
         return {"epochs": "To use epochs, choose batches by sizes above."}
     return {}

@@ -57,7 +57,7 @@ class Charge(ABC):
     @property
     @abstractmethod
     def reserved(self) -> Amounts:
-        """The amounts of budget held when the reservation is made, before the first grant."""
+        """The amounts of budget held from the reservation on, before the first grant."""
 
     @abstractmethod
     def spent(self, granted: int) -> Amounts:
@@ -188,7 +188,7 @@ class PrivacyFilter(ABC):
 
     @abstractmethod
     def is_charge_sufficient(self, plan: StepPlan, charge: Charge) -> bool:
-        """Return whether a recorded cost is at least the plan's cost, computed again."""
+        """Return whether a stated cost is at least the plan's cost, computed again."""
 
     @abstractmethod
     def is_refund_allowed(
@@ -214,7 +214,7 @@ class PrivacyFilter(ABC):
 
     @abstractmethod
     def entry_fields(self) -> Json:
-        """Return the fields that record this filter in the first ledger entry of a dataset."""
+        """Return the fields that state this filter in the first ledger entry of a dataset."""
 
     @abstractmethod
     def balance_fields(self, spent: Amounts, held: Amounts) -> Json:
@@ -222,7 +222,7 @@ class PrivacyFilter(ABC):
 
     @abstractmethod
     def read_balance(self, entry: Json) -> tuple[Amounts, Amounts]:
-        """Return the changes of the spent and held amounts that a ledger entry records."""
+        """Return the changes of the spent and of the held amounts that a ledger entry states."""
 
     @abstractmethod
     def to_json(self) -> Json:

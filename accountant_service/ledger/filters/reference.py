@@ -380,7 +380,7 @@ class ReferenceFilter(PrivacyFilter):
         return ReferenceCharge(plan.steps, found, slack if needs_slack else 0, return_slack)
 
     def _remaining(self, taken: Amounts) -> tuple[int, int]:
-        """Return the reference-mechanism steps left, and the slack units for one comparison."""
+        """Return the reference-mechanism steps left, and units of δ (slack) for one comparison."""
         return max(self.steps - taken[0], 0), max(SLACK_UNITS - taken[1], 0) // _SLACK_EACH
 
     def compute_refund(self, plan: StepPlan, charge: Charge, granted: int) -> Amounts:
@@ -447,7 +447,7 @@ class ReferenceFilter(PrivacyFilter):
     # --- the record
 
     def is_charge_sufficient(self, plan: StepPlan, charge: Charge) -> bool:
-        """Return whether the recorded reference-mechanism steps dominate the plan."""
+        """Return whether the stated reference-mechanism steps dominate the plan."""
         assert isinstance(charge, ReferenceCharge)
         if charge.is_reference:
             return self._is_reference(plan) and charge.reference_steps >= plan.steps
@@ -497,7 +497,7 @@ class ReferenceFilter(PrivacyFilter):
         }
 
     def read_balance(self, entry: Json) -> tuple[Amounts, Amounts]:
-        """Return the changes of the spent and held amounts that a ledger entry records."""
+        """Return the changes of the spent and of the held amounts that a ledger entry states."""
         names = ("spent_reference_steps", "spent_slack", "held_reference_steps", "held_slack")
         values = [entry[name] for name in names]
         if any(type(each) is not int for each in values):

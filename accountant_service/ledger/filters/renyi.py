@@ -135,7 +135,7 @@ class DivergenceFilter(PrivacyFilter):
         return self.admits(add(taken, self.compute_charge(plan, taken).reserved))
 
     def is_charge_sufficient(self, plan: StepPlan, charge: Charge) -> bool:
-        """Return whether the recorded step costs are at least the divergence of the plan's step."""
+        """Return whether the stated step costs are at least the divergence of the plan's step."""
         if not isinstance(charge, RenyiCharge) or charge.steps != plan.steps:
             return False
         least = self.step_costs(plan.step)
@@ -170,7 +170,7 @@ class DivergenceFilter(PrivacyFilter):
         }
 
     def read_balance(self, entry: Json) -> tuple[Amounts, Amounts]:
-        """Return the changes of the spent and held amounts that a ledger entry records."""
+        """Return the changes of the spent and of the held amounts that a ledger entry states."""
         spent, held = (
             read_amounts(entry, name, len(self.orders))
             for name in ("spent_micronats", "held_micronats")

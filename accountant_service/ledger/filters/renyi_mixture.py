@@ -174,7 +174,7 @@ class RenyiMixtureFilter(DivergenceFilter):
         return bool(bounds.min() * (1 - rounding.MARGIN) >= 1 / self.delta)
 
     def _round_down_terms(self, taken: Amounts, epsilon: float) -> Array:
-        """Return a lower bound on each order's term of the filter's supermartingale at loss ε.
+        """Return, per order, a lower bound on the term that decides whether ε is proved.
 
         The term of the order α is w·e^{(α−1)ε−R}, with the order's weight w, and R = (α − 1) times
         the divergence taken.
@@ -193,7 +193,7 @@ class RenyiMixtureFilter(DivergenceFilter):
 
 @lru_cache(maxsize=4096)  # a balance is shown far more often than it changes
 def _find_least_epsilon(policy: RenyiMixtureFilter, taken: Amounts) -> float:
-    """Find by bisection the least ε that is proved for these divergences, rounded up."""
+    """Find the least ε that is proved for these divergences, rounded up."""
     if policy._has_guarantee(taken, 0.0):
         return 0.0
     low, high = 0.0, policy.epsilon
@@ -222,7 +222,7 @@ def add_steps(taken: Amounts, step_costs: Sequence[int], steps: int) -> Amounts:
 
 @lru_cache(maxsize=256)
 def _compute_cell_bounds(orders: tuple[float, ...]) -> Array:
-    """Return the coefficients of linear lower bounds on the filter's supermartingale.
+    """Return coefficients of linear lower bounds, by which the filter decides if ε is proved.
 
     It has two rows per cell of privacy losses. The least product bounds the ratio for all x.
 
@@ -345,7 +345,7 @@ class _MixtureWeightsFit:
         return -float(found.fun), np.exp(found.x - np.logaddexp.reduce(found.x))
 
     def _loss_and_gradient(self, logits: Array) -> tuple[float, Array]:
-        """Return the negative mean of log(1 + steps), and its gradient in the log-weights."""
+        """Return the negative mean of log(1 + steps), and its gradient with respect to `logits`."""
         log_weights = logits - np.logaddexp.reduce(logits)
         steps, shares = self._count_steps(log_weights)
         rates = (shares * self._moments).sum(axis=1)

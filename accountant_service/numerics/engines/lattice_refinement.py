@@ -48,7 +48,7 @@ class RefinedLattice:
         return cls(releases, target, log_delta, _first_spacing(releases, target, width))
 
     def refine(self, factor: float) -> None:
-        """Multiply the spacing by about `factor` < 1, but keep to the limit on lattice points."""
+        """Multiply the grid's spacing by about `factor` < 1, but keep to the limit on points."""
         self.spacing = max(self.finest, self.spacing * min(0.7, max(0.1, 0.85 * factor)))
 
     def profiles(

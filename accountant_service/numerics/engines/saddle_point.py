@@ -53,7 +53,7 @@ _WORK_MAX: Final = 1 << 23  # nodes times tilts, of all releases
 
 @dataclass(frozen=True, slots=True)
 class SaddlePoint:
-    """Where to integrate for a composition's δ(ε) (saddle point), with log-moments around it.
+    """The point through which to integrate for δ(ε), with log-moments of the losses around it.
 
     Attributes:
         direction: of add-or-remove.
@@ -228,7 +228,7 @@ def _release_moments(release: ReleaseLaw, direction: Direction, range_index: int
 def _minimise_cost(
     releases: Composition, direction: Direction, cost: Cost, other_lower_bound: float
 ) -> tuple[Array, Array, float]:
-    """Minimise a function of tilt and log-moment; return tilts, log-moments and the minimum.
+    """Minimise `cost` over tilts; return tilts and log-moments around it, and the minimum.
 
     Range after range of tilts is tried, until the least cost lies inside of one.
     """

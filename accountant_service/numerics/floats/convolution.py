@@ -82,7 +82,7 @@ def _transform(
 def _invert(
     log_size: Array, angle: Array, steps: Sequence[LatticeMasses], first: int, size: int
 ) -> Array:
-    """Return the masses with this Fourier transform, from lattice point `first` on."""
+    """Return the masses with this Fourier transform, from grid point `first` on."""
     shift = (sum(step.first * step.count for step in steps) - first) % size
     inverse: Array = np.roll(fft.irfft(np.exp(log_size + 1j * angle), size), shift)
     return inverse

@@ -83,7 +83,7 @@ class SumLattice:
 
     @property
     def is_first(self) -> bool:
-        """Return whether this is the class of outcomes with the smallest largest summands."""
+        """Return whether this is the class of outcomes with the smallest summands."""
         return self.above == self.start
 
     @property

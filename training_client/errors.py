@@ -35,7 +35,7 @@ class TrainingStoppedError(Exception):
 
 
 class ServiceError(TrainingStoppedError):
-    """The accounting service gave no usable answer, so no step may be made."""
+    """The accounting service gave no usable answer, so training must not go on."""
 
     exit_code = 4
 

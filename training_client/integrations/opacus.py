@@ -228,7 +228,7 @@ class RemoteAccountant(IAccountant):  # type: ignore[misc]
         )
 
     def get_epsilon(self, delta: float, **_: Any) -> float:
-        """Return ε of the steps made so far, rounded up.
+        """Return ε of all steps so far, rounded up.
 
         It is proven only for a run that was planned to end here. A run that is stopped after
         looking at results needs the guarantee of its whole plan, which `settle` writes.

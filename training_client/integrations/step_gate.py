@@ -171,7 +171,7 @@ class StepGate:
             self._batches.stop()
 
     def _require_no_pending_step(self) -> None:
-        """Raise if a step was permitted but has not been made."""
+        """Raise if a step was permitted but the optimizer has not taken it."""
         if self._is_permitted:
             raise NoGuaranteeError(
                 f"step {self.steps + 1} was left out after its batch was drawn. A record in the "

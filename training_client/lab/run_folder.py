@@ -63,7 +63,7 @@ class RunFolder:
     steps: int = field(init=False)
 
     def __post_init__(self) -> None:
-        """Start from the number of steps that a resumed run made before."""
+        """Start from the number of steps that a resumed run took before."""
         self.steps = self.budget.made
 
     def with_checkpoints(self, show: Callable[[Progress], None]) -> Callable[[Progress], None]:

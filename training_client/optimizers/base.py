@@ -94,7 +94,7 @@ class PrivateOptimizer(ABC):
 
     @property
     def steps_made(self) -> int:
-        """The number of steps made so far."""
+        """The number of steps taken so far."""
         return self.private_sum.steps
 
     @property
@@ -181,7 +181,7 @@ class PrivateOptimizer(ABC):
 
     @property
     def clip_norm(self) -> float:
-        """The clip norm C of the step that is made next, scheduled or adapted."""
+        """The clip norm of the next step, scheduled or adapted."""
         return self.plan.clip_norm * self.clip_factor
 
     def _complete(self, transform: Transform) -> Transform:
@@ -217,7 +217,7 @@ class PrivateOptimizer(ABC):
         return self.private_sum.clipper.zeros()
 
     def descend(self, block: Block, direction: torch.Tensor, rate: float) -> None:
-        """Subtract rate·direction from the parameters on a block of coordinates.
+        """Subtract `rate` times `direction` from the parameters on a block of coordinates.
 
         Args:
             block: the block.

@@ -64,7 +64,7 @@ class ChunkedGradients(ABC):
 
     @abstractmethod
     def magnitudes(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return two squared norms per example, which bound rounding: of Σ|terms| and a factor.
+        """Return two squared norms per example that bound rounding: of Σ|terms|, of a factor.
 
         Returns:
             M², the squared norm of an upper bound on the sum of the terms' magnitudes; and an upper
@@ -74,7 +74,7 @@ class ChunkedGradients(ABC):
 
     @abstractmethod
     def mapped_magnitudes(self, rows: slice, scale: torch.Tensor) -> torch.Tensor:
-        """Return, per example, the squared norm of a bound on Σ|scaled terms|, on some rows."""
+        """Return, per example, the squared norm of a rounding bound after `scale`, on some rows."""
 
     @abstractmethod
     def weighted_sum(self, rows: slice, weights: torch.Tensor, out: torch.Tensor) -> None:

@@ -110,7 +110,7 @@ class ExampleGradients(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _SquaredMap:
-    """The squares D² and D²·b of an affine map D·(∇ + b), by which squared norms are computed.
+    """An affine map's squared scale and shift, from which squared norms are computed.
 
     Attributes:
         squares: D².
@@ -161,7 +161,7 @@ class _NormTerms:
 
 @dataclass(frozen=True)
 class OuterProducts:
-    """Per-example gradients of a Linear weight, stored as factors gᵢ and aᵢ of ∇ᵢ = gᵢaᵢᵀ.
+    """Per-example gradients of a Linear weight, stored as output gradients and inputs.
 
     gᵢ is the gradient of the layer's output, and aᵢ its input.
 
@@ -253,7 +253,7 @@ class OuterProducts:
 
     @cached_property
     def _input_factor(self) -> Factor:
-        """The layer's inputs aᵢ as a dense or sparse matrix."""
+        """The layer's inputs as a dense or sparse matrix, one row per example."""
         return make_factor(self.inputs, self.gradients.shape[1], sparse=self.sparse)
 
     def weighted_sum(self, rows: slice, weights: torch.Tensor, out: torch.Tensor) -> None:

@@ -100,7 +100,7 @@ class LayerRecorder:
         bias: torch.Tensor | None,
         rows: slice | None = None,
     ) -> torch.Tensor:
-        """Apply a linear map, or only some of its output rows, and record it for clipping."""
+        """Apply a linear map, or only some of its output rows, and note it for clipping."""
         part = slice(None) if rows is None else rows
         used = weight if rows is None else weight[part]
         output = linear(inputs, used, bias if bias is None or rows is None else bias[part])

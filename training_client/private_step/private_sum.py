@@ -189,11 +189,11 @@ class PrivateSum:
 
     @property
     def current_step(self) -> int:
-        """The number of the step that is begun, or made next."""
+        """The number of the step that is in progress, or comes next."""
         return self.steps if self._is_step_open else self.steps + 1
 
     def take(self) -> None:
-        """Charge the next step to the budget; raise if it does not fit or a step is unfinished.
+        """Spend the next step's budget; raise if it does not fit or a step is unfinished.
 
         Call it before the batch is drawn: the batch is then charged, whatever becomes of it.
         Otherwise `release` takes the step.
@@ -218,7 +218,7 @@ class PrivateSum:
         self._examples_drawn = None
 
     def expect_examples(self, count: int) -> None:
-        """Announce how many records this process drew for the step that was charged.
+        """Announce how many records this process drew for the step that budget was spent on.
 
         From then on each step needs a batch drawn for it. Several processes make no step without
         it, because nothing else shows that each took its own share of the records.
@@ -361,7 +361,7 @@ def _is_shared(allowance: Allowance) -> bool:
 
 
 def _processes_of(allowance: Allowance, parameters: Sequence[torch.Tensor]) -> StepProcesses:
-    """Return the processes that make the steps of a budget together."""
+    """Return the processes that take the steps of a budget together."""
     if isinstance(allowance, SharedBudget) and allowance.group.size > 1:
         return SharedStep(allowance.group, parameters)
     return OneProcess()

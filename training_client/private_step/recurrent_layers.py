@@ -97,7 +97,7 @@ Step = Callable[[torch.Tensor, torch.Tensor, State], State]
 
 
 def _step_of(layer: nn.RNNBase | nn.RNNCellBase) -> Step:
-    """Return the function that computes the next state of this kind of recurrent layer."""
+    """Return the function that computes the next state of this recurrent layer (RNN, LSTM, GRU)."""
     if isinstance(layer, nn.LSTM | nn.LSTMCell):
         return _lstm_step
     if isinstance(layer, nn.GRU | nn.GRUCell):
@@ -130,7 +130,7 @@ def run_recurrent_cell(
 def run_recurrent_layer(
     recorder: UseRecorder, layer: nn.RNNBase, inputs: Any, state: Any = None
 ) -> tuple[Any, Any]:
-    """Run `RNN`, `LSTM` or `GRU` on one sequence per example; record its linear maps.
+    """Run `RNN`, `LSTM` or `GRU`; record its linear maps for per-example gradients.
 
     Args:
         recorder: records the uses.
@@ -174,7 +174,7 @@ def run_recurrent_layer(
 
 
 def _first_state(layer: nn.RNNBase, rows: torch.Tensor, state: Any, index: int) -> State:
-    """Return the initial state of one direction of one of the stacked recurrent layers."""
+    """Return the initial state, forwards or backwards, of one of the stacked recurrent layers."""
     if state is not None:
         return (
             tuple(each[index] for each in state) if isinstance(layer, nn.LSTM) else (state[index],)

@@ -40,7 +40,7 @@ class Sampler(Protocol):
 
 
 def sampler_for_plan(plan: Plan, records: int, sampler: Sampler | None = None) -> Sampler:
-    """Return the given sampler, if it samples as the plan charges; without one, a new sampler.
+    """Return the given sampler, if it samples as planned; without one, a new sampler.
 
     Args:
         plan: the plan.

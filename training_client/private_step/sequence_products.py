@@ -41,7 +41,7 @@ NormMethod = Literal["gram", "product"]
 
 @dataclass(frozen=True)
 class SequenceProducts(ChunkedGradients):
-    """Per-example gradients Σₜ gₜaₜᵀ of a weight used at positions t, stored as factors g and a.
+    """Per-example gradients of a weight used at many positions: output gradients and inputs.
 
     Attributes:
         gradients: g, of shape (examples, positions, rows of the weight).
@@ -121,18 +121,18 @@ class SequenceProducts(ChunkedGradients):
         return self._upper_bounds(found.clamp_min_(0.0), 1, bound)
 
     def magnitudes(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return two squared norms per example, which bound rounding: of Σ|terms| and a factor."""
+        """Return two squared norms per example that bound rounding: of Σ|terms|, of a factor."""
         gradient_squares, input_squares = self._squared_sizes
         return gradient_squares * input_squares, torch.maximum(gradient_squares, input_squares)
 
     @cached_property
     def _squared_sizes(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Upper bounds on ‖g‖² and ‖a‖² of each example, over its whole sequence."""
+        """Upper bounds on the squared norms of each example's output gradients and inputs."""
         gradient_squares = squared_norm_upper_bounds(self.gradients.flatten(1))
         return gradient_squares, squared_norm_upper_bounds(self.inputs.flatten(1))
 
     def mapped_magnitudes(self, rows: slice, scale: torch.Tensor) -> torch.Tensor:
-        """Return, per example, the squared norm of a bound on Σ|scaled terms|, on some rows."""
+        """Return, per example, the squared norm of a rounding bound after `scale`, on some rows."""
         g, a = (each[:, rows] if at == 0 else each for at, each in enumerate(self._column_squares))
         found = torch.mm(a, scale.double().square().T).mul_(g).sum(1)
         size = scale.numel()
@@ -145,7 +145,7 @@ class SequenceProducts(ChunkedGradients):
         return _sum_squares(self.gradients), _sum_squares(self.inputs)
 
     def weighted_sum(self, rows: slice, weights: torch.Tensor, out: torch.Tensor) -> None:
-        """Write Σᵢ wᵢ·Σₜ gₜaₜᵀ over examples i, on the weight's rows `rows`, into `out`."""
+        """Write the weighted sum of the examples' gradients, on some rows, into `out`."""
         left, right = self.gradients[:, :, rows].flatten(0, 1), self.inputs.flatten(0, 1)
         weighted_product(left, right, weights.repeat_interleave(self.terms), out)
 

@@ -37,7 +37,7 @@ class SharedBudget(Allowance):
         )
 
     def _create(self, make_budget: Callable[[], Allowance]) -> _Summary:
-        """Make the budget on rank 0; return its plan, step counts and ε for all processes."""
+        """Create the budget on rank 0; return its plan, step counts and ε for all processes."""
         self._own = make_budget()
         if isinstance(self._own, SharedBudget):
             raise NoGuaranteeError("the budget is shared already: share it once")
@@ -45,7 +45,7 @@ class SharedBudget(Allowance):
 
     @property
     def made(self) -> int:
-        """The number of steps already made, as last broadcast by rank 0."""
+        """The number of steps that are paid for, as last broadcast by rank 0."""
         return self._made
 
     @property
@@ -73,7 +73,7 @@ class SharedBudget(Allowance):
         return function(self._own), _summarise(self._own)
 
     def begin(self) -> list[Json]:
-        """Charge the releases before the first step, once for all processes."""
+        """Spend budget on the releases before the first step, once for all processes."""
         return self.run(lambda budget: budget.begin())
 
     def give_up(self) -> None:
@@ -81,7 +81,7 @@ class SharedBudget(Allowance):
         self.run(lambda budget: budget.give_up())
 
     def count_resumed(self, steps: int) -> int:
-        """Return how many of a checkpoint's `steps` count as made when the run is resumed."""
+        """Return how many of a checkpoint's `steps` count as done when the run is resumed."""
         return self.run(lambda budget: budget.count_resumed(steps))
 
     def allow(self, step: int) -> None:
@@ -106,7 +106,7 @@ class SharedBudget(Allowance):
 
 
 def share_budget(make_budget: Callable[[], Allowance]) -> SharedBudget:
-    """Make a budget on rank 0, and share it with all processes of `torch.distributed`.
+    """Create a budget on rank 0, and share it with all processes of `torch.distributed`.
 
     An optimizer with a shared budget makes each step together with the other processes: each clips
     the gradients of its share of the batch, rank 0 adds noise, and the sums are added up. Without
@@ -123,5 +123,5 @@ def share_budget(make_budget: Callable[[], Allowance]) -> SharedBudget:
 
 
 def _summarise(budget: Allowance) -> _Summary:
-    """Return a budget's plan, steps made, steps taken and ε, to broadcast to all processes."""
+    """Return a budget's plan, steps paid for, last step and ε, to broadcast to all processes."""
     return budget.plan, budget.made, budget.taken, budget.spent

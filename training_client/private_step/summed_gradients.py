@@ -69,13 +69,13 @@ class SummedGradients(ChunkedGradients):
         return part.dense(examples, rows)
 
     def magnitudes(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return two squared norms per example, which bound rounding: of Σ|terms| and a factor."""
+        """Return two squared norms per example that bound rounding: of Σ|terms|, of a factor."""
         pairs = [_magnitudes_of(each) for each in self.parts]
         total = torch.stack([each.sqrt() for each, _ in pairs]).sum(0).square_()
         return total, torch.stack([largest for _, largest in pairs]).amax(0)
 
     def mapped_magnitudes(self, rows: slice, scale: torch.Tensor) -> torch.Tensor:
-        """Return, per example, the squared norm of a bound on Σ|scaled terms|, on some rows."""
+        """Return, per example, the squared norm of a rounding bound after `scale`, on some rows."""
         found = [_mapped_magnitudes_of(each, rows, scale) for each in self.parts]
         return torch.stack([each.sqrt() for each in found]).sum(0).square_()
 
@@ -93,7 +93,7 @@ class SummedGradients(ChunkedGradients):
 
 
 def _magnitudes_of(part: Part) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return, per example, squared norms that bound a part's rounding: of Σ|terms|, of a factor."""
+    """Return two squared norms per example that bound a part's rounding."""
     if isinstance(part, MaterializedGradients):
         found = squared_norms(part.gradients.flatten(1))
         return found, found

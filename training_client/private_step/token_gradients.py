@@ -139,7 +139,7 @@ class TokenGradients(ChunkedGradients):
         return found, found
 
     def mapped_magnitudes(self, rows: slice, scale: torch.Tensor) -> torch.Tensor:
-        """Return ‖scale·∇ᵢ‖² of each example's gradient ∇ᵢ on the table's rows `rows`."""
+        """Return the squared norm of each example's gradient times `scale`, on the table's rows."""
         return self._mapped_squares(rows, AffineMap(scale))
 
     def squared_norms(self, _: float) -> torch.Tensor:

@@ -30,7 +30,7 @@ Shift = Callable[[Block], torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class AffineMap:
-    """A shift b, then a scale D, of some of a gradient's coordinates: ∇ becomes D·(∇ + b).
+    """A shift, then a scale, of some of a gradient's coordinates.
 
     Attributes:
         scale: D; None for 1.
@@ -51,7 +51,7 @@ class AffineMap:
         return AffineMap(scale, None if self.shift is None else self.shift.reshape(1, -1))
 
     def map_sum(self, total: torch.Tensor, weights: torch.Tensor) -> None:
-        """Scale and shift a sum Σ wᵢ∇ᵢ in place, as if each gradient ∇ᵢ had been mapped.
+        """Scale and shift a weighted sum in place, as if each gradient had been mapped before.
 
         Args:
             total: Σ wᵢ∇ᵢ; values that are not finite, or become so, are set to 0.
@@ -130,7 +130,7 @@ class Transform:
             raise ValueError("a box cannot have a shift or damping")
 
     def automatic(self, stability: float) -> Transform:
-        """Return the transform that normalises gradients u instead of clipping: u·B/(‖u‖ + γ).
+        """Return the transform that divides gradients by their norm + `stability` (γ), unclipped.
 
         It is B/γ times u·γ/(‖u‖ + γ), whose weight is at most 1 and whose norm is below γ. So the
         sum is bounded by γ, gets noise for γ, and is multiplied by B/γ afterwards (Bu et al. 2022,

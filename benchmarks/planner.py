@@ -59,7 +59,7 @@ def compare(
 
 
 def main() -> None:
-    """Print a row for each budget and kind of sampling."""
+    """Print a row for each budget and sampling."""
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--compare", type=int, default=0, metavar="N")
     options.add_argument("--points", type=int, help="batch sizes, instead of 40 and 20")

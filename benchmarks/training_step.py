@@ -406,7 +406,7 @@ def make_federated_step(case: Case, device: str) -> Step:
 
 
 def make_step(name: str, case: Case, device: str) -> Step:
-    """Return a function that takes one step of the kind named `name`."""
+    """Return a function that takes one step of the optimizer or library named `name`."""
     if name == "sgd":
         return make_ordinary_step(case, device)
     if name == A_DDP:
@@ -495,7 +495,7 @@ def measure_memory_mib(name: str, case: Case, device: str) -> float:
 
 @dataclass(frozen=True)
 class Row:
-    """The time and memory of one kind of step, also relative to an ordinary step.
+    """An optimizer's time and memory per step, also relative to an ordinary step.
 
     Numbers are None where the step cannot be made with the model.
     """
@@ -551,7 +551,7 @@ def _require_known(kind: str, given: list[str], known: set[str]) -> None:
 
 
 def measure_case(case: Case, names: list[str], rounds: int, device: str) -> list[Row]:
-    """Measure the named kinds of steps on a model, each in a process of its own."""
+    """Measure the named optimizers' steps on a model, each in a process of its own."""
     base = run_in_process(measure_memory_mib, "sgd", case, device)
     rows = []
     for name in names:
@@ -572,7 +572,7 @@ def measure_case(case: Case, names: list[str], rounds: int, device: str) -> list
 
 
 def build_table(case: Case, rows: list[Row]) -> Table:
-    """Return the table of a model's measurements, with a row for each kind of step."""
+    """Return the table of a model's measurements, with a row for each optimizer."""
     table = Table(title=f"{case.name}: {case.title}, batch {case.batch}", title_justify="left")
     for column in ("step", "ms", "time / SGD", "MiB", "memory / SGD"):
         table.add_column(column, justify="left" if column == "step" else "right")

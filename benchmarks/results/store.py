@@ -61,7 +61,7 @@ class Store:
             file.write(json.dumps(line) + "\n")
 
     def list_kind(self, kind: str) -> Iterator[ResultLine]:
-        """Yield all lines of a kind, such as runs."""
+        """Yield all lines of one type (`kind`), such as runs."""
         return (line for line in self.lines.values() if line["kind"] == kind)
 
     def list_runs(self, experiment: Experiment) -> list[ResultLine]:

@@ -67,7 +67,7 @@ class SolverTarget(ABC):
 
     @abstractmethod
     def undecided_margin(self, run: DpSgd, following: Guarantee) -> float | None:
-        """Bound how far the true cost may miss the target; None if it is proved to miss it.
+        """Bound how far the run's true cost may miss the target; None if it provably misses.
 
         Args:
             run: with one step more than the solution.
@@ -129,7 +129,7 @@ class Target(SolverTarget):
         return _log_ratio(epsilon, self.epsilon)
 
     def undecided_margin(self, run: DpSgd, following: Guarantee) -> float | None:
-        """Bound how far the true ε may miss the target; None if it is proved to miss it."""
+        """Bound how far the run's true ε may miss the target; None if it provably misses."""
         proved = following.certified
         is_default = self.accountant.name == DEFAULT_METHOD
         if not is_default or proved is None or proved.lower > self.epsilon:
@@ -193,7 +193,7 @@ class RiskTarget(SolverTarget):
         return min(ratio, 0.0) if upper <= self.limit else max(ratio, 5e-324)
 
     def undecided_margin(self, run: DpSgd, following: Guarantee) -> float | None:  # noqa: ARG002
-        """Bound how far the true risk may exceed the limit; None if it provably does."""
+        """Bound how far the run's true risk may exceed the limit; None if it provably does."""
         proved = self.risk(run)
         if proved.lower > self.limit or not self.question(run).is_attained:
             return None

@@ -119,11 +119,11 @@ def main() -> None:
         stack = make_steps(reference, length - length // 2)
 
         def fits(count: int, stack: Composition = stack, slack: float = slack) -> bool:
-            """Return whether all reference steps together dominate `count` steps of the other mechanism."""
+            """Return whether all reference steps dominate `count` steps of the other one."""
             return dominates(stack, make_steps(other, count), slack)  # noqa: B023
 
         def fails(count: int, block: Composition = block, slack: float = slack) -> bool:
-            """Return whether `count` reference steps are not proved to dominate the other's block."""
+            """Return whether `count` reference steps do not provably dominate the other."""
             return not dominates(make_steps(reference, count), block, slack)  # noqa: B023
 
         found, taken = measure_ms(

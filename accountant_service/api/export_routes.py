@@ -147,7 +147,7 @@ async def export_events(
 
 
 def _visible_datasets(key: KeyRecord, asked: Sequence[str] | None) -> tuple[str, ...] | None:
-    """Return the datasets to export: of those asked for, the ones visible to the key; None for all."""
+    """Return those of the requested datasets that the key may see, for export; None for all."""
     if key.datasets is None:
         return None if asked is None else tuple(asked)
     return tuple(name for name in key.datasets if asked is None or name in asked)

@@ -592,7 +592,7 @@ class Ledger:
         return EntriesPage(entries, len(rows) > PAGE_SIZE)
 
     def compute_burn_down(self, key: KeyRecord, name: str, points_max: int) -> list[BurnDownPoint]:
-        """Return a budget's history: ε spent, and spent or held, after `points_max` entries.
+        """Return a budget's history: ε spent, and spent or held, at up to `points_max` entries.
 
         The oldest comes first. The balances are computed backwards from the current one, so the
         cost does not grow with the length of the record.

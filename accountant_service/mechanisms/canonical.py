@@ -264,7 +264,7 @@ def _count_dp_sgd_atoms(run: DpSgd, pointer: str) -> dict[Atom, int]:
 def _count_epoch_atoms(
     atoms: Mapping[Atom, int], bins: int, selections: int, pointer: str
 ) -> dict[Atom, int]:
-    """Return one epoch of balls-in-bins sampling as a counted release (atom)."""
+    """Return one epoch of balls-in-bins sampling as elementary releases (atoms) with counts."""
     present = {atom: count for atom, count in atoms.items() if count > 0}
     merged = _merge_gaussians(present) if present else None
     if merged is None:

@@ -305,7 +305,7 @@ def _target_widths(tolerance: float) -> tuple[float, ...]:
 
 
 def _combine_directions(searches: tuple[_DirectionSearch, ...]) -> Bounds:
-    """Return bounds on the larger of the answers for adding and for removing a record.
+    """Return bounds on the maximum of ε (or δ) for adding and for removing a record.
 
     Raises:
         ContradictionError: a lower bound is above an upper one.
@@ -439,7 +439,7 @@ class _DirectionSearch:
     def _rare_event_attempts(
         self, target_width: float
     ) -> Iterator[tuple[Engine, IntegrationSettings, SaddlePoint]]:
-        """Yield the attempts with the rare-event engine: at guessed ε, then at the ε found.
+        """Yield line integrals to try by the rare-event engine: at guessed ε, then at the ε found.
 
         No point is tried twice.
         """

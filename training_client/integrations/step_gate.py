@@ -142,7 +142,7 @@ class StepGate:
             tracker.log_run(folder)
 
     def _check_step(self, optimizer: DPOptimizer) -> None:
-        """Check the step that the optimizer is about to make, and take it from the budget."""
+        """Check the step that the optimizer is about to make, and charge it to the budget."""
         require_one_batch(optimizer)
         require_plan(optimizer, self._loader, self._allowance.plan)
         self._require_permission()

@@ -110,7 +110,7 @@ def _project_with_part_of_bias(
     shifted = found + bias[part]
 
     def differentiate(_: Tensors, gradients: Tensors) -> dict[torch.Tensor, ExampleGradients]:
-        """Return the per-example gradients of the bias, 0 outside the slice."""
+        """Return per-example gradients of the whole bias, 0 outside the slice `part`."""
         held = gradients[0].new_zeros(len(gradients[0]), len(bias))
         held[:, part] = gradients[0].sum(1)
         return {bias: MaterializedGradients(held)} if bias.requires_grad else {}

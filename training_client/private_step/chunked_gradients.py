@@ -64,7 +64,7 @@ class ChunkedGradients(ABC):
 
     @abstractmethod
     def magnitudes(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the size of each example's gradient terms, which bounds rounding and underflow.
+        """Return, per example, squared norms that bound rounding: of Σ|terms| and of a factor.
 
         Returns:
             M², the squared norm of an upper bound on the sum of the terms' magnitudes; and an upper
@@ -74,7 +74,7 @@ class ChunkedGradients(ABC):
 
     @abstractmethod
     def mapped_magnitudes(self, rows: slice, scale: torch.Tensor) -> torch.Tensor:
-        """Return ‖scale·m‖² per example on some rows; m bounds the gradient's summed |terms|."""
+        """Return, per example, the squared norm of a bound on Σ|scaled terms|, on some rows."""
 
     @abstractmethod
     def weighted_sum(self, rows: slice, weights: torch.Tensor, out: torch.Tensor) -> None:

@@ -42,7 +42,7 @@ class Factor(Protocol):
     def weighted_product(
         self, left: torch.Tensor, weights: torch.Tensor, out: torch.Tensor, /
     ) -> None:
-        """Write Σ wᵢ·leftᵢ⊗selfᵢ over examples (rows) i into `out`.
+        """Write the weighted sum of outer products Σ wᵢ·leftᵢ·selfᵢᵀ over rows i into `out`.
 
         Args:
             left: one row per example.
@@ -96,5 +96,5 @@ class DenseFactor:
     def weighted_product(
         self, left: torch.Tensor, weights: torch.Tensor, out: torch.Tensor
     ) -> None:
-        """Write Σ wᵢ·leftᵢ⊗selfᵢ over examples (rows) i into `out`."""
+        """Write the weighted sum of outer products Σ wᵢ·leftᵢ·selfᵢᵀ over rows i into `out`."""
         weighted_product(left, self.rows, weights, out)

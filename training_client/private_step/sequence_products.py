@@ -121,7 +121,7 @@ class SequenceProducts(ChunkedGradients):
         return self._upper_bounds(found.clamp_min_(0.0), 1, bound)
 
     def magnitudes(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the size of each example's gradient terms, which bounds rounding and underflow."""
+        """Return, per example, squared norms that bound rounding: of Σ|terms| and of a factor."""
         gradient_squares, input_squares = self._squared_sizes
         return gradient_squares * input_squares, torch.maximum(gradient_squares, input_squares)
 
@@ -132,7 +132,7 @@ class SequenceProducts(ChunkedGradients):
         return gradient_squares, squared_norm_upper_bounds(self.inputs.flatten(1))
 
     def mapped_magnitudes(self, rows: slice, scale: torch.Tensor) -> torch.Tensor:
-        """Bound ‖scale·m‖² per example on some rows; m bounds the gradient's summed |terms|."""
+        """Return, per example, the squared norm of a bound on Σ|scaled terms|, on some rows."""
         g, a = (each[:, rows] if at == 0 else each for at, each in enumerate(self._column_squares))
         found = torch.mm(a, scale.double().square().T).mul_(g).sum(1)
         size = scale.numel()

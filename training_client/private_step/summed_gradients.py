@@ -69,13 +69,13 @@ class SummedGradients(ChunkedGradients):
         return part.dense(examples, rows)
 
     def magnitudes(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the size of each example's gradient terms, which bounds rounding and underflow."""
+        """Return, per example, squared norms that bound rounding: of Σ|terms| and of a factor."""
         pairs = [_magnitudes_of(each) for each in self.parts]
         total = torch.stack([each.sqrt() for each, _ in pairs]).sum(0).square_()
         return total, torch.stack([largest for _, largest in pairs]).amax(0)
 
     def mapped_magnitudes(self, rows: slice, scale: torch.Tensor) -> torch.Tensor:
-        """Bound ‖scale·m‖² per example on some rows; m bounds the gradient's summed |terms|."""
+        """Return, per example, the squared norm of a bound on Σ|scaled terms|, on some rows."""
         found = [_mapped_magnitudes_of(each, rows, scale) for each in self.parts]
         return torch.stack([each.sqrt() for each in found]).sum(0).square_()
 
@@ -93,7 +93,7 @@ class SummedGradients(ChunkedGradients):
 
 
 def _magnitudes_of(part: Part) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the size of each example's gradient terms in one part, to bound rounding errors."""
+    """Return, per example, squared norms that bound a part's rounding: of Σ|terms|, of a factor."""
     if isinstance(part, MaterializedGradients):
         found = squared_norms(part.gradients.flatten(1))
         return found, found
@@ -101,7 +101,7 @@ def _magnitudes_of(part: Part) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _mapped_magnitudes_of(part: Part, rows: slice, scale: torch.Tensor) -> torch.Tensor:
-    """Return ‖scale·m‖² per example on some rows; m bounds the summed |terms| of one part."""
+    """Return, per example, the squared norm of a bound on a part's Σ|scaled terms|, on `rows`."""
     if isinstance(part, MaterializedGradients):
         held = part.gradients[:, rows].flatten(1).contiguous()
         return mapped_squared_norms(held, scale.reshape(1, -1))

@@ -124,7 +124,7 @@ class EnumeratedProfile:
         return max(lower - shift, 0.0), max(upper + shift, 0.0)
 
     def _epsilon_at(self, delta: float) -> float:
-        """Return the least ε whose δ(ε), from P and Q of losses above thresholds, is ≤ `delta`."""
+        """Return the least ε with δ(ε) ≤ `delta`: the maximum over thresholds of the loss."""
         if delta <= 0:
             return math.inf
         useful = self._p > delta

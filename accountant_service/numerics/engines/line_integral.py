@@ -345,7 +345,7 @@ class LineIntegrand(Protocol):
 
     @property
     def standard_deviation(self) -> float:
-        """Return an estimate of the standard deviation of L once it is tilted by e^{sL}."""
+        """Estimate the standard deviation of the privacy loss L, exponentially tilted by e^{sL}."""
         ...
 
     def log_decay(self, edges: Array) -> Array:

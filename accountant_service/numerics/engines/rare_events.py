@@ -492,7 +492,7 @@ class _LaplaceTransform:
     def with_scale_error(
         cls, law: WindowedLoss, order: float, frequencies: Array
     ) -> _LaplaceTransform:
-        """Compute the transform; keep the error of its constant factor e^log_scale separate.
+        """Compute the transform, with the error of its constant factor e^log_scale kept apart.
 
         Otherwise it is made part of the absolute error, as in `with_absolute_error`.
         """
@@ -506,7 +506,7 @@ class _LaplaceTransform:
     def with_absolute_error(
         cls, law: WindowedLoss, order: float, frequencies: Array
     ) -> _LaplaceTransform:
-        """Compute the transform; include the error of its constant factor in `error`."""
+        """Compute the transform; `error` includes the error of its constant factor e^log_scale."""
         nodes = law.trapezoidal_rule(order, float(frequencies[-1]))
         phi_minus_one, error = nodes.unnormalised_characteristic(frequencies)
         return cls(nodes.log_moment, 0.0, phi_minus_one, error)

@@ -152,7 +152,7 @@ class BallsInBins:
     def _cells_below(
         self, direction: Direction, first: int, edges: Array, lattices: tuple[SumLattice, ...]
     ) -> LossCells:
-        """Discretise the loss that an attacker with rounded summands sees, for lower bounds on δ.
+        """Discretise the loss with rounded likelihood-ratio summands, for lower bounds on δ.
 
         An outcome's loss is that of the bounds of its masses; any function of it would do.
         """
@@ -177,7 +177,7 @@ def _remove_top(mass: Array, share: float) -> Array:
 
 
 def _group_by_loss(first: int, edges: Array, loss: Array, p: Array, q: Array) -> LossCells:
-    """Sum probabilities P and Q of lattice points by interval of their privacy loss."""
+    """Sum grid points' probabilities under P and Q by interval of their privacy loss."""
     count = len(edges) - 1
     cell = np.searchsorted(edges, loss, side="right")
     inner = (cell > 0) & (cell <= count)

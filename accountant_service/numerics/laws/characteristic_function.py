@@ -444,7 +444,7 @@ class TiltedReplacedRecord(QuadratureLoss):
         return log_mass - LOG_SQRT_TWO_PI
 
     def _steepness(self, left: Array, right: Array, plus: Array, minus: Array) -> Array:
-        """Bound |(log f)′| from above in each interval; f is the tilted loss's density.
+        """Bound the slope of log f in each interval; f is the tilted loss's density.
 
         (log f)′ = μ((s+1)π₊ + sπ₋) − z − μ·ρ·(1 − π₊ − π₋), ρ = (π₊ − π₋)/(π₊ + π₋). π₊ and ρ
         increase with z, and π₋ decreases.
@@ -595,7 +595,7 @@ class TrapezoidalRule:
         return 1.1 * self.missing + self.moment_rounding  # −log(1 − x) ≤ 1.1x for x ≤ 0.1
 
     def unnormalised_characteristic(self, frequencies: Array) -> tuple[ComplexArray, Array]:
-        """Return φ − 1 per frequency, and a bound on its error and the total weight's.
+        """Return φ − 1 per frequency, and a bound on its errors, the total weight's included.
 
         1 + rise is then ∫ e^{ivl} over a measure whose mass is not exactly e^log_moment: the
         errors of all weights count in full, and none is divided out. They count twice, because

@@ -450,7 +450,7 @@ class Release:
         )
 
     def loss(self, log_ratio: Array) -> Array:
-        """Return the privacy loss log(1 − q + q·e^Λ) at each log-likelihood ratio Λ."""
+        """Return the privacy loss log(1 − q + q·e^Λ), sample rate q, per log-likelihood ratio Λ."""
         return sampled_gaussian.privacy_loss(log_ratio, self.sample_rate)
 
     def _log_ratio_at(self, loss: Array) -> Array:

@@ -385,12 +385,12 @@ def mass_below(law: SumAbove, level: float) -> float:
 
 
 def _exp_up(log_value: float) -> float:
-    """Return e^x, rounded up; at least `_UNDERFLOW`."""
+    """Return exp(`log_value`), rounded up; at least `_UNDERFLOW`."""
     return math.exp(min(log_value, _EXPONENT_MAX)) * (1 + 1e-12) + _UNDERFLOW
 
 
 def _each_exp_up(log_values: Array) -> Array:
-    """Return e^x for each x, rounded up; at least `_UNDERFLOW`."""
+    """Return the exponential of each value, rounded up; at least `_UNDERFLOW`."""
     values: Array = np.exp(np.minimum(log_values, _EXPONENT_MAX)) * (1 + 1e-12) + _UNDERFLOW
     return values
 
@@ -526,7 +526,7 @@ def _bound_wrapped(
 
 
 def _block_weight(lattice: SumLattice, rate: float) -> float:
-    """Return the largest factor e^{−rate·x} at a distance x from the start of a block."""
+    """Return the largest factor by which a tilt e^{−rate·x} changes masses within one block."""
     return _exp_up(max(0.0, -rate * (lattice.block - 1) * lattice.step))
 
 

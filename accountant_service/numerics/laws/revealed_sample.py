@@ -43,7 +43,7 @@ class RevealedSamplePair:
 
     @property
     def infinite_masses(self) -> tuple[float, float]:
-        """The probabilities of infinite losses: q times those without sampling."""
+        """Probabilities of infinite losses: the sample rate times those without sampling."""
         without_record, with_record = self.pair.infinite_masses
         return self.sampled * without_record, self.sampled * with_record
 

@@ -75,7 +75,7 @@ class SeveralRecordsPair:
 
     @property
     def infinite_masses(self) -> tuple[float, float]:
-        """P(more of the person's records are sampled than is computed), in either direction."""
+        """P(more of the person's records are sampled than are considered), either way."""
         kept = len(self._weights()[0])
         dropped = (self.records + 1 - kept) * math.exp(_WEIGHT_MIN)
         return 0.0, dropped if kept <= self.records else 0.0

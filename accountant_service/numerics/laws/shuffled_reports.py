@@ -140,7 +140,7 @@ def _losses(zeros: Array, ones: Array, epsilon: float) -> Array:
 
 
 def _outcomes(clones: int, epsilon: float) -> tuple[Array, Array, float]:
-    """Return the privacy losses ≥ 0 with this many clones, their probabilities Q, an error bound.
+    """Return losses ≥ 0 given the number of clones (random reports), with Q and an error bound.
 
     Outcomes with a negative loss are the mirror images of these. An outcome with as many zeros as
     ones is its own mirror image, and counts half.

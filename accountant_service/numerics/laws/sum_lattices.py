@@ -69,12 +69,12 @@ def ratio_limits(mu: float, bins: int, deviations: float) -> tuple[float, float]
 
 
 def _deviations(mu: float, summand: float) -> float:
-    """Return the z with exp(μz − μ²/2) = `summand`: a lognormal quantile's standard deviations."""
+    """Return the standard normal z at which the lognormal exp(μz − μ²/2) equals `summand`."""
     return math.log(summand) / mu + 0.5 * mu
 
 
 def _quadrature(mu: float, low: float, high: float) -> tuple[Array, Array]:
-    """Return quadrature nodes and log-weights for a lognormal variable exp(μz − μ²/2)."""
+    """Return quadrature nodes exp(μz − μ²/2), z from `low` to `high`, and their log-weights."""
     z = np.linspace(low, high, _NODES)
     x = np.exp(np.minimum(mu * z - 0.5 * mu * mu, LOSS_MAX))
     return x, -0.5 * z * z + math.log((z[1] - z[0]) / math.sqrt(2 * math.pi))
@@ -218,7 +218,7 @@ def _class_lattice(
     sums: str,
     length: float,
 ) -> SumLattice:
-    """Choose the grid for sums whose largest summand is from `above` to `cut`: ends, tilts.
+    """Choose a grid for sums whose largest summand is between `above` and `cut`, and its tilts.
 
     The largest summand of the class's outcomes is from `above` to `cut`, in units of `step`, and
     blocks of lattice points are at most about `length`.

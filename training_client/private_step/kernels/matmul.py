@@ -52,7 +52,7 @@ def multiply(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
 def weighted_product(
     left: torch.Tensor, right: torch.Tensor, weights: torch.Tensor, out: torch.Tensor
 ) -> None:
-    """Write Σ wᵢ·leftᵢ⊗rightᵢ over examples (rows) i into `out`, for weights w.
+    """Write the weighted sum of outer products Σ wᵢ·leftᵢ·rightᵢᵀ over rows i into `out`.
 
     Args:
         left: one row per example.

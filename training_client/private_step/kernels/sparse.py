@@ -75,7 +75,7 @@ class SparseFactor:
     def weighted_product(
         self, left: torch.Tensor, weights: torch.Tensor, out: torch.Tensor
     ) -> None:
-        """Write Σ wᵢ·leftᵢ⊗selfᵢ over examples (rows) i into `out`."""
+        """Write the weighted sum of outer products Σ wᵢ·leftᵢ·selfᵢᵀ over rows i into `out`."""
         for _, columns, found in self._transposed.products(left * weights[:, None]):
             out.numpy()[columns] = found.numpy().T
 

@@ -59,7 +59,7 @@ async def show_quote(
 
 
 def _check_with_api(run: RunForm) -> tuple[RunForm, Any]:
-    """Return the run with the problems that the API finds in it, and its mechanism."""
+    """Return the run with the problems that the API's models find, and its mechanism."""
     try:
         return run, QuoteRequest.model_validate({"mechanism": run.mechanism}).mechanism
     except ValidationError as error:

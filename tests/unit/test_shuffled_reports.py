@@ -225,7 +225,7 @@ def test_more_reports_hide_more_and_a_single_one_nothing() -> None:
 @pytest.mark.parametrize("local", [1e-10, 1e-7, 12.0])
 @pytest.mark.parametrize("reports", [1, 201, 10**5])
 def test_shuffling_never_costs_more_than_the_reports_themselves(reports: int, local: float) -> None:
-    """Where ε₀ is below the rounding of the masses, the pair alone says more."""
+    """The pair alone says more if ε₀ is below the rounding of the masses."""
     for rounds, delta in ((1, 1e-12), (5, 1e-12), (5, 1e-15)):
         one = shuffled(reports, pure(local))
         tree = mechanisms.from_json({"kind": "repeated", "count": rounds, "mechanism": one})

@@ -10,11 +10,6 @@ import typer
 from rich.console import Console
 from rich.progress import Progress, TaskID
 
-from accountant_service.ledger import database, moving
-from accountant_service.ledger.errors import LedgerError
-from accountant_service.ledger.repository import Repository, connect
-from accountant_service.settings import Settings
-
 db = typer.Typer(no_args_is_help=True)
 COMMANDS: Final = {"db": db}
 
@@ -27,6 +22,11 @@ def manage() -> None:
 @db.command("upgrade")
 def upgrade() -> None:
     """Upgrade the database's tables. `serve` does this when it starts."""
+    from accountant_service.ledger import database
+    from accountant_service.ledger.errors import LedgerError
+    from accountant_service.ledger.repository import Repository, connect
+    from accountant_service.settings import Settings
+
     engine = connect(Settings().database)
     try:
         with Repository(engine).transaction() as transaction:
@@ -48,6 +48,10 @@ def move(
     The file is closed for good: no server grants from it afterwards. If the move fails, call it
     again.
     """
+    from accountant_service.ledger import database, moving
+    from accountant_service.ledger.errors import LedgerError
+    from accountant_service.settings import Settings
+
     try:
         with Progress(console=Console(stderr=True)) as bars:
             tasks: dict[str, TaskID] = {}

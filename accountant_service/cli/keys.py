@@ -10,9 +10,8 @@ import typer
 from accountant_service.cli.names import check_name
 from accountant_service.cli.opening import open_repository
 from accountant_service.cli.printing import AsJson, print_rows
-from accountant_service.ledger.api_keys import COMMAND_LINE, Keys, Scope
+from accountant_service.ledger.names import Scope
 from accountant_service.ledger.quotas import REQUESTS_PER_MINUTE_MAX
-from accountant_service.ledger.repository import now
 
 keys = typer.Typer(no_args_is_help=True, help="Create, limit, list and revoke API keys.")
 COMMANDS: Final = {"keys": keys}
@@ -46,6 +45,9 @@ def create_key(
     requests_per_minute: Quota = None,
 ) -> None:
     """Create a key and print it on one line. It cannot be shown again."""
+    from accountant_service.ledger.api_keys import Keys
+    from accountant_service.ledger.repository import now
+
     expires = None if expires_in_days is None else now() + int(86400e6 * expires_in_days)
     with open_repository() as repository:
         token, _ = Keys(repository).create(
@@ -62,6 +64,8 @@ def create_key(
 @keys.command("list")
 def list_keys(as_json: AsJson = False) -> None:
     """List keys (secrets are never stored)."""
+    from accountant_service.ledger.api_keys import Keys
+
     with open_repository() as repository:
         found = Keys(repository).list_keys()
     rows = [
@@ -94,6 +98,8 @@ def limit_key(
     unlimited: Annotated[bool, typer.Option("--unlimited", help="Remove the quota.")] = False,
 ) -> None:
     """Set or remove the quota of a key. It counts from now on."""
+    from accountant_service.ledger.api_keys import COMMAND_LINE, Keys
+
     if unlimited == (requests_per_minute is not None):
         raise typer.BadParameter("give one of --requests-per-minute and --unlimited")
     with open_repository() as repository:
@@ -107,6 +113,8 @@ def revoke_key(
     identifier: Annotated[str, typer.Argument(help="The key's id, from `keys list`.")],
 ) -> None:
     """Revoke a key from now on."""
+    from accountant_service.ledger.api_keys import COMMAND_LINE, Keys
+
     with open_repository() as repository:
         if Keys(repository).revoke(identifier, by=COMMAND_LINE) is None:
             print(f"error: there is no key {identifier!r}", file=sys.stderr)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 import sys
 from pathlib import Path
 from typing import Annotated, Final
@@ -37,6 +38,22 @@ def upgrade() -> None:
     finally:
         engine.dispose()
     print(f"at revision {after}" if before == after else f"from {before} to revision {after}")
+
+
+@db.command("backup", epilog="Example: accountant db backup copy.db")
+def back_up(
+    file: Annotated[Path, typer.Argument(help="The new file.")],
+) -> None:
+    """Copy the ledger's SQLite database into a new file; servers may go on writing."""
+    from accountant_service.ledger import database
+    from accountant_service.settings import Settings
+
+    try:
+        database.back_up(Settings().database, file)
+    except (database.BackupRefusedError, OSError, sqlite3.Error) as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise typer.Exit(2) from None
+    print(f"copied to {file}; verify it before you use it")
 
 
 @db.command("move", epilog="Example: accountant db move accountant.db")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from datetime import UTC, datetime
 from typing import Annotated, Any, Final
 
 import typer
@@ -63,7 +64,7 @@ def create_key(
 
 @keys.command("list")
 def list_keys(as_json: AsJson = False) -> None:
-    """List keys (secrets are never stored)."""
+    """List keys and when each was last used, in UTC (secrets are never stored)."""
     from accountant_service.ledger.api_keys import Keys
 
     with open_repository() as repository:
@@ -76,19 +77,34 @@ def list_keys(as_json: AsJson = False) -> None:
             "datasets": key.datasets,
             "team": key.team,
             "requests_per_minute": key.requests_per_minute,
+            "last_used_at": None if key.last_used_at is None else key.last_used_at / 1e6,
             "revoked": key.revoked_at is not None,
         }
         for key in found
     ]
     if not as_json:
-        rows = [row | {"quota": _describe_quota(row["requests_per_minute"])} for row in rows]
-    columns = ["id", "name", "scopes", "datasets", "team", "quota", "revoked"]
+        rows = [
+            row
+            | {
+                "quota": _describe_quota(row["requests_per_minute"]),
+                "last used": _describe_use(row["last_used_at"]),
+            }
+            for row in rows
+        ]
+    columns = ["id", "name", "scopes", "datasets", "team", "quota", "last used", "revoked"]
     print_rows(rows, columns, "API keys", as_json)
 
 
 def _describe_quota(requests_per_minute: Any) -> str | None:
     """Return a key's quota for a table; None if it has none."""
     return None if requests_per_minute is None else f"{requests_per_minute}/min"
+
+
+def _describe_use(seconds: Any) -> str:
+    """Return when a key was last used, to the minute, for a table."""
+    if seconds is None:
+        return "never"
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M")
 
 
 @keys.command("limit")
@@ -120,3 +136,21 @@ def revoke_key(
             print(f"error: there is no key {identifier!r}", file=sys.stderr)
             raise typer.Exit(1)
     print(f"revoked {identifier}")
+
+
+@keys.command("reset")
+def reset_keys(
+    yes: Annotated[bool, typer.Option("--yes", help="Do it: it cannot be undone.")] = False,
+) -> None:
+    """Make all keys and sessions invalid, and sign certificates with a new key from now on.
+
+    For a database that has leaked. Stop every server first.
+    """
+    from accountant_service.ledger.api_keys import COMMAND_LINE
+
+    if not yes:
+        raise typer.BadParameter("stop every server, then repeat the command with --yes")
+    with open_repository() as repository, repository.transaction() as transaction:
+        transaction.delete_secrets()
+        transaction.record_audit_event(COMMAND_LINE, "keys-reset", "")
+    print("all keys and sessions are invalid: create new keys, and start the servers")

@@ -219,6 +219,31 @@ def export(
             sys.stdout.write(exporting.write_csv([cells]))
 
 
+@ledger.command("entries")
+def entries(
+    dataset: Annotated[
+        list[str] | None, typer.Option("--dataset", help="Only this dataset. Repeatable.")
+    ] = None,
+    key: Annotated[
+        str | None, typer.Option(help="Only entries made with the key of this id.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the entries of the ledger, and which key made each."""
+    from accountant_service.ledger.exporting import EntryQuery, iterate_entries
+
+    query = EntryQuery(tuple(dataset) if dataset else None)
+    with open_repository() as repository, repository.snapshot() as transaction:
+        found = [each.to_json() for each in iterate_entries(transaction, query)]
+    rows = [
+        {name: each.get(name) for name in ("dataset", "number", "kind", "steps", "key")}
+        | {"at": datetime.fromtimestamp(each["at"] / 1e6, UTC).isoformat(" ", "seconds")}
+        for each in found
+        if key is None or each.get("key") == key
+    ]
+    print_rows(rows, ["dataset", "number", "kind", "at", "key", "steps"], "Entries", as_json)
+
+
 @ledger.command("events")
 def events(as_json: AsJson = False) -> None:
     """Show which key created or revoked keys, created datasets, or changed caps."""

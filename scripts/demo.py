@@ -40,7 +40,7 @@ def wait_until_healthy(url: str, seconds: float = 30.0) -> None:
 
 
 def create_dataset(url: str, key: str, budget: dict[str, float], name: str = "mnist") -> None:
-    """Create a dataset of MNIST's size with a privacy budget."""
+    """Create a dataset of MNIST's size with a privacy budget, through the API."""
     body = {"name": name, "size": 60_000, "budget": budget}
     headers = {
         "Authorization": f"Bearer {key}",
@@ -69,7 +69,7 @@ def create_ledger_url(folder: Path) -> str:
 
 
 def interrupt(*_: object) -> None:
-    """Handle SIGTERM like Ctrl-C, so that the service is stopped."""
+    """Signal handler: treat SIGTERM like Ctrl-C, so that the service is stopped."""
     raise KeyboardInterrupt
 
 
@@ -83,6 +83,7 @@ def main() -> int:
     environment = os.environ | {"ACCOUNTANT_DATABASE_URL": create_ledger_url(folder)}
 
     def accountant(*arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run an `accountant` command against the demo's service."""
         command = [PROGRAMS / "accountant", *arguments]
         return subprocess.run(
             command, env=environment, check=False, text=True, stdout=subprocess.PIPE
@@ -98,6 +99,7 @@ def main() -> int:
         create_dataset(url, key, {"epsilon": 2.0, "delta": 1e-5})
 
         def train(*arguments: str) -> int:
+            """Run `accountant-train` against the demo's service; return the exit code."""
             command = [PROGRAMS / "accountant-train", "run", "--service", url]
             command += ["--dataset", "mnist", "--optimizer", "adadp", *arguments]
             keyed = environment | {"ACCOUNTANT_API_KEY": key}

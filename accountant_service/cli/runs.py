@@ -131,7 +131,7 @@ def reserve(
     }
 
     def ask(ledger: LedgerAccess) -> Json:
-        """Send the plan."""
+        """Send the plan to the ledger, to reserve budget for it."""
         plan = build_plan(run, mechanism, lambda: int(ledger.get_dataset(dataset)["size"]))
         lease = {} if lease_seconds is None else {"lease_seconds": lease_seconds}
         body = {"mechanism": plan, "purpose": purpose, **lease}
@@ -165,7 +165,7 @@ def grant(
     from accountant_service.api import ledger_schemas as bodies
 
     def ask(ledger: LedgerAccess) -> Json:
-        """Send the grant."""
+        """Send the request for a grant of steps to the ledger."""
         body = {} if steps is None else {"steps": steps}
         body["sequence"] = 0 if sequence is None else sequence
         validate(bodies.GrantRequest, body)
@@ -197,7 +197,7 @@ def commit(
     from accountant_service.api import ledger_schemas as bodies
 
     def ask(ledger: LedgerAccess) -> Json:
-        """Send the end of the run."""
+        """Send the end of the run to the ledger."""
         body = {} if clip_norm is None else {"clip_norm": clip_norm}
         if model is not None:
             body["model_sha256"] = model_files.hash_model(model)
@@ -224,7 +224,7 @@ def renew(
     from accountant_service.api import ledger_schemas as bodies
 
     def ask(ledger: LedgerAccess) -> Json:
-        """Send the new lease."""
+        """Send the new lease to the ledger."""
         body = {} if lease_seconds is None else {"lease_seconds": lease_seconds}
         validate(bodies.RenewRequest, body)
         return ledger.change_run(identifier, "renew", body)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -24,7 +27,7 @@ def test_this_project_does_every_job() -> None:
     assert all(find_script(job, OURS) for job in JOBS)
 
 
-def test_comments_imports_and_empty_lines_are_no_steps(tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_comments_imports_and_empty_lines_are_no_steps(tmp_path: Path) -> None:
     script = tmp_path / "with_it.py"
     script.write_text("import os\n\n# a word\nfor each in os.environ:\n    print(each)\n")
     assert peer_jobs.count(script) == Count(steps=2, lines=3)
@@ -37,10 +40,33 @@ def test_comments_imports_and_empty_lines_are_no_steps(tmp_path) -> None:  # typ
 @pytest.mark.parametrize("job", ["epsilon", "noise", "two_runs", "unsampled"])
 def test_numbers_are_those_of_the_page(job: str) -> None:
     """Of this project and of dp_accounting, which are both installed for tests."""
-    row = re.search(rf"^\| {re.escape(JOBS[job])} \| (\d.*)", PAGE.read_text().split("\n\n| job")[-1], re.M)  # fmt: skip  # noqa: E501
+    _, numbers = PAGE.read_text().split("this project | Opacus 1", 1)
+    row = re.search(rf"^\| {re.escape(JOBS[job])} \| (.*) \|$", numbers, re.MULTILINE)
     assert row is not None
     cells = row[1].split(" | ")
     for library, at in ((OURS, 0), ("dp-accounting", 2)):
         script = find_script(job, library)
         assert script is not None
         assert peer_jobs.read_number(peer_jobs.run(script, sys.executable)) == cells[at]
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(3600)
+def test_all_libraries_do_their_jobs_with_the_numbers_of_the_page(tmp_path: Path) -> None:
+    commands = """
+python -m venv build/peers
+build/peers/bin/pip install opacus==1.6.0 dp-accounting==0.6.0 opendp==0.16.0 riskcal==1.5.1
+python -m scripts.peer_jobs --python build/peers/bin/python
+"""
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "-ec", commands],
+        cwd=tmp_path,
+        env=os.environ | {"PATH": path, "PYTHONPATH": str(peer_jobs.ROOT)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    begin, end = peer_jobs._MARKS
+    tables = PAGE.read_text().split(begin)[1].split(end)[0]
+    assert tables.strip() in done.stdout

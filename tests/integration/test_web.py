@@ -317,6 +317,32 @@ def test_no_template_has_inline_style_or_script(template: Path) -> None:
     assert all("src=" in tag for tag in re.findall(r"<script[^>]*>", text))
 
 
+@pytest.mark.parametrize("path", ["/", "/plan", "/import", "/sign-in", "/help", "/docs"])
+def test_every_page_links_to_the_operator_s_documentation(
+    path: str, app: Any, visitor: Person, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link = '<a href="https://docs.example.org/">Documentation</a>'
+    without = visitor.get(path)
+    assert link not in without
+    assert 'href="/help"' in without
+    monkeypatch.setattr(app.state.settings, "documentation_url", "https://docs.example.org/")
+    assert link in visitor.get(path)
+
+
+def test_the_help_says_where_the_documentation_is(
+    app: Any, visitor: Person, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "ACCOUNTANT_DOCUMENTATION_URL" in visitor.get("/help")
+    monkeypatch.setattr(app.state.settings, "documentation_url", "https://docs.example.org/")
+    assert "ACCOUNTANT_DOCUMENTATION_URL" not in visitor.get("/help")
+
+
+@pytest.mark.parametrize("address", ["javascript:alert(1)", "docs.example.org", "//example.org"])
+def test_the_documentation_is_at_a_web_address(address: str) -> None:
+    with pytest.raises(ValueError, match="https://"):
+        Settings(documentation_url=address)
+
+
 def test_the_first_load_is_below_150_kilobytes(visitor: Person) -> None:
     text = visitor.get("/")
     paths = re.findall(r'(?:href|src)="(/static/[^"]+)"', text)

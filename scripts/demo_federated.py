@@ -1,0 +1,319 @@
+"""The federated demo: eight sites, each with its own budget, train one model through Flower.
+
+Everything runs as its own process, as it would on nine machines: the accounting service, Flower's
+SuperLink, eight SuperNodes, and `flwr run`, which starts the training. The last table compares the
+rounds that each site's ledger charged with the rounds that the site recorded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from scripts.demo import PROGRAMS, create_dataset, find_free_port, interrupt, wait_until_healthy
+from training_client.client import AccountingService
+
+APP: Final = Path(__file__).parents[1] / "examples" / "flower"
+DELTA: Final = 1e-5
+INTERRUPTED: Final = 130
+_POLL_SECONDS: Final = 0.2
+_STOP_SECONDS: Final = 20.0
+
+
+def parse_arguments(given: list[str]) -> argparse.Namespace:
+    """Parse the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, prog="scripts.demo_federated")
+    parser.add_argument("--output", type=Path, default=Path("runs/federated"))
+    parser.add_argument("--data", default="generated", choices=("generated", "adult", "mnist"))
+    parser.add_argument("--data-dir", type=Path, default=Path("data"))
+    parser.add_argument("--method", default="a-ddp", choices=("a-ddp", "adadps"))
+    parser.add_argument("--sites", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--short-rounds", type=int, default=8, help="rounds of the first site")
+    parser.add_argument("--seconds", type=float, default=300.0, help="limit for the training")
+    parser.add_argument("--round-seconds", type=float, default=60.0)
+    return parser.parse_args(given)
+
+
+@dataclass
+class Processes:
+    """The programs of a federation, each with a log file in the folder.
+
+    Attributes:
+        folder: the folder of the run.
+        environment: the environment variables of all programs.
+        running: the programs started, by name.
+    """
+
+    folder: Path
+    environment: dict[str, str]
+    running: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+
+    def start(self, name: str, *command: str | Path) -> None:
+        """Start a program in a process group of its own."""
+        with (self.folder / f"{name}.log").open("ab") as log:
+            self.running[name] = subprocess.Popen(
+                [str(each) for each in command],
+                env=self.environment,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def kill(self, name: str) -> None:
+        """Send SIGKILL to a program and its children, as a crash of its machine would."""
+        process = self.running.pop(name)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait(_STOP_SECONDS)
+
+    def stop_all(self) -> None:
+        """Stop all programs; kill those that do not stop."""
+        for process in self.running.values():
+            process.terminate()
+        for name in list(self.running)[::-1]:
+            try:
+                self.running[name].wait(_STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                pass
+            finally:
+                self._kill_group(name)
+
+    def _kill_group(self, name: str) -> None:
+        """Kill what is left of a program's process group."""
+        try:
+            os.killpg(self.running.pop(name).pid, signal.SIGKILL)
+        except ProcessLookupError:
+            return
+
+
+class Federation:
+    """A federation on this machine: the service, the SuperLink and a SuperNode for each site.
+
+    Args:
+        options: the demo's options.
+    """
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options, self.folder = options, options.output.resolve()
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder.mkdir(parents=True)
+        self.ports = {name: find_free_port() for name in ("service", "link")}
+        environment = {
+            **os.environ,
+            "ACCOUNTANT_DATABASE_URL": f"sqlite:///{self.folder / 'ledger.db'}",
+            "FLWR_HOME": str(self.folder / "flower"),
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "OMP_NUM_THREADS": "1",
+            "PATH": f"{PROGRAMS}{os.pathsep}{os.environ['PATH']}",
+        }
+        self.processes = Processes(self.folder, environment)
+        self.url = f"http://127.0.0.1:{self.ports['service']}"
+
+    @property
+    def sites(self) -> list[str]:
+        """The names of the sites, which are those of their datasets in the ledger."""
+        return [f"site-{number}" for number in range(1, self.options.sites + 1)]
+
+    def start_service(self) -> None:
+        """Start the accounting service, and create a key."""
+        environment = self.processes.environment
+        made = subprocess.run(
+            [PROGRAMS / "accountant", "keys", "create", "--scope", "admin"],
+            env=environment, check=True, text=True, stdout=subprocess.PIPE,
+        )  # fmt: skip
+        environment["ACCOUNTANT_API_KEY"] = made.stdout.strip()
+        port = str(self.ports["service"])
+        self.processes.start("service", PROGRAMS / "accountant", "serve", "--port", port)
+        wait_until_healthy(self.url)
+
+    def divide_data(self) -> None:
+        """Write each site's records and settings to its folder, and public records to the server's."""
+        train, test = load_data(self.options)
+        size = len(train[1]) // len(self.sites)
+        write_records(self.folder / "server" / "public.npz", *test)
+        for number, name in enumerate(self.sites):
+            rows, home = slice(number * size, (number + 1) * size), self.folder / name
+            write_records(home / "records.npz", train[0][rows], train[1][rows])
+            rounds = self.options.short_rounds if number == 0 else self.options.rounds
+            (home / "site.json").write_text(json.dumps(self._settings(name, size, rounds, test)))
+
+    def _settings(self, name: str, size: int, rounds: int, public: Any) -> dict[str, Any]:
+        """Return a site's settings: its dataset, plan and number of rounds."""
+        local_steps = 3 if self.options.method == "adadps" else 1
+        plan = {
+            "dataset_size": size,
+            "sample_rate": 0.2,
+            "clip_norm": 1.0,
+            "noise_multiplier": 2.0,
+        }
+        return {
+            "service": self.url,
+            "dataset": name,
+            "delta": DELTA,
+            "plan": plan,
+            "rounds": rounds,
+            "classes": int(public[1].max()) + 1,
+            "method": self.options.method,
+            "local_steps": local_steps,
+            "learning_rate": 0.2,
+            "side_information": (public[0].square().mean(0).sqrt() + 0.1).tolist(),
+        }
+
+    def create_budgets(self) -> None:
+        """Create a dataset in the ledger for each site."""
+        key = self.processes.environment["ACCOUNTANT_API_KEY"]
+        for name in self.sites:
+            settings = json.loads((self.folder / name / "site.json").read_text())
+            size = settings["plan"]["dataset_size"]
+            create_dataset(self.url, key, {"epsilon": 8.0, "delta": DELTA}, name, size)
+
+    def start_link(self) -> None:
+        """Start Flower's SuperLink; its state is in memory, so a restart loses the Flower run."""
+        self.processes.start(
+            "link", PROGRAMS / "flower-superlink", "--insecure", "--port", str(self.ports["link"]),
+            "--disable-runtime-dependency-installation",
+        )  # fmt: skip
+
+    def start_site(self, name: str) -> None:
+        """Start a site's SuperNode."""
+        self.processes.start(
+            name, PROGRAMS / "flower-supernode", "--insecure",
+            "--superlink", f"127.0.0.1:{self.ports['link']}", "--port", str(find_free_port()),
+            "--node-config", f'folder="{self.folder / name}"',
+        )  # fmt: skip
+
+    def submit(self) -> None:
+        """Start the training with `flwr run`."""
+        home = self.folder / "flower"
+        home.mkdir(exist_ok=True)
+        (home / "config.toml").write_text(
+            f'[superlink]\ndefault = "demo"\n\n[superlink.demo]\n'
+            f'address = "127.0.0.1:{self.ports["link"]}"\ninsecure = true\n'
+        )
+        options = self.options
+        rate = 1.0 if options.method == "adadps" else 0.5
+        config = (
+            f'folder="{self.folder / "server"}" sites={options.sites} rounds={options.rounds} '
+            f"learning-rate={rate} round-seconds={options.round_seconds}"
+        )
+        command = [PROGRAMS / "flwr", "run", APP, "demo", "--run-config", config]
+        deadline = time.monotonic() + 30
+        while subprocess.run(
+            command, env=self.processes.environment, check=False,
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        ).returncode:  # fmt: skip
+            if time.monotonic() > deadline:
+                raise TimeoutError("flwr run failed for 30 seconds; try it by hand")
+            time.sleep(_POLL_SECONDS)
+
+    def wait_for_round(self, number: int) -> None:
+        """Wait until the server has made a round."""
+        self._wait(lambda: len(self.server_rounds()) >= number, f"round {number}")
+
+    def wait_for_end(self) -> None:
+        """Wait until the server has written its result."""
+        self._wait((self.folder / "server" / "result.json").exists, "the end of the training")
+
+    def _wait(self, is_done: Any, what: str) -> None:
+        """Wait until something is done.
+
+        Raises:
+            TimeoutError: it is not within the limit for the training.
+        """
+        deadline = time.monotonic() + self.options.seconds
+        while not is_done():
+            if time.monotonic() > deadline:
+                raise TimeoutError(
+                    f"no {what} within {self.options.seconds:g} s; see {self.folder}"
+                )
+            time.sleep(_POLL_SECONDS)
+
+    def server_rounds(self) -> list[dict[str, Any]]:
+        """Return the rounds that the server made."""
+        return read_lines(self.folder / "server" / "rounds.jsonl")
+
+    def charges(self) -> dict[str, tuple[int, int, int]]:
+        """Return, for each site, steps charged in the ledger, rounds recorded, steps per round."""
+        found = {}
+        key = self.processes.environment["ACCOUNTANT_API_KEY"]
+        with AccountingService(self.url, api_key=key) as service:
+            for name in self.sites:
+                settings = json.loads((self.folder / name / "site.json").read_text())
+                recorded = read_lines(self.folder / name / "rounds.jsonl")
+                held = {each["reservation"] for each in recorded}
+                charged = sum(service.reservation(each).steps_granted for each in held)
+                found[name] = charged, len(recorded), settings["local_steps"]
+        return found
+
+
+def load_data(options: argparse.Namespace) -> tuple[Any, Any]:
+    """Return training and test records, with their classes."""
+    if options.data != "generated":
+        from training_client.lab.data import load  # only for downloaded data
+
+        data = load(options.data, options.data_dir)
+        return (data.train_examples, data.train_labels), (data.test_examples, data.test_labels)
+    generator = torch.Generator().manual_seed(0)
+    examples = torch.randn(5000, 20, generator=generator)
+    targets = (examples[:, :3].sum(1) > 0).long()
+    return (examples[:4000], targets[:4000]), (examples[4000:], targets[4000:])
+
+
+def write_records(file: Path, examples: torch.Tensor, targets: torch.Tensor) -> None:
+    """Write records to a file, and create its folder."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    np.savez(file, examples=examples.float().numpy(), targets=targets.long().numpy())
+
+
+def read_lines(file: Path) -> list[dict[str, Any]]:
+    """Return the JSON documents in a file, one a line; none if there is no file."""
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def print_outcome(federation: Federation) -> int:
+    """Print rounds charged and recorded for each site; return 1 if they differ anywhere."""
+    code = 0
+    print(f"{'site':10} {'rounds charged':>15} {'rounds recorded':>16}")
+    for name, (charged, recorded, steps) in federation.charges().items():
+        print(f"{name:10} {charged / steps:15g} {recorded:16}")
+        code = code or int(charged != recorded * steps)
+    score = json.loads((federation.folder / "server" / "result.json").read_text())
+    print(f"rounds made: {len(federation.server_rounds())}; test accuracy {score['accuracy']:.3f}")
+    return code
+
+
+def main(given: list[str]) -> int:
+    """Run the demo; return 0 if every site recorded exactly the rounds that were charged."""
+    federation = Federation(parse_arguments(given))
+    signal.signal(signal.SIGTERM, interrupt)
+    try:
+        federation.start_service()
+        federation.divide_data()
+        federation.create_budgets()
+        federation.start_link()
+        for name in federation.sites:
+            federation.start_site(name)
+        federation.submit()
+        federation.wait_for_end()
+        return print_outcome(federation)
+    except KeyboardInterrupt:
+        print("Interrupted. Run it again to begin anew")
+        return INTERRUPTED
+    finally:
+        federation.processes.stop_all()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -42,6 +42,8 @@ def parse_arguments(given: list[str]) -> argparse.Namespace:
     parser.add_argument("--sites", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--short-rounds", type=int, default=8, help="rounds of the first site")
+    parser.add_argument("--site-rounds", type=int, help="rounds of each other site; as --rounds")
+    parser.add_argument("--programs", type=Path, default=PROGRAMS, help="folder of flwr's programs")
     parser.add_argument("--seconds", type=float, default=300.0, help="limit for the training")
     parser.add_argument("--round-seconds", type=float, default=60.0)
     return parser.parse_args(given)
@@ -81,7 +83,7 @@ class Processes:
     def stop_all(self) -> None:
         """Stop all programs; kill those that do not stop."""
         for process in self.running.values():
-            process.terminate()
+            process.terminate()  # before any is waited for
         for name in list(self.running)[::-1]:
             try:
                 self.running[name].wait(_STOP_SECONDS)
@@ -107,6 +109,7 @@ class Federation:
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options, self.folder = options, options.output.resolve()
+        self.programs: Path = options.programs.absolute()
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir(parents=True)
         self.ports = {name: find_free_port() for name in ("service", "link")}
@@ -116,7 +119,7 @@ class Federation:
             "FLWR_HOME": str(self.folder / "flower"),
             "FLWR_TELEMETRY_ENABLED": "0",
             "OMP_NUM_THREADS": "1",
-            "PATH": f"{PROGRAMS}{os.pathsep}{os.environ['PATH']}",
+            "PATH": f"{self.programs}{os.pathsep}{os.environ['PATH']}",
         }
         self.processes = Processes(self.folder, environment)
         self.url = f"http://127.0.0.1:{self.ports['service']}"
@@ -130,23 +133,24 @@ class Federation:
         """Start the accounting service, and create a key."""
         environment = self.processes.environment
         made = subprocess.run(
-            [PROGRAMS / "accountant", "keys", "create", "--scope", "admin"],
+            [self.programs / "accountant", "keys", "create", "--scope", "admin"],
             env=environment, check=True, text=True, stdout=subprocess.PIPE,
         )  # fmt: skip
         environment["ACCOUNTANT_API_KEY"] = made.stdout.strip()
         port = str(self.ports["service"])
-        self.processes.start("service", PROGRAMS / "accountant", "serve", "--port", port)
+        self.processes.start("service", self.programs / "accountant", "serve", "--port", port)
         wait_until_healthy(self.url)
 
     def divide_data(self) -> None:
-        """Write each site's records and settings to its folder, and public records to the server's."""
+        """Write each site's records and settings to its folder; the server gets public records."""
         train, test = load_data(self.options)
         size = len(train[1]) // len(self.sites)
         write_records(self.folder / "server" / "public.npz", *test)
         for number, name in enumerate(self.sites):
             rows, home = slice(number * size, (number + 1) * size), self.folder / name
             write_records(home / "records.npz", train[0][rows], train[1][rows])
-            rounds = self.options.short_rounds if number == 0 else self.options.rounds
+            usual = self.options.site_rounds or self.options.rounds
+            rounds = self.options.short_rounds if number == 0 else usual
             (home / "site.json").write_text(json.dumps(self._settings(name, size, rounds, test)))
 
     def _settings(self, name: str, size: int, rounds: int, public: Any) -> dict[str, Any]:
@@ -182,14 +186,14 @@ class Federation:
     def start_link(self) -> None:
         """Start Flower's SuperLink; its state is in memory, so a restart loses the Flower run."""
         self.processes.start(
-            "link", PROGRAMS / "flower-superlink", "--insecure", "--port", str(self.ports["link"]),
+            "link", self.programs / "flower-superlink", "--insecure", "--port", str(self.ports["link"]),
             "--disable-runtime-dependency-installation",
         )  # fmt: skip
 
     def start_site(self, name: str) -> None:
         """Start a site's SuperNode."""
         self.processes.start(
-            name, PROGRAMS / "flower-supernode", "--insecure",
+            name, self.programs / "flower-supernode", "--insecure",
             "--superlink", f"127.0.0.1:{self.ports['link']}", "--port", str(find_free_port()),
             "--node-config", f'folder="{self.folder / name}"',
         )  # fmt: skip
@@ -208,7 +212,7 @@ class Federation:
             f'folder="{self.folder / "server"}" sites={options.sites} rounds={options.rounds} '
             f"learning-rate={rate} round-seconds={options.round_seconds}"
         )
-        command = [PROGRAMS / "flwr", "run", APP, "demo", "--run-config", config]
+        command = [self.programs / "flwr", "run", APP, "demo", "--run-config", config]
         deadline = time.monotonic() + 30
         while subprocess.run(
             command, env=self.processes.environment, check=False,

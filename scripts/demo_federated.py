@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -75,29 +76,39 @@ class Processes:
             )
 
     def kill(self, name: str) -> None:
-        """Send SIGKILL to a program and its children, as a crash of its machine would."""
+        """Send SIGKILL to a program and all that it started, as a crash of its machine would."""
         process = self.running.pop(name)
-        os.killpg(process.pid, signal.SIGKILL)
+        kill_all([process.pid, *descendants_of(process.pid)])
         process.wait(_STOP_SECONDS)
 
     def stop_all(self) -> None:
-        """Stop all programs; kill those that do not stop."""
+        """Stop all programs; kill what is left of them."""
+        started = [pid for each in self.running.values() for pid in descendants_of(each.pid)]
         for process in self.running.values():
             process.terminate()  # before any is waited for
         for name in list(self.running)[::-1]:
             try:
                 self.running[name].wait(_STOP_SECONDS)
             except subprocess.TimeoutExpired:
-                pass
-            finally:
-                self._kill_group(name)
+                self.kill(name)
+        kill_all(started)
 
-    def _kill_group(self, name: str) -> None:
-        """Kill what is left of a program's process group."""
-        try:
-            os.killpg(self.running.pop(name).pid, signal.SIGKILL)
-        except ProcessLookupError:
-            return
+
+def descendants_of(pid: int) -> list[int]:
+    """Return the processes that a process started, and those that they started."""
+    listed = subprocess.run(
+        ["ps", "-A", "-o", "pid=,ppid="], check=True, text=True, stdout=subprocess.PIPE
+    ).stdout
+    parents = [tuple(map(int, line.split())) for line in listed.splitlines()]
+    found = [child for child, parent in parents if parent == pid]
+    return found + [each for child in found for each in descendants_of(child)]
+
+
+def kill_all(processes: list[int]) -> None:
+    """Send SIGKILL to processes; some may have ended."""
+    for each in processes:
+        with suppress(ProcessLookupError):
+            os.kill(each, signal.SIGKILL)
 
 
 class Federation:
@@ -184,10 +195,11 @@ class Federation:
             create_dataset(self.url, key, {"epsilon": 8.0, "delta": DELTA}, name, size)
 
     def start_link(self) -> None:
-        """Start Flower's SuperLink; its state is in memory, so a restart loses the Flower run."""
+        """Start Flower's SuperLink; with its database, it knows its nodes after a restart."""
+        port = str(self.ports["link"])
         self.processes.start(
-            "link", self.programs / "flower-superlink", "--insecure", "--port", str(self.ports["link"]),
-            "--disable-runtime-dependency-installation",
+            "link", self.programs / "flower-superlink", "--insecure", "--port", port,
+            "--database", self.folder / "link.db", "--disable-runtime-dependency-installation",
         )  # fmt: skip
 
     def start_site(self, name: str) -> None:

@@ -22,12 +22,18 @@ from typing import Any, Final
 
 import numpy as np
 import torch
+from torch import nn
 
 from scripts.demo import PROGRAMS, create_dataset, find_free_port, interrupt, wait_until_healthy
+from training_client.budget import NoBudget
 from training_client.client import AccountingService
+from training_client.lab.federated import AdaptiveParticipant, Participant, train_federated
+from training_client.lab.models import cross_entropy
+from training_client.plan import Plan
 
 APP: Final = Path(__file__).parents[1] / "examples" / "flower"
 DELTA: Final = 1e-5
+A_DDP_RATE: Final = 0.5  # of the averaged gradient; updates of AdaDPS are averaged as they are
 INTERRUPTED: Final = 130
 _POLL_SECONDS: Final = 0.2
 _STOP_SECONDS: Final = 20.0
@@ -44,6 +50,9 @@ def parse_arguments(given: list[str]) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--short-rounds", type=int, default=8, help="rounds of the first site")
     parser.add_argument("--site-rounds", type=int, help="rounds of each other site; as --rounds")
+    parser.add_argument(
+        "--simulate", action="store_true", help="also train the same sites in one process"
+    )
     parser.add_argument("--programs", type=Path, default=PROGRAMS, help="folder of flwr's programs")
     parser.add_argument("--seconds", type=float, default=300.0, help="limit for the training")
     parser.add_argument("--round-seconds", type=float, default=60.0)
@@ -219,7 +228,7 @@ class Federation:
             f'address = "127.0.0.1:{self.ports["link"]}"\ninsecure = true\n'
         )
         options = self.options
-        rate = 1.0 if options.method == "adadps" else 0.5
+        rate = 1.0 if options.method == "adadps" else A_DDP_RATE
         config = (
             f'folder="{self.folder / "server"}" sites={options.sites} rounds={options.rounds} '
             f"learning-rate={rate} round-seconds={options.round_seconds}"
@@ -298,6 +307,44 @@ def read_lines(file: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
+def read_records(file: Path) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the records in a file, and their classes."""
+    with np.load(file) as saved:
+        return torch.from_numpy(saved["examples"]), torch.from_numpy(saved["targets"])
+
+
+def simulate(folder: Path, rounds: int) -> float:
+    """Train the sites in a demo's folder in this process; return the test accuracy.
+
+    The ledger is not involved, so that its charges are those of the demo itself.
+    """
+    public, targets = read_records(folder / "server" / "public.npz")
+    model = nn.Linear(public.shape[1], int(targets.max()) + 1)
+    for each in model.parameters():
+        nn.init.zeros_(each)
+    sites = [simulated_site(each.parent, model) for each in sorted(folder.glob("*/site.json"))]
+    rate = 1.0 if isinstance(sites[0], AdaptiveParticipant) else A_DDP_RATE
+    train_federated(model, sites, cross_entropy, learning_rate=rate, rounds_max=rounds)
+    with torch.no_grad():
+        return float((model(public).argmax(1) == targets).float().mean())
+
+
+def simulated_site(home: Path, model: nn.Module) -> Participant | AdaptiveParticipant:
+    """Return the participant that a site's folder describes, with its number of rounds."""
+    settings = json.loads((home / "site.json").read_text())
+    examples, targets = read_records(home / "records.npz")
+    steps = settings["local_steps"]
+    budget = NoBudget(Plan(**settings["plan"]), settings["rounds"] * steps, "a simulation")
+    if settings["method"] != "adadps":
+        return Participant(home.name, model, examples, targets, budget)
+    scales = torch.tensor(settings["side_information"]).expand(settings["classes"], -1)
+    return AdaptiveParticipant(
+        home.name, model, examples, targets, budget,
+        side_information=[scales, torch.ones(settings["classes"])],
+        learning_rate=settings["learning_rate"], local_steps=steps,
+    )  # fmt: skip
+
+
 def print_outcome(federation: Federation) -> int:
     """Print rounds charged and recorded for each site; return 1 if they differ anywhere."""
     code = 0
@@ -323,7 +370,11 @@ def main(given: list[str]) -> int:
             federation.start_site(name)
         federation.submit()
         federation.wait_for_end()
-        return print_outcome(federation)
+        code = print_outcome(federation)
+        if federation.options.simulate:
+            accuracy = simulate(federation.folder, federation.options.rounds)
+            print(f"the same sites in one process: test accuracy {accuracy:.3f}")
+        return code
     except KeyboardInterrupt:
         print("Interrupted. Run it again to begin anew")
         return INTERRUPTED

@@ -56,7 +56,7 @@ def load_parameters(model: nn.Module, arrays: ArrayRecord) -> None:
 
 
 @dataclass
-class BudgetedAverage(Strategy):
+class BudgetedAverage(Strategy):  # type: ignore[misc,unused-ignore]  # checked without flwr too
     """Trains in rounds: averages the nodes that contribute, drops those whose budget is spent.
 
     Training ends when a round has no contribution, or after `num_rounds` of `start`. With a folder
@@ -163,6 +163,7 @@ class BudgetedAverage(Strategy):
     ) -> MetricRecord | None:
         """Return None: nodes do not evaluate."""
         del server_round, replies
+        return None
 
     def summary(self) -> None:
         """Log the job and the learning rate."""

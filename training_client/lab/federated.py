@@ -2,15 +2,15 @@
 
 `Participant` is A-DDP (papers/003); `AdaptiveParticipant` is federated AdaDPS (papers/004).
 
-A-DDP, Algorithm 1: in every round each participant whose budget allows it samples their own data, clips
-the per-example gradients, adds noise and sends the noisy mean. The server averages the means and
-takes a gradient step. A participant leaves when their budget is spent, and training ends when
+A-DDP, Algorithm 1: in every round each participant whose budget allows it samples their own data,
+clips the per-example gradients, adds noise and sends the noisy mean. The server averages the means
+and takes a gradient step. A participant leaves when their budget is spent, and training ends when
 nobody is left, so the number of rounds is not fixed in advance.
 
 A participant receives only the parameters and returns only a noisy mean, so a federated framework
 can carry both (`training_client.integrations.flower` does); here all participants run in one
-process. The privacy unit is a record of a
-participant's data. Nobody, not even the server, sees a gradient without noise.
+process. The privacy unit is a record of a participant's data. Nobody, not even the server, sees a
+gradient without noise.
 """
 
 from __future__ import annotations

@@ -11,8 +11,10 @@ FLOWER := .venv-flower
 FLOWER_READY := $(FLOWER)/.ready
 DEMO_LEDGER := ACCOUNTANT_DATABASE_URL=sqlite:///runs/mnist/ledger.db
 PICTURES ?= docs/images
-# At most four test processes: tests start servers and databases, which are processes too
-PARALLEL := -n auto --maxprocesses 4 --dist worksteal
+# Three test processes: tests start servers and databases, which are processes too, and often wait for them
+PARALLEL := -n 3 --dist worksteal
+# The tests start hundreds of processes: without compiled modules on disk each start takes 2.5 times as long
+unexport PYTHONDONTWRITEBYTECODE
 SITE := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs
 
 .PHONY: help install flower-environment demo demo-federated look data serve test test-slow test-flower \

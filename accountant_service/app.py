@@ -67,6 +67,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        """Start background work with the application, and stop it at the end."""
         with closing:
             housekeeping.start()
             webhooks.start()
@@ -114,6 +115,7 @@ def _make_write_counter(metrics: Metrics) -> Callable[[EntryKind, int], None]:
     """Return a function that counts writes to the ledger and granted steps."""
 
     def count_write(kind: EntryKind, steps: int) -> None:
+        """Count one write of this kind, and the steps that it grants."""
         metrics.writes.labels(kind.value).inc()
         metrics.steps_granted.inc(steps)
 
@@ -124,6 +126,7 @@ def _make_attempt_counter(metrics: Metrics) -> Callable[[bool], None]:
     """Return a function that counts attempts to post events to webhooks."""
 
     def count_attempt(succeeded: bool) -> None:
+        """Count one attempt to post an event."""
         metrics.webhook_attempts.labels("delivered" if succeeded else "failed").inc()
 
     return count_attempt
@@ -144,7 +147,7 @@ def _build_openapi(app: FastAPI) -> dict[str, Any]:
 
 
 def _resolve_placeholders(node: Any) -> Any:
-    """Replace mechanism placeholders in a document by references to the schema."""
+    """Replace placeholders for mechanisms in the OpenAPI document by schema references."""
     if isinstance(node, dict):
         if MECHANISM_PLACEHOLDER in node:
             return {"$ref": "#/components/schemas/Mechanism"}
@@ -153,7 +156,7 @@ def _resolve_placeholders(node: Any) -> Any:
 
 
 def _set_problem_media_type(document: dict[str, Any]) -> dict[str, Any]:
-    """List error responses of a document under the media type of problems."""
+    """Set the media type of error responses in the OpenAPI document to problem+json."""
     for path in document["paths"].values():
         for operation in path.values():
             for status, answer in operation["responses"].items():

@@ -13,14 +13,14 @@ _STYLES: Final = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
 
 
 def markdown(findings: Iterable[Finding]) -> str:
-    """Return audit findings as a Markdown table."""
+    """Format findings of the audit of papers' claims as a Markdown table."""
     rows = [_COLUMNS, ["---"] * len(_COLUMNS)]
     rows += [[getattr(finding, name) for name in _COLUMNS] for finding in findings]
     return "\n".join("| " + " | ".join(row) + " |" for row in rows) + "\n"
 
 
 def draw(figures: Iterable[Figure], folder: Path) -> list[Path]:
-    """Draw each figure of the audit as an SVG file in a folder; return the files.
+    """Draw each figure of the audit of papers' claims as an SVG file; return the files.
 
     Args:
         figures: the data of each plot.

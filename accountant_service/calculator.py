@@ -153,6 +153,7 @@ def compare(
         referee.require_tolerance(certified, tolerance)
 
     def answer(method: str) -> Guarantee | NoAnswer:
+        """Return one method's checked guarantee, or the reason why it does not apply."""
         if method == DEFAULT_METHOD:  # already computed
             if isinstance(certified, AccountingError):
                 return NoAnswer(method, certified)
@@ -193,7 +194,7 @@ def curve(
     points: int,
     relation: NeighbouringRelation = _RELATION,
 ) -> tuple[tuple[int, ...], tuple[MethodCurve | NoAnswer, ...]]:
-    """Return ε at δ after increasing numbers of steps of a run, for each method.
+    """Return each method's ε at δ after increasing numbers of steps of a run.
 
     Args:
         run: the whole run; the curve ends at its last step, or its last epoch if it is shuffled or
@@ -214,7 +215,7 @@ def curve(
 
 
 def _split_run(run: DpSgd) -> tuple[int, DpSgd]:
-    """Split a run into equal steps or epochs; return how many there are, and one of them.
+    """Divide a run into equal steps or epochs; return their number, and one of them.
 
     Shuffled batches and balls in bins are split into epochs. A run without steps has 0 parts, and
     the part returned releases nothing.
@@ -338,7 +339,7 @@ def trade_off(
 
 
 def _claim_of_largest_epsilon(question: Question) -> Guarantee:
-    """Return the guarantee at the first δ of `_TRADE_OFF_DELTAS` for which ε is finite."""
+    """Return the guarantee at the first δ in `_TRADE_OFF_DELTAS` for which ε is finite."""
     *smaller, last = _TRADE_OFF_DELTAS
     for delta in smaller:
         with contextlib.suppress(NoFiniteEpsilonError):
@@ -347,12 +348,12 @@ def _claim_of_largest_epsilon(question: Question) -> Guarantee:
 
 
 def _probability_interval(lower: float, upper: float, least: float = 0.0) -> Interval:
-    """Return bounds on a probability: lower rounded down, upper rounded up, in [`least`, 1]."""
+    """Return an interval for a probability, rounded outward but within [`least`, 1]."""
     return Interval(max(least, rounding.down(lower)), min(1.0, rounding.up(upper)))
 
 
 def _posteriors(prior: float, rates: Array, *false_negatives: Array) -> list[Array]:
-    """Return the posterior probability of membership at each pair of error rates, by Bayes.
+    """Return, by Bayes' rule, the probability of membership at each pair of error rates.
 
     π·TPR/(π·TPR + (1 − π)·FPR), and π at 0/0.
     """
@@ -388,5 +389,5 @@ def _false_positive_rates(points: int) -> Array:
 
 
 def _intervals(lower: Array, upper: Array) -> tuple[Interval, ...]:
-    """Return the interval between each pair of a lower and an upper bound."""
+    """Return the interval between each lower bound and the upper bound at the same index."""
     return tuple(map(Interval, lower.tolist(), upper.tolist()))

@@ -54,7 +54,7 @@ class ComputationFailedError(Exception):
 
 
 class ProcessPool:
-    """Up to `count` computation processes, started when they are first needed.
+    """A pool of up to `count` computation processes, started when they are first needed.
 
     Args:
         count: number of processes.
@@ -169,7 +169,7 @@ class _Outcome:
     exits: bool = False
 
     def result(self) -> Any:
-        """Return the value, or raise the exception."""
+        """Return the computed value, or raise the exception."""
         if self.error is not None:
             if isinstance(self.error, ComputationFailedError):
                 _LOG.error("a computation failed: %s", self.error)
@@ -185,7 +185,7 @@ class _DeadlineError(BaseException):
 
 
 def compute(connection: Connection, seconds: float, niceness: int) -> None:
-    """Run the tasks that arrive on a connection, until the server closes it."""
+    """Run the tasks that arrive on a connection, until the parent process closes it."""
     os.nice(niceness)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server ends this process
     _set_limit(resource.RLIMIT_CORE, 0)
@@ -246,6 +246,7 @@ def _cpu_deadline(seconds: float) -> Iterator[None]:
     armed = True
 
     def raise_deadline_error(_: int, __: Any) -> None:
+        """Signal handler: raise `_DeadlineError`."""
         if armed:
             raise _DeadlineError
 
@@ -267,7 +268,7 @@ def _set_limit(kind: int, value: int) -> None:
 
 
 def _reduce_memory() -> bool:
-    """Reduce this process's memory if it is large; return whether it may go on afterwards.
+    """Free memory if this process is large; return whether it may compute further tasks.
 
     The caches of large laws are emptied. The caches of answers stay, because a question for more
     digits starts from them.

@@ -57,7 +57,7 @@ class CodedError(Exception):
 
 
 def _restore(kind: type[CodedError], args: tuple[Any, ...]) -> CodedError:
-    """Recreate a pickled error without calling its `__init__`."""
+    """Recreate an error from its pickle, without calling its `__init__`."""
     return kind.__new__(kind, *args)
 
 

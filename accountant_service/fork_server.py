@@ -31,7 +31,7 @@ _REQUEST_BYTES_MAX: Final = 4096
 
 
 class ForkServer:
-    """A fork server's handle: starts the server when needed, and restarts it if it died."""
+    """Handle of a fork server: starts it when needed, and restarts it if it died."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -132,7 +132,7 @@ def _run_forked_process(descriptor: int, arguments: tuple[Any, ...]) -> None:
 
 
 def _import_and_fill_caches() -> None:
-    """Import the modules that computations need, and run one to fill their caches."""
+    """Import the modules that computations need, and run one computation to fill caches."""
     from accountant_service import calculator
     from accountant_service.api import computation_cache  # noqa: F401 - its processes need it
     from accountant_service.guarantee import NeighbouringRelation

@@ -54,7 +54,7 @@ Evaluate = Callable[[DpSgd, float], float]
 
 @dataclass(frozen=True, slots=True)
 class SolvedRun:
-    """A run with about the least noise multiplier that meets a target.
+    """A run with nearly the least noise multiplier that meets a privacy target.
 
     Attributes:
         run: with the noise multiplier, rounded up to five significant digits.
@@ -70,7 +70,7 @@ class SolvedRun:
 def solve_noise_multipliers(
     runs: Sequence[DpSgd], target: solver.Target, alike: Sequence[SolvedRun] = ()
 ) -> list[SolvedRun]:
-    """Return each run with about the least noise multiplier that meets a target.
+    """Return each run with nearly the least noise multiplier that meets a privacy target.
 
     Each meets the target by a proved bound, and is at most a relative 1e-3 above the least one. For
     balls in bins the bound is not that of `pld`, whose interval at its default tolerance may end a
@@ -95,6 +95,7 @@ def largest_gaussian_mu(epsilon: float, delta: float) -> float:
     """Return approximately the largest μ for which a μ-Gaussian mechanism is (ε, δ)-DP."""
 
     def excess(mu: float) -> float:
+        """Return by how much δ of this μ at ε exceeds the δ allowed."""
         return float(gaussian.epsilon(delta, mu)) - epsilon
 
     low, high = 1e-9, 1.0
@@ -104,13 +105,13 @@ def largest_gaussian_mu(epsilon: float, delta: float) -> float:
 
 
 def _log_slope_of_epsilon(mu: float, target: solver.Target) -> float:
-    """Estimate d(log ε)/d(log μ) of a Gaussian mechanism at a target's (ε, δ)."""
+    """Estimate d(log ε)/d(log μ) of a Gaussian mechanism at the target's ε and δ."""
     larger = float(gaussian.epsilon(target.delta, mu * 1.01))
     return max(math.log(larger / target.epsilon) / math.log(1.01), 0.5)
 
 
 class _FrontierSearch:
-    """A search for the noise of one run after another, predicted from the runs solved before."""
+    """Solves for the noise of similar runs one by one, and predicts it from earlier solutions."""
 
     def __init__(self, target: solver.Target, alike: Sequence[SolvedRun]) -> None:
         self._target = target
@@ -123,7 +124,7 @@ class _FrontierSearch:
         self._steepness = 1.0  # elasticities as measured, over their estimates
 
     def solve(self, run: DpSgd) -> SolvedRun:
-        """Return the run with the noise multiplier that meets the target."""
+        """Return the run with nearly the least noise multiplier that meets the target."""
         found = self._search(run)
         if found is not None:
             return found
@@ -136,7 +137,7 @@ class _FrontierSearch:
         return SolvedRun(exact, least.guarantee.epsilon, least.value)
 
     def _search(self, run: DpSgd) -> SolvedRun | None:
-        """Search for the noise from a prediction; return None if a few trials do not suffice."""
+        """Search for the noise near its prediction; None if a few trials do not suffice."""
         sigma = _round_up(self._predict(run) * (1 + _MARGIN))
         before: tuple[float, float] | None = None
         for _ in range(_ATTEMPTS):
@@ -156,7 +157,7 @@ class _FrontierSearch:
         return None
 
     def _bound(self, trial: DpSgd) -> float:
-        """Return a proved upper bound on the ε of a trial run; infinite if there is none."""
+        """Return a proved upper bound on a trial run's ε; infinite if there is none."""
         if self._target.epsilon > _LATTICE_EPSILON_MAX or self._target.delta < _LATTICE_DELTA_MIN:
             return self._exact_bound(trial)
         releases = dominating_pairs(self._target.question(trial))
@@ -168,7 +169,7 @@ class _FrontierSearch:
         return self._exact_bound(trial)
 
     def _exact_bound(self, trial: DpSgd) -> float:
-        """Return the upper end of the certified interval of ε of a trial run, or infinity."""
+        """Return the upper end of the certified interval of a trial run's ε, or infinity."""
         try:
             question = self._target.question(trial)
             return self._target.accountant.epsilon(question, self._target.delta).epsilon
@@ -178,7 +179,7 @@ class _FrontierSearch:
     def _measure_elasticity(
         self, earlier: tuple[float, float] | None, later: tuple[float, float]
     ) -> None:
-        """Correct the estimate of −d(log ε)/d(log σ) with two trials (σ, ε) of one run."""
+        """Update the estimate of −d(log ε)/d(log σ) from two trials (σ, ε) of one run."""
         if earlier is None or abs(math.log(later[0] / earlier[0])) < _MEASURABLE:
             return
         measured = -math.log(later[1] / earlier[1]) / math.log(later[0] / earlier[0])
@@ -191,7 +192,7 @@ class _FrontierSearch:
         return self._steepness * self._log_slope * inverse / -math.expm1(-inverse)
 
     def _approximation(self, run: DpSgd) -> float:
-        """Estimate the least noise by the central limit theorem and similar runs solved before."""
+        """Estimate the least noise by the central limit theorem, or from similar solved runs."""
         root = run.rate() * math.sqrt(max(run.step_count(), 1))
         sensitivity = self._target.relation.sensitivity
         by_limit = sensitivity / math.sqrt(math.log1p((self._mu / root) ** 2))
@@ -200,7 +201,7 @@ class _FrontierSearch:
         return by_limit * math.exp(_extrapolate(nearest, at))
 
     def _correction(self, run: DpSgd, least: float) -> tuple[float, float]:
-        """Return log(sample rate), and log(`least` / approximate least noise multiplier)."""
+        """Return log(sample rate), and log(least noise / noise by the central limit theorem)."""
         return math.log(run.rate()), math.log(least / self._approximation(run))
 
     def _predict(self, run: DpSgd) -> float:
@@ -210,7 +211,7 @@ class _FrontierSearch:
         return self._approximation(run) * math.exp(correction)
 
     def _remember(self, run: DpSgd, least: float) -> None:
-        """Record a solved run's least noise multiplier, to predict that of the next runs."""
+        """Record a solved run's least noise multiplier, to predict that of later runs."""
         found = self._correction(run, least)
         if not self._solved or abs(found[0] - self._solved[-1][0]) > 1e-6:
             self._solved.append(found)
@@ -226,7 +227,7 @@ def _extrapolate(known: Sequence[tuple[float, float]], at: float) -> float:
 
 
 class _LatticeBound:
-    """Proved upper bounds on ε by lattice computations whose spacing adapts to earlier bounds."""
+    """Proved upper bounds on ε by FFT on a grid of losses; its spacing adapts to earlier bounds."""
 
     def __init__(self, target: solver.Target) -> None:
         self._epsilon, self._delta = target.epsilon, target.delta
@@ -236,7 +237,7 @@ class _LatticeBound:
         self._found: dict[Direction, DirectionBound] = {}
 
     def keep_settings(self) -> None:
-        """Choose the lattice settings of the next run from the bounds of this one.
+        """Derive the next run's grid settings from the bounds of this one.
 
         While a run is searched for, the settings stay: a bound may jump where they change.
         """
@@ -250,7 +251,7 @@ class _LatticeBound:
         return max(self._bound(releases, direction, finest) for direction in DIRECTIONS)
 
     def _bound(self, releases: Composition, direction: Direction, finest: float) -> float:
-        """Bound ε for a removed or an added record; refine the lattice only near the target."""
+        """Bound ε for a removed or an added record; refine the grid only near the target."""
         distance = self._epsilon / self._last[direction] - 1
         width = min(max(finest, _SETTLED_SHARE * distance), _COARSEST)
         while True:

@@ -10,12 +10,12 @@ _DECIMAL_NOTATION_MIN: Final = 1e-4  # smaller numbers are written with an expon
 
 
 def round_up(value: float, digits: int = DIGITS) -> str:
-    """Format an upper bound or a spent budget: never less than the value."""
+    """Format a number as text that is never less than its value, for upper bounds and costs."""
     return _format(value, digits, ROUND_CEILING)
 
 
 def round_down(value: float, digits: int = DIGITS) -> str:
-    """Format a lower bound or a remaining budget: never more than the value."""
+    """Format a number as text that is never more than its value, for lower bounds."""
     return _format(value, digits, ROUND_FLOOR)
 
 

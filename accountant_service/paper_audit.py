@@ -230,7 +230,7 @@ def _dp_accounting() -> Iterator[Finding]:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """The data of one plot: axis labels, x values, and y values of each line by name."""
+    """The data of one plot: axis labels, x values, and each line's y values."""
 
     name: str
     title: str

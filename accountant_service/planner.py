@@ -89,7 +89,7 @@ class Goal:
 
     @property
     def target(self) -> solver.Target:
-        """The budget as a solver target, accounted for by the default method."""
+        """The privacy budget as a solver's target, with the default accounting method."""
         accountant = ACCOUNTANTS[DEFAULT_METHOD]
         return solver.Target(accountant, self.relation, self.epsilon, self.delta)
 
@@ -111,7 +111,7 @@ class BatchRange:
 
 @dataclass(frozen=True, slots=True)
 class PlannedRun:
-    """A planned run: a batch size, its number of steps, and about the least noise.
+    """A planned run: a batch size, its number of steps, and nearly the least noise.
 
     Attributes:
         sampling: how batches are drawn.
@@ -259,13 +259,13 @@ def _solve_frontier(
 
 
 def _solve_guides(goal: Goal, runs: Sequence[DpSgd]) -> list[SolvedRun]:
-    """Solve Poisson-sampled runs at the same rates, to speed up solving balls-in-bins runs."""
+    """Solve Poisson-sampled runs at the same rates first, to predict the balls-in-bins noise."""
     alike = [DpSgd(1.0, sample_rate=each.rate(), steps=each.step_count()) for each in runs]
     return _solve(goal, alike, [])
 
 
 def _solve(goal: Goal, runs: Sequence[DpSgd], alike: Sequence[SolvedRun]) -> list[SolvedRun]:
-    """Find about the least noise within the budget for each run.
+    """Find nearly the least noise within the budget for each run.
 
     Raises:
         AccountingError: a run has no answer.
@@ -274,7 +274,7 @@ def _solve(goal: Goal, runs: Sequence[DpSgd], alike: Sequence[SolvedRun]) -> lis
 
 
 def _candidates(goal: Goal, sampling: PlannedSampling, batches: BatchRange) -> list[DpSgd]:
-    """Return the runs to solve for a sampling, by increasing batch size, with noise unset."""
+    """Return the runs to solve, by increasing batch size, without their noise."""
     sizes = _batch_sizes(goal, batches)
     size = goal.dataset_size
     if sampling == "poisson":
@@ -352,7 +352,7 @@ def _recommend(goal: Goal, frontier: Sequence[PlannedRun]) -> PlannedRun:
 
 
 def _solve_current(goal: Goal, sampling: PlannedSampling, choice: CurrentChoice) -> PlannedRun:
-    """Find about the least noise within the budget for the user's batch size and steps."""
+    """Find nearly the least noise within the budget for the user's batch size and steps."""
     steps = choice.steps or max(goal.examples // choice.batch_size, 1)
     run = _poisson_run(goal, choice.batch_size, steps)
     if sampling == "balls_in_bins":
@@ -441,7 +441,7 @@ def _advise(
 
 
 def _is_wasteful(run: PlannedRun, chosen: PlannedRun) -> bool:
-    """Return whether a run's batch is smaller and its signal-to-noise below half `chosen`'s."""
+    """Return whether a run has a smaller batch and below half the signal-to-noise of `chosen`."""
     weak = run.signal_to_noise < _WASTEFUL * chosen.signal_to_noise
     return weak and run.batch_size < chosen.batch_size
 
@@ -505,7 +505,7 @@ def _advise_on_current(goal: Goal, chosen: PlannedRun, current: PlannedRun) -> l
 
 
 def _percent(share: float) -> str:
-    """Format a share as a whole percentage, rounded down."""
+    """Format a fraction as a whole percentage, rounded down."""
     return f"{math.floor(100 * share)} %"
 
 

@@ -43,7 +43,7 @@ _EPSILON_MAX: Final = 600.0  # e^ε is a double
 
 
 class RiskMeasure(ABC):
-    """A measure of what a membership attack on a run achieves.
+    """A measure of how well a membership attack on a run succeeds.
 
     Attributes:
         name: its name in the API.
@@ -56,15 +56,15 @@ class RiskMeasure(ABC):
         """Return proved bounds on the risk of a mechanism with at least one release."""
 
     def proof_epsilon(self, question: Question) -> float:  # noqa: ARG002
-        """Return the ε whose (ε, δ) guarantee bounds the risk."""
+        """Return the ε whose (ε, δ) guarantee implies the bound on the risk."""
         return 0.0
 
     @abstractmethod
     def least(self) -> float:
-        """Return the risk of a mechanism that releases nothing."""
+        """Return the risk of a mechanism that releases nothing, where attackers only guess."""
 
     def excess(self, value: float) -> float:
-        """Return how far a risk is above that of an attacker who only guesses."""
+        """Return by how much a risk exceeds that of an attacker who only guesses."""
         return value - self.least()
 
     def risk(self, question: Question) -> Interval:
@@ -87,7 +87,7 @@ class RiskMeasure(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Advantage(RiskMeasure):
-    """Membership advantage: the total variation distance, δ(0)."""
+    """Membership advantage, TPR − FPR of the best attack: the total variation distance δ(0)."""
 
     name: ClassVar = "advantage"
 
@@ -159,7 +159,7 @@ class TruePositiveRate(RiskMeasure):
         return Interval(min(lower, upper), upper)
 
     def _search(self, question: Question) -> tuple[float, float, float]:
-        """Search ε for the tightest bounds on the rate; return ε, the upper and the lower bound."""
+        """Find the ε that bounds the rate best; return ε, and upper and lower bound on the rate."""
         steepest = min(-math.log(self.false_positive_rate), _EPSILON_MAX)
         grid = np.union1d(*(np.linspace(0.0, most, _POINTS) for most in (steepest, _FLATTEST)))
         first = self._search_on(question, grid)
@@ -209,7 +209,7 @@ class GaussianMu(RiskMeasure):
 def _both_directions(
     question: Question, grid: Array
 ) -> tuple[enclosure.DirectionCurve, enclosure.DirectionCurve]:
-    """Return bounds on δ at each ε of a grid, for a removed and for an added record."""
+    """Return bounds on δ at each ε of a grid: for a removed and for an added record."""
     removing, adding = (
         enclosure.direction_curve(dominating_pairs(question), direction, grid)
         for direction in DIRECTIONS

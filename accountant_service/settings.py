@@ -29,7 +29,7 @@ def _validate_networks(text: str) -> str:
 
 
 def _validate_shares(text: str) -> str:
-    """Check a comma-separated list of shares; return it unchanged."""
+    """Check a comma-separated list of budget shares in (0, 1]; return it unchanged."""
     try:
         shares = parse_shares(text)
     except ValueError:
@@ -40,7 +40,7 @@ def _validate_shares(text: str) -> str:
 
 
 def parse_shares(text: str) -> tuple[float, ...]:
-    """Return the shares in a comma-separated list, ascending."""
+    """Return the budget shares in a comma-separated list, ascending."""
     return tuple(sorted({float(part) for part in text.split(",") if part.strip()}))
 
 

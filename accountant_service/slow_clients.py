@@ -11,7 +11,7 @@ from accountant_service.settings import Settings
 
 
 class SlowClientProtocol(HttpToolsProtocol):
-    """HTTP protocol that aborts connections whose client does not read its answer.
+    """HTTP protocol that aborts connections whose client does not read the response.
 
     The transport pauses writing as soon as data waits to be sent, and resumes when all of it has
     been sent. A connection that stays paused for longer than `ACCOUNTANT_UNREAD_SECONDS_MAX` is
@@ -31,7 +31,7 @@ class SlowClientProtocol(HttpToolsProtocol):
         self._timeout = self.loop.call_later(_unread_seconds_max(), self.transport.abort)
 
     def resume_writing(self) -> None:
-        """Cancel the timeout, as the client has read everything."""
+        """Cancel the timeout, as the client has read all data."""
         self._cancel_timeout()
         super().resume_writing()
 

@@ -41,7 +41,7 @@ _FINER_TOLERANCES: Final = (1e-6, 1e-8, 1e-9)  # to decide whether one step more
 
 
 class SolverTarget(ABC):
-    """Base class of the privacy targets that a solver's run must meet.
+    """Base class of the privacy targets that a solved run must meet: (ε, δ) or a risk.
 
     Attributes:
         relation: the neighbouring relation.
@@ -55,7 +55,7 @@ class SolverTarget(ABC):
 
     @abstractmethod
     def log_ratio(self, run: DpSgd) -> float:
-        """Return log(cost of the run / allowed cost): at most 0 if the run meets the target.
+        """Return log(privacy cost of the run / allowed cost): at most 0 if the target is met.
 
         It is infinite if the run has no finite cost or is too expensive to account for: the search
         treats such a run as one that misses the target.
@@ -67,7 +67,7 @@ class SolverTarget(ABC):
 
     @abstractmethod
     def undecided_margin(self, run: DpSgd, following: Guarantee) -> float | None:
-        """Bound the distance of the true cost from the target; None if it is proved missed.
+        """Bound how far the run's true cost may miss the target; None if it provably misses.
 
         Args:
             run: with one step more than the solution.
@@ -84,14 +84,14 @@ class SolverTarget(ABC):
 
     @abstractmethod
     def at_tolerance(self, tolerance: float) -> SolverTarget:
-        """Return the same target with another tolerance."""
+        """Return the same target with another tolerance of the proved interval."""
 
     def guide(self) -> Target | None:
-        """Return a target that is fast to solve for and has about the same solution, or None."""
+        """Return a fast target with nearly the same solution, for a first guess; or None."""
         return None
 
     def question(self, run: DpSgd) -> Question:
-        """Return the accounting question for the earlier releases composed with a run."""
+        """Return the accounting question for a run composed with earlier releases."""
         released = run if self.earlier is None else Composed((self.earlier, run))
         return Question(canonical_form(released), self.relation, self.tolerance)
 
@@ -129,7 +129,7 @@ class Target(SolverTarget):
         return _log_ratio(epsilon, self.epsilon)
 
     def undecided_margin(self, run: DpSgd, following: Guarantee) -> float | None:
-        """Bound the distance of the true ε from the target; None if it is proved missed."""
+        """Bound how far the run's true ε may miss the target; None if it provably misses."""
         proved = following.certified
         is_default = self.accountant.name == DEFAULT_METHOD
         if not is_default or proved is None or proved.lower > self.epsilon:
@@ -139,7 +139,7 @@ class Target(SolverTarget):
         return max(self.epsilon - proved.lower, proved.upper - self.epsilon)
 
     def at_tolerance(self, tolerance: float) -> Target:
-        """Return the same target with another tolerance."""
+        """Return the same target with another tolerance of the proved interval."""
         return replace(self, tolerance=tolerance)
 
     def guide(self) -> Target | None:
@@ -149,7 +149,7 @@ class Target(SolverTarget):
         return replace(self, accountant=ACCOUNTANTS["subsampled_rdp"])
 
     def __str__(self) -> str:
-        """Return ε, δ and the method."""
+        """Return ε, δ and the method as text."""
         return f"ε = {shown(self.epsilon)} at δ = {shown(self.delta)} with {self.accountant.name}"
 
 
@@ -176,7 +176,7 @@ class RiskTarget(SolverTarget):
         return self.measure.guarantee(self.question(run))
 
     def at_tolerance(self, tolerance: float) -> RiskTarget:
-        """Return the same target with another tolerance."""
+        """Return the same target with another tolerance of the proved interval."""
         return replace(self, tolerance=tolerance)
 
     def risk(self, run: DpSgd) -> Interval:
@@ -184,7 +184,7 @@ class RiskTarget(SolverTarget):
         return self.measure.risk(self.question(run))
 
     def log_ratio(self, run: DpSgd) -> float:
-        """Return log(excess risk of the run / excess risk allowed), each beyond mere guessing."""
+        """Return log(risk / risk allowed), both in excess of mere guessing."""
         try:
             upper = self.risk(run).upper
         except (NoFiniteEpsilonError, TooExpensiveError):
@@ -193,19 +193,19 @@ class RiskTarget(SolverTarget):
         return min(ratio, 0.0) if upper <= self.limit else max(ratio, 5e-324)
 
     def undecided_margin(self, run: DpSgd, following: Guarantee) -> float | None:  # noqa: ARG002
-        """Bound the distance of the true risk from the limit; None if it is proved exceeded."""
+        """Bound how far the run's true risk may exceed the limit; None if it provably does."""
         proved = self.risk(run)
         if proved.lower > self.limit or not self.question(run).is_attained:
             return None
         return max(self.limit - proved.lower, proved.upper - self.limit)
 
     def __str__(self) -> str:
-        """Return the measure and the limit."""
+        """Return the risk measure and the limit as text."""
         return f"{self.measure.name} = {shown(self.limit)}"
 
 
 def _log_ratio(cost: float, limit: float) -> float:
-    """Return log(cost / limit): at most 0 exactly if the cost is at most the limit."""
+    """Return log(cost / limit), which is ≤ 0 exactly if the cost is at most the limit."""
     difference = _log(cost) - _log(limit)
     return min(difference, 0.0) if cost <= limit else max(difference, 5e-324)
 
@@ -217,7 +217,7 @@ def _log(cost: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Solution:
-    """The solved parameter of a run, with the guarantee at that value.
+    """The solved parameter of a run (noise, steps or sample rate), with its guarantee.
 
     Attributes:
         value: noise multiplier, number of steps or sample rate.
@@ -237,7 +237,7 @@ class Solution:
 
 
 def noise_multiplier(run: DpSgd, target: SolverTarget) -> Solution:
-    """Return the least noise multiplier that meets the target.
+    """Return the least noise multiplier with which a run meets the target.
 
     Its relative distance from the exact boundary is at most 1e-6.
 
@@ -250,6 +250,7 @@ def noise_multiplier(run: DpSgd, target: SolverTarget) -> Solution:
     """
 
     def with_noise(sigma: float) -> DpSgd:
+        """Return the run with this noise multiplier."""
         return replace(run, noise_multiplier=sigma)
 
     sigma = _solve(with_noise, target, 1.0, NOISE_MAX, NOISE_MIN, "noise multiplier")
@@ -257,12 +258,12 @@ def noise_multiplier(run: DpSgd, target: SolverTarget) -> Solution:
 
 
 def _solution(value: float, run: DpSgd, target: SolverTarget) -> Solution:
-    """Build the solution from a value and its run: add the run's guarantee and risk."""
+    """Build the solution from a parameter value and its run: add guarantee and risk."""
     return Solution(value, target.guarantee(run), risk=target.risk(run))
 
 
 def sample_rate(run: DpSgd, target: SolverTarget) -> Solution:
-    """Return the largest sample rate that meets the target.
+    """Return the largest sample rate with which a run meets the target.
 
     Its relative distance from the exact boundary is at most 1e-6.
 
@@ -275,6 +276,7 @@ def sample_rate(run: DpSgd, target: SolverTarget) -> Solution:
     """
 
     def with_rate(rate: float) -> DpSgd:
+        """Return the run with this sample rate."""
         return replace(run, sample_rate=rate)
 
     rate = _solve(with_rate, target, 0.01, RATE_MIN, 1.0, "sample rate")
@@ -282,7 +284,7 @@ def sample_rate(run: DpSgd, target: SolverTarget) -> Solution:
 
 
 def steps(run: DpSgd, target: SolverTarget) -> Solution:
-    """Return the largest number of steps that meets the target.
+    """Return the largest number of steps with which a run meets the target.
 
     One step more misses it, or is undecided even at the finest useful tolerance. With balls in bins
     the steps are those of whole epochs, and one epoch more misses it.
@@ -335,7 +337,7 @@ def _solve_steps(run: DpSgd, target: SolverTarget, start: int) -> Solution:
 
 
 def _decide_next_step(run: DpSgd, finer: SolverTarget, found: Solution) -> Solution:
-    """Account for one step more at a finer tolerance, and return the updated solution."""
+    """Account for one more step at a finer tolerance, and return the updated solution."""
     count = int(found.value) // run.unit_steps() + 1
     longer = _with_steps(run, count)
     if finer.log_ratio(longer) <= 0:
@@ -358,6 +360,7 @@ def _solve(
 
     @cache  # the final search evaluates the bracket's ends again
     def log_ratio(value: float) -> float:
+        """Return log(privacy cost / allowed cost) of the run with this value."""
         return target.log_ratio(with_value(value))
 
     guess = _estimate(
@@ -391,7 +394,7 @@ def _solve(
 
 
 def _estimate(target: SolverTarget, solve: Callable[[SolverTarget], float | None]) -> float | None:
-    """Solve with the target's fast approximate accounting; None if there is none or it fails."""
+    """Solve with fast approximate accounting; None if there is none, or if it fails."""
     guide = target.guide()
     try:
         return None if guide is None else solve(guide)

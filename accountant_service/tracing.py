@@ -47,7 +47,7 @@ def install(
     )
 
     def stop() -> None:
-        """Stop tracing: engines made later in this process are not traced either."""
+        """Stop tracing; engines created later in this process are not traced either."""
         SQLAlchemyInstrumentor().uninstrument()
         FastAPIInstrumentor.uninstrument_app(app)
         provider.shutdown()

@@ -67,7 +67,7 @@ CASES: list[tuple[str, float, float, int, float]] = [
 
 
 def measure_median_ms(call: Callable[[], Any], rounds: int = 5) -> tuple[float, Any]:
-    """Return the median duration of a call in milliseconds, and its last answer."""
+    """Return the median duration of a call in milliseconds, and the call's last result."""
     answer = None if QUICK else call()
     times = []
     for _ in range(1 if QUICK else rounds):
@@ -78,9 +78,10 @@ def measure_median_ms(call: Callable[[], Any], rounds: int = 5) -> tuple[float, 
 
 
 def clear_caches_before(call: Callable[[], Any]) -> Callable[[], Any]:
-    """Return the call, preceded by emptying all caches."""
+    """Return a function that empties all caches and then makes the call."""
 
     def call_with_empty_caches() -> Any:
+        """Empty all caches, and make the call."""
         saddle_point._release_moments.cache_clear()
         characteristic_function.tilted_loss.cache_clear()
         windowed_loss.cached_windowed_loss.cache_clear()
@@ -98,21 +99,21 @@ def describe_dp_event(q: float, sigma: float, steps: int) -> dp_event.DpEvent:
 
 
 def compute_dp_accounting_pld(run: dp_event.DpEvent, delta: float, interval: float) -> float:
-    """Return ε by dp-accounting's connect-the-dots PLD."""
+    """Return ε of a run by dp-accounting's connect-the-dots PLD."""
     return float(
         PLDAccountant(value_discretization_interval=interval).compose(run).get_epsilon(delta)
     )
 
 
 def compute_opacus_prv(q: float, sigma: float, steps: int, delta: float) -> float:
-    """Return ε by Opacus' PRV accountant."""
+    """Return ε of a DP-SGD run by Opacus' PRV accountant."""
     accountant = PRVAccountant()
     accountant.history = [(sigma, q, steps)]
     return float(accountant.get_epsilon(delta))
 
 
 def compute_prv_accountant(runs: list[RunParameters], delta: float) -> float:
-    """Return the upper bound of ε by prv-accountant, with its error set to 0.01."""
+    """Return the upper bound on ε of some runs by prv-accountant, with an error of 0.01."""
     releases = [PoissonSubsampledGaussianMechanism(sampling_probability=q, noise_multiplier=sigma)
                 for q, sigma, _ in runs]  # fmt: skip
     counts = [steps for _, _, steps in runs]
@@ -123,7 +124,7 @@ def compute_prv_accountant(runs: list[RunParameters], delta: float) -> float:
 
 
 def list_peers(q: float, sigma: float, steps: int, delta: float) -> dict[str, Callable[[], float]]:
-    """Return other libraries' functions that compute the same ε, by name."""
+    """Return, by name, other libraries' functions that compute ε of the same run."""
     run = describe_dp_event(q, sigma, steps)
     return {
         "dp-accounting pld (1e-3)": lambda: compute_dp_accounting_pld(run, delta, 1e-3),
@@ -229,14 +230,16 @@ def print_comparison(
 
 
 def compare_solvers() -> None:
-    """Compare the solvers of noise (e) and of steps (f) with dp-accounting's calibration."""
+    """Print times to solve for noise (e) and for steps (f), here and by dp-accounting."""
 
     def calibrate_noise(interval: float) -> float:
+        """Return the noise multiplier that dp-accounting finds for the target ε."""
         return calibrate_with_dp_accounting(
             lambda sigma: describe_dp_event(0.01, sigma, 5000), 3.0, (0.5, 4.0), interval
         )
 
     def calibrate_steps(interval: float) -> float:
+        """Return the number of steps that dp-accounting finds for the target ε."""
         return calibrate_with_dp_accounting(
             lambda n: describe_dp_event(0.01, 1.0, int(n)), 2.0, (1, 10_000), interval
         )
@@ -284,7 +287,7 @@ def calibrate_with_dp_accounting(
 
 
 def compare_segments() -> None:
-    """Compare the time of ε of a run with fifty different segments (g)."""
+    """Compare the time to compute ε of a run with fifty different segments (g)."""
     runs: list[RunParameters] = [
         (0.002 + 0.0003 * i, 0.9 + 0.05 * i, 20 + 3 * i) for i in range(50)
     ]
@@ -301,6 +304,7 @@ def compare_segments() -> None:
     history = [(sigma, q, steps) for q, sigma, steps in runs]
 
     def compute_by_opacus() -> float:
+        """Return ε of the run by Opacus."""
         accountant = PRVAccountant()
         accountant.history = history
         return float(accountant.get_epsilon(1e-5))
@@ -346,7 +350,7 @@ def print_cost_by_steps(plot: Path | None) -> None:
 
 
 def print_cost_of_curves() -> None:
-    """Print the time of certified curves, relative to computing single points.
+    """Print the time of certified curves of ε, relative to computing single points.
 
     The three runs have many steps, few steps, and rare events, where a single ε is slow. Single
     computations are timed at ten points of the curve; the last and the slowest are shown.

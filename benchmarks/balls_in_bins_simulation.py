@@ -34,7 +34,7 @@ _ALL: Final = 0.4  # share of draws in which all are shifted
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A run, the ε at which δ is asked for, and the shift of most draws."""
+    """A balls-in-bins run, the ε at which to estimate δ, and the shift for importance sampling."""
 
     mu: float
     bins: int
@@ -44,7 +44,7 @@ class Case:
 
 
 def choose_case(rng: random.Random) -> Case:
-    """Return a random case."""
+    """Return a random run and ε to simulate."""
     mu, epochs = 1 / rng.uniform(0.5, 4.0), rng.choice([1, 2])
     bins, delta = round(math.exp(rng.uniform(math.log(2), math.log(30)))), 10 ** rng.uniform(-9, -3)
     found = certified_interval.epsilon_bounds([(BallsInBins(mu, bins), epochs)], delta, 1e-2)
@@ -53,7 +53,7 @@ def choose_case(rng: random.Random) -> Case:
 
 
 def simulate_epochs(case: Case, draws: int, rng: np.random.Generator) -> np.ndarray:
-    """Return weighted values of (1 − e^{ε − loss})₊, one for each draw of all epochs."""
+    """Return importance-weighted samples of (1 − e^{ε − loss})₊, whose mean is δ, one per draw."""
     loss, log_weight, rows = np.zeros(draws), np.zeros(draws), np.arange(draws)
     for _ in range(case.epochs):
         noise = rng.standard_normal((draws, case.bins))
@@ -79,7 +79,7 @@ def simulate_epochs(case: Case, draws: int, rng: np.random.Generator) -> np.ndar
 
 
 def simulate(case: Case, draws: int, seed: int) -> tuple[float, float]:
-    """Return the mean of all draws for removing a record, and its standard error."""
+    """Estimate δ of removing a record by simulation; return the mean and its standard error."""
     rng, done, total, squares = np.random.default_rng(seed), 0, 0.0, 0.0
     while done < draws:
         count = min(draws - done, max(1, _CHUNK // case.bins))
@@ -90,7 +90,7 @@ def simulate(case: Case, draws: int, seed: int) -> tuple[float, float]:
 
 
 def main() -> int:
-    """Print a row for each case; return the exit status."""
+    """Print a row for each simulated run; return the exit status."""
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--cases", type=int, default=50)
     options.add_argument("--draws", type=int, default=10_000_000)

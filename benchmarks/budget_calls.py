@@ -39,7 +39,7 @@ INPUTS_BY_MODEL = {"784-1000-10": 784, "60-1000-10": 60}
 
 @contextmanager
 def start_service() -> Iterator[AccountingService]:
-    """Start a service with a dataset and budget for each run; yield a client for it."""
+    """Context manager: start a service with a dataset per run; yield a client for it."""
     url = f"http://127.0.0.1:{find_free_port()}"
     with tempfile.TemporaryDirectory() as folder:
         environment = os.environ | {"ACCOUNTANT_DATABASE_URL": f"sqlite:///{folder}/accountant.db"}
@@ -62,7 +62,7 @@ def start_service() -> Iterator[AccountingService]:
 def time_run(
     accounting: AccountingService, dataset: str, inputs: int, steps: int
 ) -> tuple[float, float]:
-    """Train for some steps; return the total seconds, and those of calls to the ledger."""
+    """Train for some steps; return the total seconds, and those spent in calls to the ledger."""
     spec = RunSpec(60_000, 0.01, 1.0, steps)
     examples, labels = torch.rand(600, inputs), torch.randint(0, 10, (600,))
     start = time.perf_counter()

@@ -45,7 +45,7 @@ RANDOM_PLANS: Final = 20
 
 
 def make_steps(mechanism: tuple[float, float], count: int = 1) -> Composition:
-    """Return a number of Poisson-sampled Gaussian steps as a composition."""
+    """Return `count` Poisson-sampled Gaussian steps as a composition."""
     rate, noise = mechanism
     return [(Release(GaussianPair(1 / noise), rate), count)]
 
@@ -54,7 +54,7 @@ def count_planned_steps(mechanism: tuple[float, float], epsilon: float, delta: f
     """Return the most steps of a plan fixed in advance that is (ε, δ)-DP."""
 
     def violation(count: int) -> float:
-        """Return by how much δ of this many steps exceeds the target, relative to it."""
+        """Return δ of this many steps over the target δ, minus 1."""
         bounds = certified_interval.delta_bounds(make_steps(mechanism, count), epsilon, 1e-3)
         return bounds.upper / delta - 1.0
 
@@ -62,7 +62,7 @@ def count_planned_steps(mechanism: tuple[float, float], epsilon: float, delta: f
 
 
 def measure_ms(function: Callable[[], int | None]) -> tuple[int, float]:
-    """Return a function's result and its CPU time in ms, measured with empty caches."""
+    """Call a function with empty caches; return its result and the CPU time in ms."""
     saddle_point._release_moments.cache_clear()
     characteristic_function.tilted_loss.cache_clear()
     start = time.process_time()
@@ -71,7 +71,7 @@ def measure_ms(function: Callable[[], int | None]) -> tuple[int, float]:
 
 
 def bisect_last(holds: Callable[[int], bool], low: int, high: int) -> int:
-    """Return the last number between two for which a monotone property holds, by bisection."""
+    """Return the last integer from `low` to `high` for which `holds` is true, by bisection."""
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if holds(middle) else (low, middle)
@@ -79,12 +79,12 @@ def bisect_last(holds: Callable[[int], bool], low: int, high: int) -> int:
 
 
 def draw_mechanism(random: np.random.Generator) -> tuple[float, float]:
-    """Return the sample rate and the noise multiplier of an ordinary mechanism."""
+    """Return the sample rate and noise multiplier of a random ordinary mechanism."""
     return 10 ** random.uniform(-3, -1), float(random.choice(NOISES))
 
 
 def time_random_exchanges(seed: int = 23) -> list[float]:
-    """Return the milliseconds of exchanges of random plans, and of a part of them back."""
+    """Return the milliseconds to convert random plans to reference steps, and parts back."""
     random = np.random.default_rng(seed)
     times: list[float] = []
     while len(times) < 2 * RANDOM_PLANS:
@@ -119,11 +119,11 @@ def main() -> None:
         stack = make_steps(reference, length - length // 2)
 
         def fits(count: int, stack: Composition = stack, slack: float = slack) -> bool:
-            """Return whether the reference steps dominate this many steps of the other."""
+            """Return whether all reference steps dominate `count` steps of the other one."""
             return dominates(stack, make_steps(other, count), slack)  # noqa: B023
 
         def fails(count: int, block: Composition = block, slack: float = slack) -> bool:
-            """Return whether this many reference steps are not proved to dominate the other."""
+            """Return whether `count` reference steps do not provably dominate the other."""
             return not dominates(make_steps(reference, count), block, slack)  # noqa: B023
 
         found, taken = measure_ms(

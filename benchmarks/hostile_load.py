@@ -140,7 +140,7 @@ class Service:
         return identifier
 
     def memory_mb(self) -> tuple[float, float]:
-        """Return the memory of the server process, and that of all its child processes."""
+        """Return the memory, in MB, of the server process and of all its child processes."""
         started = list_descendants(self.process.pid)
         return measure_memory_mb(self.process.pid), sum(map(measure_memory_mb, started))
 
@@ -177,7 +177,7 @@ def list_descendants(process: int) -> Iterator[int]:
 
 
 def measure_memory_mb(process: int) -> float:
-    """Return the proportional set size of a process; 0 if it has ended."""
+    """Return the memory of a process in MB (proportional set size); 0 if it has ended."""
     try:
         lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
     except OSError:
@@ -211,6 +211,7 @@ def send_attack(port: int, path: str, body: bytes, key: str, clients: int) -> No
     os.nice(10)
 
     def client() -> None:
+        """Send the same request again and again, from one client."""
         while True:
             try:
                 send_request(port, "POST", path, body, make_headers(key))
@@ -254,7 +255,7 @@ def open_non_reading_client(port: int, path: str, body: Json) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """Grant latencies, memory and stop time of a service under attack.
+    """Grant latencies, memory and stop time of a service under attack by hostile requests.
 
     Attributes:
         grants: p99 of grants in seconds, alone and during the attack, by attack.
@@ -325,7 +326,7 @@ def _measure_service(service: Service, seconds: float) -> Measurement:
 
 
 def measure_locked_row(folder: Path, seconds: float) -> tuple[float, float]:
-    """Return the p99 of grants, alone and while other grants wait for another dataset's row."""
+    """Return the p99 of grants, alone and while grants on another dataset wait for a lock."""
     with database("postgresql", folder) as url:
         service = Service(folder, url)
         try:
@@ -354,6 +355,7 @@ def ignore_connection_errors(call: Callable[[], Any]) -> Callable[[], None]:
     """Return the call with connection errors ignored."""
 
     def call_and_ignore_errors() -> None:
+        """Make the call, and ignore connection errors."""
         try:
             call()
         except (OSError, http.client.HTTPException):
@@ -388,6 +390,7 @@ def print_table(measured: Measurement) -> None:
 
 
 def main() -> None:
+    """Measure all attacks, print the table, and exit with an error if a limit is exceeded."""
     seconds = float(sys.argv[1]) if len(sys.argv) > 1 else SECONDS
     with tempfile.TemporaryDirectory() as name:
         measured = measure(Path(name), seconds)

@@ -138,7 +138,7 @@ def encode_request(path: str, body: object | None) -> bytes:
 async def send_requests(
     port: int, bodies: Iterator[bytes], until: float, times: list[float], interval: float = 0.0
 ) -> int:
-    """Send requests on one connection until a given time; return the number of failures.
+    """Send requests on one connection until a time; append latencies; return failures.
 
     With an interval, requests are due that often; without one, after the answer to the last.
     """
@@ -201,7 +201,7 @@ async def run_uncached_load(port: int) -> tuple[list[float], int, list[float]]:
 
 
 def read_memory_mb(pid: int) -> float:
-    """Return the resident memory of a process."""
+    """Return the resident memory of a process in MB."""
     text = Path(f"/proc/{pid}/status").read_text()
     found = re.search(r"VmRSS:\s+(\d+) kB", text)
     return int(found[1]) / 1024 if found else float("nan")
@@ -259,7 +259,7 @@ def main() -> None:
 
 
 def generate_mixed_requests() -> Iterator[bytes]:
-    """Yield mostly one cached request, and now and then an uncached one."""
+    """Yield mostly one cached request, and sometimes an uncached one."""
     known, fresh = encode_request("/v1/epsilon", BODY), generate_uncached_requests()
     for number in itertools.count():
         yield next(fresh) if number % UNCACHED_EVERY == 0 else known

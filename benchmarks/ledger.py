@@ -115,11 +115,12 @@ class Workload:
 def measure_throughput(
     call: Callable[[int], None], clients: int, seconds: float
 ) -> tuple[float, list[float]]:
-    """Call from several clients; return calls per second, and the milliseconds of each call."""
+    """Call from several clients; return calls per second, and each call's milliseconds."""
     took: list[list[float]] = [[] for _ in range(clients)]
     end = time.perf_counter() + seconds
 
     def client(i: int) -> None:
+        """Call again and again from client number `i` until the time is over."""
         while (start := time.perf_counter()) < end:
             call(i)
             took[i].append(1e3 * (time.perf_counter() - start))

@@ -47,7 +47,7 @@ EXCHANGES = (
 
 
 def compute_certified_epsilon(step: CanonicalForm, steps: int, delta: float) -> float:
-    """Return the certified ε of a number of equal steps."""
+    """Return the certified ε of `steps` equal steps at δ."""
     return ACCOUNTANTS["pld"].epsilon(Question(step.repeated(steps), RELATION), delta).epsilon
 
 
@@ -57,7 +57,7 @@ def count_affordable(policy: RenyiFilter, step: CanonicalForm) -> int:
 
 
 def find_affordable_steps(policy: PrivacyFilter, run: DpSgd) -> tuple[int, str]:
-    """Return the number of steps that a filter admits, and their certified ε as text."""
+    """Return the number of a run's steps that a filter admits, and their certified ε as text."""
     plan = StepPlan.of(run)
     policy = policy.after_reserving(plan, policy.nothing)
     steps = policy.count_affordable_steps(plan, policy.nothing) or 0
@@ -72,7 +72,7 @@ def count_mixture_steps(policy: RenyiMixtureFilter, step: CanonicalForm) -> int:
 
 
 def make_step(rate: float, sigma: float) -> CanonicalForm:
-    """Return one step of DP-SGD."""
+    """Return one DP-SGD step with this sample rate and noise multiplier σ."""
     return canonical_form(DpSgd(sigma, sample_rate=rate, steps=1))
 
 
@@ -85,7 +85,7 @@ def describe(policy: RenyiMixtureFilter) -> str:
 def make_policies(
     epsilon: float, delta: float, step: CanonicalForm
 ) -> tuple[RenyiFilter, RenyiMixtureFilter, RenyiFilter]:
-    """Return three filters: of one order, of several, and of the order best for this step."""
+    """Return three filters: with one order, with several, and with the order best for `step`."""
     return (
         renyi.choose_filter(epsilon, delta, RELATION),
         renyi_mixture.choose_mixture(epsilon, delta, RELATION),
@@ -94,7 +94,7 @@ def make_policies(
 
 
 def compare_mixtures() -> Table:
-    """Return a table of the steps under several orders relative to one order, for many runs.
+    """Return a table of steps admitted with several orders relative to one order, for many runs.
 
     Means are geometric, over the runs of which one order admits a step. A run's own order admits
     the most steps that any mixture can.
@@ -134,7 +134,7 @@ def count_planned_steps(
     parts = [] if spent is None else list(spent.atom_counts)
 
     def violation(count: int) -> float:
-        """Return by how much ε of the whole plan exceeds the target, relative to it."""
+        """Return ε of the whole plan over the target ε, minus 1."""
         counts = tuple(parts + list(step.repeated(count).atom_counts))
         question = Question(CanonicalForm(counts, ""), RELATION)
         return ACCOUNTANTS["pld"].epsilon(question, delta).epsilon / epsilon - 1.0
@@ -166,7 +166,7 @@ def compare_plans() -> Table:
 
 
 def compare_exchanges() -> Table:
-    """Return a table of another mechanism's steps after half of the budget is spent."""
+    """Return a table of another mechanism's admitted steps after half the budget is spent."""
     table = Table(title="Another mechanism after half of the steps", title_justify="left")
     for column in ("ε", "δ", "reference", "then", "fixed plan", "reference filter", "share", "ms"):
         table.add_column(column, justify="right")
@@ -188,7 +188,7 @@ def compare_exchanges() -> Table:
 
 
 def measure_times() -> str:
-    """Return as text the CPU times to choose a mixture filter and to decide by it."""
+    """Return, as text, the CPU times to choose a mixture filter and to decide by it."""
     start = time.thread_time()
     policy = renyi_mixture.choose_mixture(3.0, 1.1e-5, RELATION)
     chosen = time.thread_time() - start

@@ -57,6 +57,7 @@ def main() -> None:
         def get_factor(
             a: torch.Tensor = a, made: list[Factor] = made, filled: float = filled
         ) -> Factor:
+            """Return `a` as a dense or sparse factor, which the first call makes."""
             if not made:
                 made.append(make_factor(a, 1000, sparse=filled < 0.25))
             return made[0]

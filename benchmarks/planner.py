@@ -27,13 +27,15 @@ COLUMNS: Final = ("ε", "δ", "sampling", "runs", "evaluations", "seconds", "sol
 
 
 class CountedEvaluations:
-    """Counts the evaluations of ε while it is active."""
+    """Context manager that counts the evaluations of ε inside."""
 
     def __enter__(self) -> CountedEvaluations:
+        """Start to count."""
         self.count = 0
         self._bound = bound = noise_frontier._FrontierSearch._bound
 
         def counted(search: Any, trial: Any) -> float:
+            """Count an evaluation, and make it."""
             self.count += 1
             return bound(search, trial)
 
@@ -41,13 +43,14 @@ class CountedEvaluations:
         return self
 
     def __exit__(self, *_: object) -> None:
+        """Stop counting."""
         noise_frontier._FrontierSearch._bound = self._bound  # type: ignore[method-assign]
 
 
 def compare(
     goal: Goal, runs: tuple[planner.PlannedRun, ...], every: int
 ) -> tuple[float, list[float]]:
-    """Return the CPU seconds of the general solver, and each run's relative excess of noise."""
+    """Return the general solver's CPU seconds, and by how much each planned noise exceeds its."""
     started, excess = time.process_time(), []
     for run in runs[::every]:
         least = solver.noise_multiplier(run.run, goal.target).value

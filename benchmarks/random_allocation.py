@@ -40,7 +40,7 @@ from accountant_service.numerics.laws import balls_in_bins, lognormal_sum, sum_l
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A run with balls-in-bins sampling, and the δ at which ε is asked for.
+    """A balls-in-bins run, and the δ at which to compute ε.
 
     Attributes:
         noise_multiplier: the standard deviation of the noise over the clipping norm.
@@ -66,7 +66,7 @@ LONG: Final = (Case(1.1, 1000, 20, 1e-6), Case(1.0, 1000, 100, 1e-6))
 
 
 def empty_caches() -> None:
-    """Empty every cache that a question about balls in bins fills."""
+    """Empty every cache that computing ε of balls-in-bins sampling fills."""
     certified_interval._search_both_directions.cache_clear()
     saddle_point._release_moments.cache_clear()
     balls_in_bins._cached_sum_above.cache_clear()
@@ -83,7 +83,7 @@ def measure_seconds(call: Callable[[], Interval]) -> tuple[float, Interval]:
 
 
 def prove_here(case: Case) -> Interval:
-    """Return the certified interval of ε, computed with empty caches."""
+    """Return this project's certified interval of ε, computed with empty caches."""
     empty_caches()
     release = {"kind": "gaussian", "noise_multiplier": case.noise_multiplier}
     epoch = {"kind": "balls_in_bins", "bins": case.bins, "mechanism": release}
@@ -94,7 +94,7 @@ def prove_here(case: Case) -> Interval:
 
 
 def prove_by_peer(case: Case) -> Interval:
-    """Return the interval of ε by PLD_accounting."""
+    """Return the interval of ε that PLD_accounting computes."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         upper, lower = gaussian_allocation_epsilon_range(
@@ -107,7 +107,7 @@ def prove_by_peer(case: Case) -> Interval:
 
 
 def print_row(case: str, library: str, *cells: str) -> None:
-    """Print a row of the table: rows come as they are found, because the peer takes minutes."""
+    """Print a row of the table at once, since the peer's results take minutes."""
     widths = (11, 12, 19, 8, 13)
     padded = [cell.rjust(width) for cell, width in zip(cells, widths, strict=True)]
     print(case.ljust(29), library.ljust(14), *padded, flush=True)
@@ -120,7 +120,7 @@ def print_head() -> None:
 
 
 def compare(case: Case, rounds: int) -> None:
-    """Print the rows of a case.
+    """Print the table rows of a run, timed `rounds` times.
 
     Args:
         case: what is asked.

@@ -46,13 +46,14 @@ MOMENTUM = 0.9  # that of `accountant-train run`
 
 @contextmanager
 def serve() -> Iterator[AccountingService]:
-    """Run the accounting service in this process."""
+    """Context manager: run the accounting service in this process; yield a client for it."""
     with tempfile.TemporaryDirectory() as folder:
         url = f"sqlite:///{folder}/accountant.db"
         settings = Settings(database_url=url, computation_seconds_max=300.0)  # nobody else waits
         with TestClient(create_app(settings)) as server:
 
             def answer(request: httpx.Request) -> httpx.Response:
+                """Answer a client's request by the service in this process."""
                 kind = {"Content-Type": "application/json"}
                 found = server.post(request.url.path, content=request.content, headers=kind)
                 return httpx.Response(found.status_code, content=found.content)
@@ -62,7 +63,7 @@ def serve() -> Iterator[AccountingService]:
 
 
 def make_sampler(plan: Plan, seed: int) -> Sampler:
-    """Return a seeded sampler for a plan: for measurements only, since batches must be secret."""
+    """Return a plan's sampler with a seed, for measurements only: batches must be secret."""
     generator = torch.Generator().manual_seed(seed)
     if plan.sampling == BallsInBinsSampler.sampling:
         return BallsInBinsSampler(plan.dataset_size, plan.steps_per_charge, generator)

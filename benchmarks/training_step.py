@@ -55,7 +55,7 @@ POSITIONS: Final = 128  # tokens of an example
 
 @dataclass(frozen=True)
 class Case:
-    """A benchmark case: a model and its batches.
+    """A model and its batches, on which training steps are measured.
 
     Attributes:
         name: the model's name for `--models`.
@@ -94,7 +94,7 @@ class Case:
         return self.layers().to(device)
 
     def draw_batch(self, device: str) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return random examples and labels."""
+        """Return a batch of random examples and labels."""
         shape = (self.batch, *self.shape)
         labels = torch.randint(
             0, self.classes, shape if self.is_generative else (self.batch,), device=device
@@ -106,7 +106,7 @@ class Case:
         return examples, labels
 
     def losses(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Return one loss per example; of a language model the mean over its tokens."""
+        """Return one loss per example; for a language model, the mean over its tokens."""
         if not self.is_generative:
             return cross_entropy(outputs, targets)
         found = cross_entropy(outputs.flatten(0, 1), targets.flatten())
@@ -114,12 +114,12 @@ class Case:
 
 
 def build_mlp(inputs: int) -> nn.Module:
-    """Return a multilayer perceptron."""
+    """Return a multilayer perceptron with this many inputs."""
     return nn.Sequential(nn.Linear(inputs, 1000), nn.ReLU(), nn.Linear(1000, 10))
 
 
 def build_cnn() -> nn.Module:
-    """Return a convolutional network."""
+    """Return a small convolutional network."""
     return nn.Sequential(
         nn.Conv2d(1, 16, 8, stride=2, padding=3), nn.ReLU(), nn.MaxPool2d(2, 1),
         nn.Conv2d(16, 32, 4, stride=2), nn.ReLU(), nn.MaxPool2d(2, 1),
@@ -128,7 +128,7 @@ def build_cnn() -> nn.Module:
 
 
 class Block(nn.Module):
-    """An encoder's block: attention and two linear layers, each after a normalisation."""
+    """A transformer encoder's block: attention and two linear layers, each after a layer norm."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -148,29 +148,29 @@ class Block(nn.Module):
 
 
 class MeanOverPositions(nn.Module):
-    """The mean over the positions of a sequence; of a recurrent layer's outputs too."""
+    """A layer that takes the mean over a sequence's positions, also of recurrent outputs."""
 
     def forward(self, rows: Any) -> torch.Tensor:
-        """Return one row per example."""
+        """Return the mean over positions, one row per example."""
         found: torch.Tensor = (rows[0] if isinstance(rows, tuple) else rows).mean(1)
         return found
 
 
 class Logits(nn.Module):
-    """A model of Hugging Face as a function from one tensor to its logits."""
+    """A Hugging Face model as a function from one tensor to its logits."""
 
     def __init__(self, model: nn.Module, **options: Any) -> None:
         super().__init__()
         self.model, self.options = model, options
 
     def forward(self, examples: torch.Tensor) -> torch.Tensor:
-        """Return the logits."""
+        """Return the model's logits."""
         found: torch.Tensor = self.model(examples, **self.options).logits
         return found
 
 
 class LowRank(nn.Module):
-    """A frozen linear layer with a trained map of low rank beside it (LoRA, arXiv 2106.09685)."""
+    """A frozen linear layer plus a trained low-rank map (LoRA, arXiv 2106.09685)."""
 
     def __init__(self, frozen: nn.Linear, rank: int = 8) -> None:
         super().__init__()
@@ -180,31 +180,31 @@ class LowRank(nn.Module):
         nn.init.zeros_(self.up.weight)
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return the sum of both maps."""
+        """Return the sum of the frozen and the low-rank map's outputs."""
         found: torch.Tensor = self.frozen(rows) + self.up(self.down(rows))
         return found
 
 
 def build_encoder() -> nn.Module:
-    """Return four blocks of width 256, and a classifier."""
+    """Return a transformer encoder with four blocks of width 256, and a classifier."""
     blocks = [Block(256, 8) for _ in range(4)]
     return nn.Sequential(*blocks, MeanOverPositions(), nn.Linear(256, 10))
 
 
 def build_embedding() -> nn.Module:
-    """Return an embedding of 20 000 tokens in 64 numbers, and a classifier."""
+    """Return an embedding of 20 000 tokens with 64 dimensions, and a classifier."""
     return nn.Sequential(nn.Embedding(20_000, 64), MeanOverPositions(), nn.Linear(64, 10))
 
 
 def build_lstm() -> nn.Module:
-    """Return an LSTM, and a classifier."""
+    """Return an LSTM with a classifier."""
     return nn.Sequential(
         nn.LSTM(64, 128, batch_first=True), MeanOverPositions(), nn.Linear(128, 10)
     )
 
 
 def build_bert() -> nn.Module:
-    """Return BERT with four layers of width 256, for classification."""
+    """Return a BERT classifier with four layers of width 256."""
     from transformers import BertConfig, BertForSequenceClassification
 
     return Logits(BertForSequenceClassification(BertConfig(
@@ -246,7 +246,7 @@ def build_vit() -> nn.Module:
 
 
 def build_lora() -> nn.Module:
-    """Return BERT, frozen but for its classifier and maps of rank 8 at queries and values."""
+    """Return a frozen BERT whose classifier and rank-8 (LoRA) query and value maps are trained."""
     model = build_bert().requires_grad_(False)
     frozen = [
         (parent, name, child)
@@ -261,7 +261,7 @@ def build_lora() -> nn.Module:
 
 
 def _mlp(name: str, inputs: int, batch: int, filled: float) -> Case:
-    """Return the case of a multilayer perceptron."""
+    """Return the benchmark case of a multilayer perceptron; `filled` is the share of nonzeros."""
     layers = partial(build_mlp, inputs)
     return Case(name, f"{inputs}-1000-10", layers, batch, (inputs,), filled=filled, rounds=99,
                 all_steps=True)  # fmt: skip
@@ -295,11 +295,12 @@ STEPS = ["sgd", *OPACUS_STEPS, *OPTIMIZERS, A_DDP, *STATES, *PAPER_VARIANTS, BF1
 
 
 def make_ordinary_step(case: Case, device: str) -> Step:
-    """Return a function that takes a step of SGD with momentum, without privacy."""
+    """Return a function that takes one step of SGD with momentum, without privacy."""
     net, (examples, targets) = case.build_model(device), case.draw_batch(device)
     optimizer = torch.optim.SGD(_trained(net), lr=0.1, momentum=0.9)
 
     def step() -> None:
+        """Take one step on the benchmark's batch."""
         optimizer.zero_grad()
         case.losses(net(examples), targets).mean().backward()
         optimizer.step()
@@ -308,7 +309,7 @@ def make_ordinary_step(case: Case, device: str) -> Step:
 
 
 def _trained(net: nn.Module) -> list[nn.Parameter]:
-    """Return the trained parameters of a model."""
+    """Return the parameters of a model that are trained."""
     return [each for each in net.parameters() if each.requires_grad]
 
 
@@ -318,7 +319,7 @@ def _make_budget(plan: Plan) -> NoBudget:
 
 
 def make_private_step(name: str, case: Case, device: str) -> Step:
-    """Return a function that takes a step of a registered optimizer or a variant of it."""
+    """Return a function that takes one step of a registered private optimizer, or a variant."""
     net, (examples, targets) = case.build_model(device), case.draw_batch(device)
     known, _, kind = name.partition(" ")
     local = OPTIMIZERS[known].paper_option == "box"
@@ -341,13 +342,14 @@ def make_private_step(name: str, case: Case, device: str) -> Step:
 
 
 def make_dp_sgd_variant_step(name: str, case: Case, device: str) -> Step:
-    """Return a function that takes a step of DP-SGD in bfloat16, or compiled."""
+    """Return a function that takes one step of DP-SGD in bfloat16, or compiled."""
     net, (examples, targets) = case.build_model(device), case.draw_batch(device)
     model = torch.compile(net) if name == COMPILED else net
     allowance = _make_budget(Plan(60_000, case.batch / 60_000, 1.0, 1.0))
     optimizer = make_optimizer("dp_sgd", model, allowance, sparse_inputs=case.is_sparse)  # type: ignore[arg-type]
 
     def step() -> None:
+        """Take one step on the benchmark's batch."""
         with torch.autocast(device, torch.bfloat16, enabled=name == BF16):
             optimizer.step(examples, targets, case.losses)
 
@@ -355,7 +357,7 @@ def make_dp_sgd_variant_step(name: str, case: Case, device: str) -> Step:
 
 
 def make_opacus_step(name: str, case: Case, device: str) -> Step:
-    """Return a function that takes a step of Opacus, with hooks or ghost clipping."""
+    """Return a function that takes one step of Opacus, with hooks or ghost clipping."""
     from opacus.grad_sample import GradSampleModule, GradSampleModuleFastGradientClipping
     from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
     from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
@@ -380,6 +382,7 @@ def make_opacus_step(name: str, case: Case, device: str) -> Step:
         criterion = DPLossFastGradientClipping(wrapped, optimizer, nn.CrossEntropyLoss(), "mean")
 
     def step() -> None:
+        """Take one step on the benchmark's batch."""
         optimizer.zero_grad()
         outputs = wrapped(examples)
         if not case.is_generative:
@@ -403,7 +406,7 @@ def make_federated_step(case: Case, device: str) -> Step:
 
 
 def make_step(name: str, case: Case, device: str) -> Step:
-    """Return the function that takes a step of the named kind."""
+    """Return a function that takes one step of the kind named `name`."""
     if name == "sgd":
         return make_ordinary_step(case, device)
     if name == A_DDP:
@@ -445,7 +448,7 @@ def _send_result(
 
 
 def measure_step_ms(step: Step, device: str) -> float:
-    """Return the duration of a step in milliseconds; CPU time on a CPU."""
+    """Return the duration of one step in milliseconds; on a CPU, its CPU time."""
     if device == "cpu":
         start = time.process_time()
         step()
@@ -458,7 +461,7 @@ def measure_step_ms(step: Step, device: str) -> float:
 
 
 def measure_time(name: str, case: Case, rounds: int, device: str) -> tuple[float, float]:
-    """Return a step's median milliseconds, and its ratio to an ordinary step taken just before."""
+    """Return a step's median milliseconds, and its ratio to an ordinary step just before."""
     plain, step = make_ordinary_step(case, device), make_step(name, case, device)
     ours, ratios = [], []
     with tune_process():  # as `train` does; for both steps
@@ -472,7 +475,7 @@ def measure_time(name: str, case: Case, rounds: int, device: str) -> tuple[float
 
 
 def measure_memory_mib(name: str, case: Case, device: str) -> float:
-    """Return the peak memory of a step in MiB: model, batch, state and temporaries."""
+    """Return the peak memory of one step in MiB: model, batch, state and temporaries."""
     if device != "cpu":
         step = make_step(name, case, device)
         torch.cuda.reset_peak_memory_stats()
@@ -492,7 +495,7 @@ def measure_memory_mib(name: str, case: Case, device: str) -> float:
 
 @dataclass(frozen=True)
 class Row:
-    """The measurements of one step: of its own, and relative to an ordinary step.
+    """The time and memory of one kind of step, also relative to an ordinary step.
 
     Numbers are None where the step cannot be made with the model.
     """
@@ -548,7 +551,7 @@ def _require_known(kind: str, given: list[str], known: set[str]) -> None:
 
 
 def measure_case(case: Case, names: list[str], rounds: int, device: str) -> list[Row]:
-    """Measure some steps of a model, each in processes of its own."""
+    """Measure the named kinds of steps on a model, each in a process of its own."""
     base = run_in_process(measure_memory_mib, "sgd", case, device)
     rows = []
     for name in names:
@@ -569,7 +572,7 @@ def measure_case(case: Case, names: list[str], rounds: int, device: str) -> list
 
 
 def build_table(case: Case, rows: list[Row]) -> Table:
-    """Return the table of a case, with a row for each step."""
+    """Return the table of a model's measurements, with a row for each kind of step."""
     table = Table(title=f"{case.name}: {case.title}, batch {case.batch}", title_justify="left")
     for column in ("step", "ms", "time / SGD", "MiB", "memory / SGD"):
         table.add_column(column, justify="left" if column == "step" else "right")

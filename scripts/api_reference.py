@@ -148,7 +148,7 @@ What is released is described by a tree.
 
 
 class ReferencePage:
-    """Builds the page by calling a service in this process."""
+    """Builds the API reference page by calling a service in this process."""
 
     def __init__(self, client: TestClient, token: str) -> None:
         self._client = client
@@ -159,7 +159,7 @@ class ReferencePage:
         self._writes = 0
 
     def render_page(self) -> Iterator[str]:
-        """Yield the page, section by section."""
+        """Yield the API reference page, section by section."""
         documented = {(method.lower(), path) for method, path, _ in CALLS}
         offered = {
             (method, path)
@@ -216,7 +216,7 @@ class ReferencePage:
             yield f"Refused with {', '.join(refused)}.\n"
 
     def _send_example(self, method: str, path: str, body: Any) -> Any:
-        """Send an example; for a release, with the reservations that it and the next calls need."""
+        """Send a call's example request; make the reservations that it needs first."""
         if path.endswith("/release"):
             self._send("POST", "/v1/datasets/{name}/reservations", {"mechanism": SHORT})
         answer = self._send(method, path, body)
@@ -227,7 +227,7 @@ class ReferencePage:
         return answer
 
     def _send(self, method: str, path: str, body: Any) -> Any:
-        """Send a request, and remember the id in its answer for later paths."""
+        """Send a request; store the identifier in its answer for the paths of later calls."""
         self._writes += 1
         headers = {
             "Authorization": f"Bearer {self._token}",
@@ -242,7 +242,7 @@ class ReferencePage:
         return answer
 
     def _build_field_table(self, schema: Any, leave_out: str = "") -> Iterator[str]:
-        """Yield a table of an object's fields."""
+        """Yield a Markdown table of a JSON object's fields."""
         required = schema.get("required", ())
         rows = [
             f"| `{name}` | {self._describe_type(field)} "
@@ -254,11 +254,11 @@ class ReferencePage:
             yield "| field | type | default | |\n|---|---|---|---|\n" + "".join(rows)
 
     def _resolve(self, schema: Any) -> Any:
-        """Return the schema that a reference points to."""
+        """Return the JSON schema that a reference points to."""
         return self._schemas[schema["$ref"].rsplit("/", 1)[1]] if "$ref" in schema else schema
 
     def _describe_type(self, field: Any) -> str:
-        """Return the text for a field's type."""
+        """Return the type of a JSON field as text."""
         if "$ref" in field:
             name = field["$ref"].rsplit("/", 1)[1]
             if name == "Mechanism":
@@ -280,7 +280,7 @@ class ReferencePage:
         return str(field.get("type", "object"))
 
     def _describe_range(self, field: Any) -> str:
-        """Return a field's description, or else its bounds."""
+        """Return a JSON field's description, or else its bounds, as text."""
         if "description" in field:
             return str(field["description"])
         field = next((e for e in field.get("anyOf", ()) if e.get("type") != "null"), field)
@@ -291,7 +291,7 @@ class ReferencePage:
 
 
 def _format_default(field: Any, required: bool) -> str:
-    """Return the text for a field's default value."""
+    """Return the default value of a JSON field as text."""
     if required:
         return "required"
     found = field.get("default")
@@ -299,7 +299,7 @@ def _format_default(field: Any, required: bool) -> str:
 
 
 def _shorten_answer(answer: Any, name: str = "") -> Any:
-    """Return an answer with long lists cut, numbers rounded and varying values replaced."""
+    """Return a JSON answer with long lists cut, numbers rounded and varying values replaced."""
     if isinstance(answer, dict):
         return {key: _shorten_answer(value, key) for key, value in answer.items()}
     if isinstance(answer, list):

@@ -42,7 +42,7 @@ def wait_until_healthy(url: str, seconds: float = 30.0) -> None:
 def create_dataset(
     url: str, key: str, budget: dict[str, float], name: str = "mnist", size: int = 60_000
 ) -> None:
-    """Create a dataset with a privacy budget; by default of MNIST's size."""
+    """Create a dataset with a privacy budget, through the API; by default of MNIST's size."""
     body = {"name": name, "size": size, "budget": budget}
     headers = {
         "Authorization": f"Bearer {key}",
@@ -71,7 +71,7 @@ def create_ledger_url(folder: Path) -> str:
 
 
 def interrupt(*_: object) -> None:
-    """Handle SIGTERM like Ctrl-C, so that the service is stopped."""
+    """Signal handler: treat SIGTERM like Ctrl-C, so that the service is stopped."""
     raise KeyboardInterrupt
 
 
@@ -85,6 +85,7 @@ def main() -> int:
     environment = os.environ | {"ACCOUNTANT_DATABASE_URL": create_ledger_url(folder)}
 
     def accountant(*arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run an `accountant` command against the demo's service."""
         command = [PROGRAMS / "accountant", *arguments]
         return subprocess.run(
             command, env=environment, check=False, text=True, stdout=subprocess.PIPE
@@ -100,6 +101,7 @@ def main() -> int:
         create_dataset(url, key, {"epsilon": 2.0, "delta": 1e-5})
 
         def train(*arguments: str) -> int:
+            """Run `accountant-train` against the demo's service; return the exit code."""
             command = [PROGRAMS / "accountant-train", "run", "--service", url]
             command += ["--dataset", "mnist", "--optimizer", "adadp", *arguments]
             keyed = environment | {"ACCOUNTANT_API_KEY": key}

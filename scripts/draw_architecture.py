@@ -63,7 +63,7 @@ def list_modules(package: str, component: str) -> list[str]:
 
 
 def find_imports(package: str) -> dict[str, frozenset[str]]:
-    """Return the components that each component imports, without the common leaves."""
+    """Return, per component, the components that it imports, except common leaves."""
     graph = _graph(package)
     components = {child.rpartition(".")[2] for child in graph.find_children(package)}
     components -= set(COMMON[package])
@@ -80,13 +80,13 @@ def find_imports(package: str) -> dict[str, frozenset[str]]:
 
 
 def reachable_components(imports: Imports, start: str) -> frozenset[str]:
-    """Return all components that a component imports, directly or through others."""
+    """Return all components that `start` imports, directly or through others."""
     direct = imports[start]
     return direct.union(*(reachable_components(imports, component) for component in direct))
 
 
 def reduce_imports(imports: Imports) -> dict[str, frozenset[str]]:
-    """Return the imports without those that follow from others (transitive reduction)."""
+    """Return the imports without those that others imply (transitive reduction)."""
     return {
         component: direct
         - frozenset().union(*(reachable_components(imports, other) for other in direct))
@@ -95,13 +95,14 @@ def reduce_imports(imports: Imports) -> dict[str, frozenset[str]]:
 
 
 def assign_layers(imports: Imports) -> list[list[str]]:
-    """Return the components by layer from top to bottom, each just below its importers."""
+    """Return the components by layer, top first: each just below those that import it."""
     importers = {
         component: [each for each in imports if component in imports[each]] for component in imports
     }
 
     @cache
     def layer(component: str) -> int:
+        """Return a component's layer: one below the lowest component that imports it."""
         return 1 + max((layer(each) for each in importers[component]), default=-1)
 
     layers: list[list[str]] = [
@@ -136,7 +137,7 @@ def _compute_mean_center(
 
 
 def _choose_widths(package: str, components: list[str], breadth: float) -> list[float]:
-    """Return the widths of a layer's boxes: wide for packages, narrow for modules."""
+    """Return the box widths of a layer's components: wide for packages, narrow for modules."""
     wished = [
         PACKAGE_WIDTH if list_modules(package, component) else MODULE_WIDTH
         for component in components
@@ -146,7 +147,7 @@ def _choose_widths(package: str, components: list[str], breadth: float) -> list[
 
 
 def _draw_package(package: str) -> tuple[list[str], float]:
-    """Draw a package's title, components and arrows; return them with their height."""
+    """Draw a package's title, components and arrows as SVG; return it with its height."""
     imports = find_imports(package)
     left, breadth = COLUMN[package]
     reduced = reduce_imports(imports)

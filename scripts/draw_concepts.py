@@ -19,13 +19,15 @@ WIDTH: Final = 720
 
 
 def draw_epsilon() -> str:
-    """Draw the density of an output with and without one record, and the ratio that ε bounds."""
+    """Draw an output's density with and without a record, and the ratio that ε bounds."""
     base, scale, shift = 250.0, 420.0, 0.9  # of the axis, of the density, between the means
 
     def place(z: float) -> float:
+        """Return the horizontal position of an output z in the drawing."""
         return WIDTH / 2 + 85 * (z - shift / 2)
 
     def density(z: float, mean: float) -> float:
+        """Return the normal density at z with this mean."""
         return math.exp(-((z - mean) ** 2) / 2) / math.sqrt(2 * math.pi)
 
     grid = [-3.3 + 7.5 * i / 100 for i in range(101)]
@@ -59,7 +61,7 @@ def draw_epsilon() -> str:
 
 
 def draw_certified_interval() -> str:
-    """Draw a proved interval on a line of ε, and each method's claim beside it."""
+    """Draw a proved interval on an axis of ε, with each method's claim beside it."""
     run = mechanisms.from_json(
         {"kind": "dp_sgd", "noise_multiplier": 1.0, "sample_rate": 0.1, "steps": 100}
     )
@@ -74,6 +76,7 @@ def draw_certified_interval() -> str:
     first, last = 6.0, math.ceil(max(each.epsilon for _, each in claims)) + 0.5
 
     def place(value: float) -> float:
+        """Return the horizontal position of a value of ε in the drawing."""
         return 50 + (WIDTH - 100) * (value - first) / (last - first)
 
     axis = 150.0

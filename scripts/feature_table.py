@@ -33,7 +33,7 @@ SHOWN: Final = {  # mark in the data file: text of the cell
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """Another library, in the version that was read.
+    """Another library, with the version that was compared.
 
     Attributes:
         library: its name.
@@ -48,7 +48,7 @@ class Library:
 
 @dataclass(frozen=True, slots=True)
 class Support:
-    """Support for a feature by another library.
+    """Another library's support for a feature.
 
     Attributes:
         mark: a key of `SHOWN`.
@@ -61,7 +61,7 @@ class Support:
 
 @dataclass(frozen=True, slots=True)
 class Feature:
-    """A feature, and who has it.
+    """A feature in the comparison table, and the libraries that have it.
 
     Attributes:
         group: the heading of its part of the table.
@@ -93,7 +93,7 @@ def read_data() -> tuple[list[Library], list[Feature]]:
 
 
 def describe_tests(tests: tuple[str, ...]) -> str:
-    """Return the tests of a feature, with the file's name before the first of one file."""
+    """Return a feature's tests as text; each file's name is written once."""
     shown: list[str] = []
     last = ""
     for test in tests:
@@ -104,7 +104,7 @@ def describe_tests(tests: tuple[str, ...]) -> str:
 
 
 def describe_names(names: tuple[str, ...]) -> str:
-    """Return the names, with one module written before names that share it."""
+    """Return dotted names as text; a module that several share is written once."""
     modules = {name.rpartition(".")[0] for name in names}
     if len(modules) > 1:
         return ", ".join(f"`{name}`" for name in names)
@@ -113,7 +113,7 @@ def describe_names(names: tuple[str, ...]) -> str:
 
 
 def render_group(libraries: list[Library], group: str, features: list[Feature]) -> Iterator[str]:
-    """Yield the table of a group, and that of the tests of this project."""
+    """Yield the feature table of one group, and the table of this project's tests."""
     heads = " | ".join(f"{each.library} {each.version}" for each in libraries)
     yield f"\n## {group}\n\n| feature | here | {heads} |\n"
     yield "|---" * (len(libraries) + 2) + "|\n"
@@ -130,7 +130,7 @@ def render_group(libraries: list[Library], group: str, features: list[Feature]) 
 
 
 def render_tables(libraries: list[Library], features: list[Feature]) -> Iterator[str]:
-    """Yield the tables of each group, and the list of names of each library."""
+    """Yield the tables of all groups, and each library's list of names."""
     for group in dict.fromkeys(each.group for each in features):
         members = [each for each in features if each.group == group]
         yield from render_group(libraries, group, members)
@@ -143,7 +143,7 @@ def render_tables(libraries: list[Library], features: list[Feature]) -> Iterator
 
 
 def render() -> str:
-    """Return all tables."""
+    """Return all feature tables as Markdown."""
     return "".join(render_tables(*read_data())).strip()
 
 

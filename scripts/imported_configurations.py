@@ -31,7 +31,7 @@ _QUIET: Final = {"noise-chosen", "relation-not-stated", "claim-loose"}
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A configuration and the answer to its import.
+    """One configuration from the list, with the answer to its import.
 
     Attributes:
         entry: the line of the data file.
@@ -43,12 +43,12 @@ class Row:
 
     @property
     def is_refused(self) -> bool:
-        """Return whether the document is refused."""
+        """Return whether the import refused the document."""
         return "findings" not in self.answer
 
     @property
     def errors(self) -> list[str]:
-        """The codes of the lint's errors."""
+        """The codes of the errors that the import's lint found."""
         if self.is_refused:
             return []
         findings = self.answer["findings"]
@@ -56,12 +56,12 @@ class Row:
 
 
 def read_entries() -> list[dict[str, Any]]:
-    """Return all configurations."""
+    """Return all configurations of the list, as JSON."""
     return [json.loads(line) for line in DATA.read_text().splitlines()]
 
 
 def import_entry(entry: dict[str, Any]) -> Row:
-    """Import one configuration."""
+    """Import one configuration, and return it with the answer."""
     endpoint = ENDPOINTS["/v1/import"]
     body = {"document": entry["document"], "format": entry.get("format"), **entry.get("facts", {})}
     try:
@@ -72,7 +72,7 @@ def import_entry(entry: dict[str, Any]) -> Row:
 
 
 def describe_source(source: dict[str, Any]) -> str:
-    """Return a link to a file at a commit, and to its line if known, or a publication's section."""
+    """Return a link to the file at its commit (and line), or to the publication's section."""
     if "publication" in source:
         return f"{source['publication']}, {source['section']}"
     name = source["path"].rsplit("/", 1)[-1]
@@ -84,7 +84,7 @@ def describe_source(source: dict[str, Any]) -> str:
 
 
 def describe_cost(row: Row) -> str:
-    """Return the proved ε, rounded outward, or why there is none."""
+    """Return the proved ε as text, rounded outward, or why there is none."""
     if row.is_refused:
         return f"refused: {row.answer['errors'][0]['message']}"
     claim = row.answer["guarantee"]
@@ -97,13 +97,13 @@ def describe_cost(row: Row) -> str:
 
 
 def describe_claims(row: Row) -> str:
-    """Return the claimed ε with its status."""
+    """Return the claimed ε with its status, as text."""
     claims = [] if row.is_refused else row.answer["claims"]
     return "<br>".join(f"{c['epsilon']:.6g}: {c['status']}" for c in claims)
 
 
 def render_table(rows: list[Row]) -> Iterator[str]:
-    """Yield the summary and the table."""
+    """Yield the summary of all imports, and the Markdown table."""
     wrong = [row for row in rows if row.errors]
     refuted = [row for row in rows if "claim-refuted" in row.errors]
     refused = [row for row in rows if row.is_refused]

@@ -16,12 +16,12 @@ from tests.support.pages import Block, Page, Session, split_commands
 
 
 def run_page(file: Path, folder: Path, slow: bool) -> dict[str, str]:
-    """Run a page; return the new text of each block with output that has changed, by the old."""
+    """Run a page's commands; return the new text of each block whose output changed."""
     page = Page.read(file)
     outputs: list[str] = []
 
     def keep(_: list[str], output: str, __: str, ___: bool) -> None:
-        """Keep a command's output."""
+        """Store a command's output."""
         outputs.append(output)
 
     changed = {}
@@ -36,7 +36,7 @@ def run_page(file: Path, folder: Path, slow: bool) -> dict[str, str]:
 
 
 def show(block: Block, outputs: list[str]) -> str:
-    """Return a block's text with these outputs after its commands."""
+    """Return a code block's text with these outputs after its commands."""
     text = ""
     for (command, _), output in zip(split_commands(block.text), outputs, strict=True):
         lines = [line.rstrip() for line in output.rstrip().splitlines()]
@@ -45,7 +45,7 @@ def show(block: Block, outputs: list[str]) -> str:
 
 
 def main() -> None:
-    """Write the outputs into the pages that the command line names."""
+    """Run the pages named on the command line, and write their commands' outputs into them."""
     slow = "--slow" in sys.argv
     for name in (each for each in sys.argv[1:] if each != "--slow"):
         file = Path(name)

@@ -50,7 +50,7 @@ accountant-train() {
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A job that was done.
+    """One person's job as it was done: commands, time and result.
 
     Attributes:
         person: whose job it is.
@@ -70,12 +70,12 @@ class Job:
 
 
 def read_purpose(person: str) -> str:
-    """Return what a person does, as the first line of the script says."""
+    """Return what a person's job is, from the first line of the script."""
     return (FOLDER / f"{person}.sh").read_text().splitlines()[0].removeprefix("# ")
 
 
 def do_job(person: str, programs: Path = Path(sys.executable).parent) -> Job:
-    """Run a person's script in an empty folder.
+    """Run the script of a person in an empty folder, and return the result.
 
     Args:
         person: one of `PEOPLE`.
@@ -121,14 +121,14 @@ def _read_cpu_seconds() -> float:
 
 
 def render_row(job: Job) -> str:
-    """Return a job's row of the table."""
+    """Return the Markdown table row of a job."""
     purpose = read_purpose(job.person)
     figures = f"{job.commands} | {job.seconds:.0f} | {job.cpu_seconds:.0f}"
     return f"| {purpose} | `{job.person}.sh` | {figures} |"
 
 
 def write_table(jobs: list[Job]) -> None:
-    """Write the table into the page."""
+    """Write the table of jobs into the documentation page."""
     begin, end = _MARKS
     head = "\n| job | script | commands | seconds | CPU seconds |\n|---|---|---|---|---|\n"
     table = head + "".join(f"{render_row(job)}\n" for job in jobs) + "\n"

@@ -30,7 +30,7 @@ RUNS: Final = (  # noise multiplier, steps of the plan, steps granted, purpose
 
 
 def post(url: str, key: str, path: str, body: Any) -> Any:
-    """Send a write to the service, and return its answer."""
+    """Send a write request to the service, and return its answer."""
     headers = {"Authorization": f"Bearer {key}", "Idempotency-Key": uuid.uuid4().hex}
     answer = httpx.post(url + path, json=body, headers=headers, timeout=30)
     answer.raise_for_status()
@@ -57,7 +57,7 @@ def fill_ledger(url: str, key: str) -> None:
 
 
 def save_png(screenshot: bytes, path: Path) -> None:
-    """Save a screenshot as a PNG with a palette, at a third of its size."""
+    """Save a screenshot as a PNG with a palette, at about a third of its size."""
     from PIL import Image
 
     picture = Image.open(io.BytesIO(screenshot)).convert("RGB")

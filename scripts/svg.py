@@ -26,7 +26,7 @@ def text(
     anchor: str = "middle",
     bold: bool = False,
 ) -> str:
-    """Return one line of text."""
+    """Return a line of text at (x, y), as an SVG element."""
     weight = ' font-weight="bold"' if bold else ""
     return (
         f'<text x="{x:g}" y="{y:g}" font-size="{size:g}" fill="{color}" '
@@ -44,7 +44,7 @@ def box(
     stroke: str = FAINT,
     radius: float = 3,
 ) -> str:
-    """Return a rectangle with rounded corners."""
+    """Return a rectangle with rounded corners, as an SVG element."""
     return (
         f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="{radius:g}" '
         f'fill="{fill}" stroke="{stroke}"/>'
@@ -59,7 +59,7 @@ def line(
     dashed: bool = False,
     arrow: bool = False,
 ) -> str:
-    """Return a line through points, with an arrowhead at its end on request."""
+    """Return a line through points, as an SVG element, with an arrowhead at its end on request."""
     path = " ".join(f"{x:.6g},{y:.6g}" for x, y in points)
     dash = ' stroke-dasharray="5 4"' if dashed else ""
     head = ' marker-end="url(#arrow)"' if arrow else ""
@@ -70,13 +70,13 @@ def line(
 
 
 def area(points: Iterable[tuple[float, float]], *, fill: str) -> str:
-    """Return a filled, half transparent polygon."""
+    """Return a filled, half transparent polygon, as an SVG element."""
     path = " ".join(f"{x:.6g},{y:.6g}" for x, y in points)
     return f'<polygon points="{path}" fill="{fill}" fill-opacity="0.35" stroke="none"/>'
 
 
 def document(width: float, height: float, title: str, elements: Iterable[str]) -> str:
-    """Return a whole SVG file: a title for screen readers, paper, and the elements."""
+    """Return a whole SVG file with a title for screen readers, a background, and the elements."""
     body = "\n".join(elements)
     return f"""<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" \
 width="{width:g}" height="{height:g}" role="img" font-family="sans-serif">

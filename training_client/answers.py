@@ -56,7 +56,7 @@ class Guarantee:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The answers of several accounting methods to one question, and the proved interval.
+    """The answers of several accounting methods to one question, and the proved interval of ε.
 
     Attributes:
         epsilon_lower: a proved lower bound of ε; None if there is no proved interval.
@@ -75,7 +75,7 @@ class Comparison:
 
     @classmethod
     def from_json(cls, document: Json) -> Comparison:
-        """Parse a comparison.
+        """Parse a comparison of methods from a response's JSON.
 
         Raises:
             ServiceConfusedError: a field is missing or out of range.
@@ -97,7 +97,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class PlannedRun:
-    """A run within a budget: batch size, steps, and nearly the smallest noise that suffices.
+    """A run within a budget: batch size, steps, and nearly the least noise that suffices.
 
     Attributes:
         sampling: "poisson" or "balls_in_bins".
@@ -125,7 +125,7 @@ class PlannedRun:
 
     @classmethod
     def from_json(cls, document: Any, epsilon: float) -> PlannedRun:
-        """Parse a planned run.
+        """Parse a planned run from a response's JSON.
 
         Args:
             document: JSON.
@@ -171,7 +171,7 @@ class BudgetPlan:
 
     @classmethod
     def from_json(cls, document: Json, epsilon: float) -> BudgetPlan:
-        """Parse the service's plan for a budget of ε.
+        """Parse the possible runs within a budget of ε from a response's JSON.
 
         Raises:
             ServiceConfusedError: a field is missing, or a run exceeds the budget.

@@ -44,7 +44,7 @@ _NO_EPSILON: Final = "no-finite-epsilon"
 
 
 class StepCounter:
-    """A thread-safe counter that grants each step number once, in ascending order.
+    """A thread-safe counter that takes each step number at most once, in ascending order.
 
     If two threads take the same step, one of them gets it. A copy, or a process forked from this
     one, would grant steps again that are charged once: copies are impossible, and a forked
@@ -60,7 +60,7 @@ class StepCounter:
         self._process = os.getpid()
 
     def __reduce__(self) -> NoReturn:
-        """Refuse to be copied or pickled.
+        """Refuse to be copied or pickled: a copy could take the same steps again.
 
         Raises:
             NoGuaranteeError: always.
@@ -71,7 +71,7 @@ class StepCounter:
         )
 
     def check(self, step: int, require_allowed: Callable[[int], None]) -> None:
-        """Raise unless a step could be taken now; only check, without taking it.
+        """Raise unless a step may be taken now, without taking it.
 
         Args:
             step: the step's number.
@@ -84,14 +84,14 @@ class StepCounter:
             require_allowed(step)
 
     def take(self, step: int, require_allowed: Callable[[int], None]) -> None:
-        """Take a step, so that nobody can take it again; raise if that is not allowed."""
+        """Take a step, so that it cannot be taken again; raise if it is not allowed."""
         with self._lock_for_new_step(step):
             require_allowed(step)
             self.last = step
 
     @contextmanager
     def _lock_for_new_step(self, step: int) -> Iterator[None]:
-        """Hold the lock inside the `with` block; raise if the step was already taken."""
+        """Context manager that holds the lock; raise if the step was taken before."""
         if os.getpid() != self._process:
             raise NoGuaranteeError(
                 "the budget belongs to this process's parent, which may make the same steps: "
@@ -108,7 +108,7 @@ class StepCounter:
 
 
 class Allowance(ABC):
-    """Base class of budgets, which permit each training step of a run once.
+    """Base class of a run's privacy budget, which permits each training step once.
 
     A run that starts later continues after `made`; two runs at the same time cannot both take the
     same step.
@@ -157,7 +157,7 @@ class Allowance(ABC):
         return steps
 
     def allow(self, step: int) -> None:
-        """Raise unless the budget covers a step; only check, without taking the step.
+        """Raise unless the budget covers a step, without taking it.
 
         Args:
             step: the step's number, counted from 1.
@@ -257,7 +257,7 @@ class Budget(Allowance):
         return self.service.epsilon(whole, self.delta, self.method)
 
     def _require_allowed(self, step: int) -> None:
-        """Raise if the budget does not cover the step; ask the service if that is unknown."""
+        """Raise if the budget does not cover the step; ask the service if not yet known."""
         if step <= self.allowed:
             return
         ahead = max(self.allowed, step - 1) + max(self.allowed, self.block)
@@ -274,7 +274,7 @@ class Budget(Allowance):
             )
 
     def _allow_up_to(self, ahead: int) -> None:
-        """Allow the steps up to number `ahead`, or up to the last one that fits the budget."""
+        """Allow all steps up to number `ahead`, or up to the last one that fits the budget."""
         found = self._guarantee_if_fits(ahead)
         if found is None:
             ahead, found = self._find_last_fitting(self.allowed, ahead)
@@ -282,7 +282,7 @@ class Budget(Allowance):
             self.allowed, self.spent = ahead, found.epsilon
 
     def _close_plan(self) -> int:
-        """Fix the plan's last step, so that no later one is allowed, and return its number."""
+        """Fix the last step of the plan, so that no later step is allowed; return its number."""
         if self._plan_end is None:
             self._plan_end = self._find_plan_end()
         return self._plan_end
@@ -293,7 +293,7 @@ class Budget(Allowance):
         return _STEPS_MAX if self.steps is None else self.steps
 
     def _find_plan_end(self) -> int:
-        """Find the last step that fits the budget, by doubling and then by bisection."""
+        """Find the last step that fits the budget, by doubling and bisection."""
         fits, limit = self.allowed, self._limit
         ahead = min(max(2 * fits, self.block), limit) if self.steps is None else limit
         while fits < limit and self._guarantee_if_fits(ahead) is not None:
@@ -401,7 +401,7 @@ class LedgerBudget(Allowance):
                 self.service.release(each, patience_seconds=_RELEASE_PATIENCE_SECONDS)
 
     def count_resumed(self, steps: int) -> int:  # noqa: ARG002
-        """Return 0: the ledger itself counts the steps made, so a checkpoint's count is ignored."""
+        """Return 0: the ledger counts the steps made, so a checkpoint's count is ignored."""
         return 0
 
     @property
@@ -434,7 +434,7 @@ class LedgerBudget(Allowance):
             raise BudgetExhaustedError(f"step {step} is beyond the steps that were granted")
 
     def _adapt_block(self) -> None:
-        """Enlarge the block of steps per request if requests take too much of the run time."""
+        """Enlarge the blocks of steps if requests for them take too much of the run's time."""
         if self._last_grant is None:
             return
         (granted_at, seconds), self._last_grant = self._last_grant, None
@@ -445,7 +445,7 @@ class LedgerBudget(Allowance):
 
     @cached_property
     def _epsilon_curve(self) -> list[tuple[int, float]]:
-        """(charges, ε) pairs along the run; only the last pair if the service gives no curve."""
+        """Pairs (charges, ε) along the run; only the last one if the service gives no curve."""
         charges = self.reservation.steps_reserved
         points = min(_CURVE_POINTS_MAX, math.ceil(self.reserved / self.block), charges)
         with suppress(ServiceRefusedError):

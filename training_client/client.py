@@ -85,7 +85,7 @@ class Reservation:
 
 @dataclass(frozen=True, slots=True)
 class Quote:
-    """The service's answer whether a run fits a dataset's remaining budget, and what would fit.
+    """The service's answer to whether a run fits a dataset's remaining budget, or what would.
 
     Attributes:
         fits: True if the whole run fits.
@@ -164,6 +164,7 @@ class AccountingService:
             ) from None
 
     def __enter__(self) -> Self:
+        """Return this connection."""
         return self
 
     def __exit__(
@@ -172,11 +173,12 @@ class AccountingService:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        """Close the connection."""
         self._client.close()
 
     @contextmanager
     def giving_up_when(self, stop: Callable[[], bool]) -> Iterator[None]:
-        """Stop retrying requests inside the `with` block once `stop()` returns True.
+        """Context manager: stop retrying requests once `stop()` returns True.
 
         A call that is waiting then raises `ServiceUnreachableError` within half a second.
         """
@@ -283,7 +285,7 @@ class AccountingService:
         return Comparison.from_json(self._request("/v1/compare", body))
 
     def curve(self, run: Json, delta: float, points: int) -> list[tuple[int, float]]:
-        """Return pairs (steps, ε) along a run, for drawing ε against the steps.
+        """Return pairs (steps, ε) along a run at δ, for drawing ε against the steps.
 
         Args:
             run: a mechanism of kind dp_sgd; the last pair is for all of its steps.
@@ -430,7 +432,7 @@ class AccountingService:
         )
 
     def affordable_noise(self, dataset: str, mechanism: Json) -> float:
-        """Return the smallest noise multiplier with which a run fits the remaining budget.
+        """Return the least noise multiplier with which a run fits the remaining budget.
 
         Args:
             dataset: the dataset's name in the ledger.
@@ -548,7 +550,7 @@ class AccountingService:
         return self._request(f"{_reservation_path(reservation.identifier)}/certificate")
 
     def _solve(self, unknown: str, run: RunArguments, target: Json) -> float:
-        """Ask the service which value of one parameter makes a run meet a target (ε, δ)."""
+        """Return the value of the parameter `unknown` with which a run meets a target (ε, δ)."""
         answer = self._request(f"/v1/{unknown.replace('_', '-')}", {**run, **target})
         found = Guarantee.from_json(answer.get("guarantee"))
         _require_within_target(found, target["epsilon"], target["delta"])
@@ -556,7 +558,7 @@ class AccountingService:
 
     @staticmethod
     def _require_trusted(found: Guarantee, method: str) -> Guarantee:
-        """Return a guarantee; raise if it is by another method or has too weak a status.
+        """Return a guarantee; raise if it is of another method, or its status is too weak.
 
         Raises:
             ServiceConfusedError: it is by another method, or its status forbids its use.
@@ -576,7 +578,7 @@ class AccountingService:
         body: Json | None = None,
         patience: float | None = None,
     ) -> Reservation:
-        """Send a reservation's action, such as commit or renew; return its new state."""
+        """Send an action on a reservation, such as commit or renew; return its new state."""
         path = f"{_reservation_path(reservation.identifier)}/{action}"
         return Reservation.from_json(self._write(path, body or {}, patience))
 
@@ -587,7 +589,7 @@ class AccountingService:
         patience: float | None = None,
         idempotency_key: str | None = None,
     ) -> dict[str, Any]:
-        """Send a write, whose retries share an idempotency key so that it takes effect once."""
+        """Send a write; its retries share an Idempotency-Key, so that it takes effect once."""
         key = idempotency_key or uuid.uuid4().hex
         try:
             return self._request(path, body, {"Idempotency-Key": key}, patience)
@@ -668,7 +670,7 @@ class AccountingService:
         return answer
 
     def _sleep_unless_stopped(self, seconds: float, problem: str) -> bool:
-        """Sleep and return True, or return False early if the caller wants no more retries."""
+        """Sleep and return True; return False early if the caller wants no more retries."""
         _LOGGER.warning("%s: %s; retrying in %.1f s", self.url, problem, seconds)
         while seconds > 0 and not self._should_stop():
             time.sleep(min(seconds, _SLEEP_SECONDS_MAX))
@@ -710,7 +712,7 @@ def _quote_segment(name: str) -> str:
 
 
 def _finite_number(answer: Json, name: str) -> float:
-    """Return a field of a response; raise unless it is a finite number."""
+    """Return a number field of a response; raise unless it is finite."""
     value = answer.get(name)
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise ServiceConfusedError(f"the answer's {name} is not a finite number: {value!r}")
@@ -729,7 +731,7 @@ def _require(value: float | None, name: str) -> float:
 
 
 def _mechanism_of(mechanism: Json | None, run: RunArguments) -> Json:
-    """Return the given mechanism, or the one of a DP-SGD run with these arguments.
+    """Return the given mechanism, or else that of a DP-SGD run with these arguments.
 
     Raises:
         DataError: both were given.
@@ -742,7 +744,7 @@ def _mechanism_of(mechanism: Json | None, run: RunArguments) -> Json:
 
 
 def _target(epsilon: float, delta: float, method: str, relation: str) -> Json:
-    """Return the JSON fields of a target; omit the default relation, for older services."""
+    """Return the JSON fields of a target (ε, δ); omit the default relation, for older services."""
     fields: dict[str, Any] = {"epsilon": epsilon, "delta": delta, "method": method}
     if relation != ADD_OR_REMOVE_ONE:
         fields["neighbouring_relation"] = relation

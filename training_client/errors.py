@@ -65,7 +65,7 @@ class ServiceRefusedError(ServiceError):
 
 
 class ServiceConfusedError(ServiceError):
-    """The service's answer does not follow its API; its address or version may be wrong."""
+    """The service's answer does not follow its API; its URL or version may be wrong."""
 
 
 class BudgetExhaustedError(TrainingStoppedError):

@@ -14,7 +14,7 @@ from training_client.plan import Plan
 
 
 class PhasedLedgerBudget(Allowance):
-    """A dataset's budget in the ledger, for a plan whose noise changes from step to step.
+    """A run's budget in the ledger when its noise is scheduled: one reservation per noise.
 
     The steps with the same noise are one phase, with one reservation: the ledger charges each step
     as what it is, a block at a time, before it is made. All phases are reserved before the first
@@ -59,7 +59,7 @@ class PhasedLedgerBudget(Allowance):
         purpose: str = "",
         block: int = 50,
     ) -> Self:
-        """Reserve a whole run; if a phase does not fit, nothing stays reserved.
+        """Reserve budget for a whole run; if any phase does not fit, reserve nothing.
 
         Args:
             service: the accounting service, connected with an API key.
@@ -93,7 +93,7 @@ class PhasedLedgerBudget(Allowance):
         *,
         block: int = 50,
     ) -> Self:
-        """Continue a run after the last step granted, given what `reservations` returned.
+        """Continue a run after its last granted step, given its reservations' identifiers.
 
         Args:
             service: the accounting service, connected with an API key.
@@ -114,7 +114,7 @@ class PhasedLedgerBudget(Allowance):
         held: Sequence[Reservation],
         block: int,
     ) -> Self:
-        """Return the budget of reserved phases."""
+        """Build the budget from the reservations of a run's phases."""
         delta = float(service.dataset(dataset)["budget"]["delta"])
         steps = sum(each.steps_reserved for each in held) * plan.steps_per_charge
         parts = [part for _, part in plan.phases(steps)]
@@ -133,7 +133,7 @@ class PhasedLedgerBudget(Allowance):
 
     @property
     def reservations(self) -> list[str]:
-        """The identifiers of the reservations, to resume the run."""
+        """The identifiers of the run's reservations, with which it can be resumed."""
         return [phase.reservation.identifier for phase in self.phases]
 
     @property
@@ -143,7 +143,7 @@ class PhasedLedgerBudget(Allowance):
 
     @property
     def taken(self) -> int:
-        """The last step taken; a guarantee must cover at least this many steps."""
+        """The number of the last step taken; a guarantee must cover all steps up to it."""
         return sum(phase.taken for phase in self.phases)
 
     @property
@@ -153,7 +153,7 @@ class PhasedLedgerBudget(Allowance):
 
     @property
     def spent(self) -> float:  # type: ignore[override]
-        """ε of the run's granted steps; the service is asked after each grant."""
+        """ε of the run's granted steps, which the service computes after each grant."""
         if self._proved[0] != self.made:
             self._proved = self.made, self._prove(self.made).epsilon
         return self._proved[1]
@@ -172,17 +172,17 @@ class PhasedLedgerBudget(Allowance):
         return 0
 
     def allow(self, step: int) -> None:
-        """Raise unless the budget covers a step; the step is not taken."""
+        """Raise unless the budget covers a step, without taking it."""
         phase, own_step = self._locate(step)
         phase.allow(own_step)
 
     def take(self, step: int) -> None:
-        """Take a step, so that no other run can take it; raise if `allow` would."""
+        """Take a step, so that no other run can; raise if the budget does not cover it."""
         phase, own_step = self._locate(step)
         phase.take(own_step)
 
     def guarantee(self, steps: int) -> Guarantee:
-        """Return the guarantee of all steps reserved."""
+        """Return the guarantee of all reserved steps."""
         return add_step_counts(self._prove(self.reserved), steps, self.reserved)
 
     def commit(self, model_sha256: str | None = None) -> Json:
@@ -190,7 +190,7 @@ class PhasedLedgerBudget(Allowance):
         return {"certificates": [phase.commit(model_sha256) for phase in self.phases]}
 
     def _prove(self, steps: int) -> Guarantee:
-        """Return the proven guarantee of the run's first steps."""
+        """Return the proven guarantee of the run's first `steps` steps."""
         return prove_guarantee(
             self._service, self.plan.mechanism(steps), self.delta, self.phases[0].relation
         )
@@ -200,7 +200,7 @@ class PhasedLedgerBudget(Allowance):
         self.allow(step)
 
     def _locate(self, step: int) -> tuple[LedgerBudget, int]:
-        """Return the phase that a step is in, and its number there; renew the later phases' leases.
+        """Return a step's phase, and its number in the phase; renew later phases' leases.
 
         Raises:
             BudgetExhaustedError: the step is beyond the last phase.

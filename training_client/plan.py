@@ -24,7 +24,7 @@ _ROUNDING: Final = 1e-14  # more than a few roundings in double precision
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Factors of a value, constant over stretches of steps; the last one holds on afterwards.
+    """A schedule of factors, each constant over a number of steps; the last one goes on.
 
     So a run with scheduled noise is the composition of a few runs with constant noise.
 
@@ -38,7 +38,7 @@ class Schedule:
     pieces: tuple[tuple[int, float], ...]
 
     def __post_init__(self) -> None:
-        """Refuse pieces without steps, and factors that no step can use."""
+        """Refuse empty ranges of steps, and factors that no step can use."""
         if not self.pieces or any(steps < 1 for steps, _ in self.pieces):
             raise ValueError(
                 f"expected pieces of at least one step each, (steps, factor), got {self.pieces}"
@@ -48,12 +48,12 @@ class Schedule:
 
     @classmethod
     def by_steps(cls, pieces: Sequence[tuple[int, float]]) -> Self:
-        """Return the schedule with these pairs of a number of steps and a factor."""
+        """Return the schedule with these pairs (number of steps, factor)."""
         return cls(tuple((int(steps), float(factor)) for steps, factor in pieces))
 
     @classmethod
     def linear(cls, end: float, steps: int, levels: int = _LEVELS) -> Self:
-        """Return a schedule from 1 to `end` in a straight line.
+        """Return a schedule whose factor changes linearly from 1 to `end`, in `levels` levels.
 
         Args:
             end: the last factor.
@@ -71,14 +71,14 @@ class Schedule:
 
     @classmethod
     def exponential(cls, end: float, steps: int, levels: int = _LEVELS) -> Self:
-        """Return a schedule from 1 to `end` > 0 by equal ratios; arguments as for `linear`."""
+        """Return a schedule from 1 to `end` > 0 in equal ratios; arguments as for `linear`."""
         if not end > 0:
             raise ValueError(f"expected end > 0 for exponential decay, got {end}")
         return cls._sampled(lambda part: float(end**part), steps, levels)
 
     @classmethod
     def _sampled(cls, curve: Callable[[float], float], steps: int, levels: int) -> Self:
-        """Return the schedule with a curve's values at `levels` points from 0 to 1."""
+        """Return a schedule with a curve's values at `levels` points from 0 to 1."""
         levels = min(levels, steps)
         if levels < 1:
             raise ValueError(f"expected at least one step and one level, got {steps}, {levels}")
@@ -88,12 +88,12 @@ class Schedule:
         return cls(tuple(zip(counts, factors, strict=True)))
 
     def at(self, step: int) -> float:
-        """Return the factor in a step, counted from 1."""
+        """Return the factor at a step, counted from 1."""
         ends = list(accumulate(steps for steps, _ in self.pieces))
         return self.pieces[min(bisect_left(ends, step), len(ends) - 1)][1]
 
     def divide(self, steps: int) -> Iterator[tuple[int, float]]:
-        """Yield the numbers of steps, of `steps` in all, that have the same factor in a row."""
+        """Divide the first `steps` steps by factor: yield pairs (number of steps, factor)."""
         left = steps
         for count, factor in self.pieces[:-1]:
             taken = min(count, left)
@@ -106,7 +106,7 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True)
 class AdaptiveClipping:
-    """A clip norm that follows a quantile of the gradients' norms (Andrew et al. 2021, 1905.03871).
+    """A clip norm that follows a quantile of gradient norms (Andrew et al. 2021, 1905.03871).
 
     Each step also releases, with noise, how many examples are not clipped: b. Then the clip norm is
     multiplied by e^{−η(b/qN − quantile)}, within a factor of a million of its first value.
@@ -126,7 +126,7 @@ class AdaptiveClipping:
     learning_rate: float = 0.2
 
     def __post_init__(self) -> None:
-        """Refuse a count without noise, and rates that do not follow a quantile."""
+        """Refuse a noiseless count, and rates with which the norm follows no quantile."""
         if not (0 < self.count_noise < math.inf and 0 < self.learning_rate < math.inf):
             raise ValueError(
                 f"expected finite count_noise > 0 and learning_rate > 0, got {self.count_noise} "
@@ -136,7 +136,7 @@ class AdaptiveClipping:
             raise ValueError(f"expected a quantile in (0, 1), got {self.quantile}")
 
     def next_factor(self, factor: float, unclipped: float) -> float:
-        """Return the next factor of the clip norm, given the noisy share of unclipped examples."""
+        """Return the clip norm's next factor, given the noisy fraction of unclipped examples."""
         share = min(max(unclipped, 0.0), 1.0)
         found = factor * math.exp(-self.learning_rate * (share - self.quantile))
         return min(max(found, 1 / _FACTOR_MAX), _FACTOR_MAX)
@@ -177,7 +177,7 @@ class Plan:
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> Self:
-        """Read a plan from the plain values that `dataclasses.asdict` makes of it."""
+        """Read a plan from a dictionary of plain values, as `dataclasses.asdict` makes it."""
         known = dict(document)
         for name in _SCHEDULES:
             if known.get(name) is not None:
@@ -215,7 +215,7 @@ class Plan:
         self._check_schedules()
 
     def _check_schedules(self) -> None:
-        """Reject steps without noise or with a clip norm of 0, and epochs of different noise."""
+        """Reject schedules with zero noise or clip norm, or with noise varying within an epoch."""
         for name, schedule in (
             ("noise_schedule", self.noise_schedule),
             ("clip_schedule", self.clip_schedule),
@@ -242,7 +242,7 @@ class Plan:
         return None if changes else self.clip_norm
 
     def at(self, step: int) -> Plan:
-        """Return the plan of one step, counted from 1: its own σ and C, without their schedules.
+        """Return the plan of one step, counted from 1, with its own noise and clip norm.
 
         The clip norm of adaptive clipping is that before any adaptation.
         """
@@ -257,7 +257,7 @@ class Plan:
         )
 
     def phases(self, steps: int) -> list[tuple[int, Plan]]:
-        """Return the numbers of steps in a row with the same noise, each with its plan.
+        """Return the run's phases of equal noise: each one's number of steps and plan.
 
         Args:
             steps: the number of steps in all; rounded up to whole epochs with balls-in-bins
@@ -280,7 +280,7 @@ class Plan:
 
     @property
     def charged_noise_multiplier(self) -> float:
-        """The noise multiplier that a step with σ is charged with, rounded down.
+        """The noise multiplier that a step is charged with, rounded down.
 
         It is σ. With adaptive clipping a step releases two things of one batch: the sum, which a
         record moves by C under noise σC, and a count, which it moves by 1 under noise τ. Together
@@ -305,7 +305,7 @@ class Plan:
         return -(-steps // self.steps_per_charge)
 
     def whole_charges(self, steps: int) -> int:
-        """Return `steps` rounded up to a number that whole charges pay for."""
+        """Return `steps` rounded up to a number of steps that whole charges pay for."""
         return self.charges(steps) * self.steps_per_charge
 
     @property
@@ -341,12 +341,12 @@ class Plan:
 
 
 def factor_at(schedule: Schedule | None, step: int) -> float:
-    """Return a schedule's factor in a step, counted from 1; 1 without a schedule."""
+    """Return a schedule's factor at a step, counted from 1; 1 without a schedule."""
     return 1.0 if schedule is None else schedule.at(step)
 
 
 def compose(before: tuple[Mechanism, ...], last: Mechanism) -> Mechanism:
-    """Return one mechanism that consists of several releases, `last` after those `before`.
+    """Return the composition of the releases `before` and `last` as one mechanism.
 
     Args:
         before: the earlier releases; without any, `last` itself is returned.

@@ -52,7 +52,7 @@ def clear_earlier_run(folder: Path) -> Path | None:
 
 
 def describe_missing_guarantee(steps: int) -> Json:
-    """Return the JSON of a run that ended before the service computed its guarantee."""
+    """Return the JSON claim of a run that ended before the service computed its guarantee."""
     reason = f"the run ended before the service could be asked about {steps} steps"
     return {"guarantee": "none", "reason": reason, "steps": steps}
 

@@ -71,7 +71,7 @@ _DIVISOR: Final = Assumption(
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A mechanism to account for, with the neighbouring relation and the tolerance.
+    """A mechanism to account for, with the neighbouring relation and the interval's tolerance.
 
     Attributes:
         form: the mechanism, in canonical form.
@@ -89,12 +89,12 @@ class Question:
 
     @property
     def release_groups(self) -> tuple[ReleaseGroup, ...]:
-        """The mechanism's distinct releases, each with count, effective noise and sample rate."""
+        """The mechanism's distinct releases, each with its count, noise and sample rate."""
         return release_laws.release_groups(self.form.atom_counts, self.relation)
 
     @property
     def alternatives(self) -> tuple[Question, ...]:
-        """The same question for each disjoint part of the data that may hold the record.
+        """One question for each disjoint part of the data that may hold the record.
 
         Raises:
             TooExpensiveError: there are too many.
@@ -136,7 +136,7 @@ class Question:
 
 
 def _has_attained_pair(release: Atom, relation: NeighbouringRelation) -> bool:
-    """Return whether some neighbouring datasets attain the δ(ε) of its dominating pair."""
+    """Return whether some neighbouring datasets attain the δ(ε) of a release's dominating pair."""
     if not release_laws.is_attained(release.noise):
         return False
     if release.sampling == "poisson":
@@ -158,7 +158,7 @@ def _larger_dataset_size(release: Atom) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """A bound on ε or δ computed by one accounting method, and how it was obtained.
+    """A bound on ε or δ computed by one accounting method, with how it was obtained.
 
     Attributes:
         value: the bound, rounded up.
@@ -231,6 +231,7 @@ class Accountant(ABC):
         """Return δ at ε, rounded up; by default, by a search with `epsilon_bound`."""
 
         def epsilon_minus_target(delta: float) -> float:
+            """Return ε at this δ, minus the ε that is asked for."""
             return self.epsilon_bound(question, delta).value - epsilon
 
         if epsilon_minus_target(_DELTA_MAX) > 0:
@@ -299,7 +300,7 @@ class Accountant(ABC):
         return self._make_guarantee(question, bound, assumptions, epsilon, bound.value, "delta")
 
     def check_assumptions(self, question: Question) -> tuple[Assumption, ...]:
-        """Raise if the method has no formula for a release; else return all hypotheses."""
+        """Return all hypotheses; raise if the method has no formula for a release."""
         if not question.form.atom_counts:
             return (Assumption("nothing is released", True, "definition of privacy"),)
         _require_supported_releases(self.name, question)
@@ -360,7 +361,7 @@ def report_contradictions(question: Question, at: str) -> Iterator[None]:
 
 
 def relative_width(interval: Interval, solved_for: str) -> float:
-    """Return the width of a proved interval of ε or δ (`solved_for`), relative to its upper end.
+    """Return a proved interval's width, relative to its upper end; `solved_for` is ε or δ.
 
     An upper end below the negligible ε or δ counts as that value.
     """
@@ -385,7 +386,7 @@ def _width_warnings(
 
 
 def _worst(bounds: Iterable[Bound]) -> Bound:
-    """Combine the bounds of alternative cases: return the bound on the worst case."""
+    """Return the largest of the bounds of alternative cases."""
     found = list(bounds)
     worst = max(found, key=lambda each: each.value)
     intervals = [each.interval for each in found if each.interval is not None]
@@ -401,7 +402,7 @@ def _is_finite(bound: Bound) -> bool:
 
 
 def _at_least_delta_min(bound: Bound) -> Bound:
-    """Return a bound on δ raised to at least `DELTA_MIN`, in case it underflowed."""
+    """Raise a bound on δ to at least `DELTA_MIN`, in case it underflowed."""
     interval = bound.interval
     if interval is not None:
         interval = Interval(interval.lower, max(interval.upper, DELTA_MIN))
@@ -447,7 +448,7 @@ def _relation_assumptions(question: Question) -> tuple[Assumption, ...]:
 
 
 def require_noise(method: str, question: Question, allowed: Sequence[str]) -> None:
-    """Raise unless every release has a kind of noise that is in `allowed`."""
+    """Raise unless every release's kind of noise is in `allowed`."""
     for atom, _ in question.form.atom_counts:
         if atom.noise not in allowed:
             raise MethodNotApplicableError(

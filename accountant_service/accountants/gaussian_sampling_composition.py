@@ -74,6 +74,7 @@ class GaussianSamplingComposition(Accountant):
         target = delta * (1 - rounding.MARGIN) - math.exp(log_outside)
 
         def fits(epsilon: float) -> bool:
+            """Return whether δ at this ε is at most the one that is asked for."""
             return _delta_sum(log_weights, mus, epsilon) <= target
 
         if fits(0.0):
@@ -96,7 +97,7 @@ class GaussianSamplingComposition(Accountant):
 
 
 def _binomial_terms(group: ReleaseGroup, log_tail: float) -> tuple[Array, Array, float]:
-    """Return log-weight and Gaussian μ of likely participation counts, and the omitted log-weight.
+    """Return log-weight and μ of likely participation counts, and the log-weight left out.
 
     The Gaussian mechanism of the term i has μ = √i/σ.
     """
@@ -109,5 +110,5 @@ def _binomial_terms(group: ReleaseGroup, log_tail: float) -> tuple[Array, Array,
 
 
 def _delta_sum(log_weights: Array, mus: Array, epsilon: float) -> float:
-    """Return δ at ε: the weighted average of δ of Gaussian mechanisms, one per value of μ."""
+    """Return the weighted average of Gaussian mechanisms' δ at ε, one mechanism per μ."""
     return float(np.exp(log_weights + gaussian.log_delta(epsilon, mus)).sum())

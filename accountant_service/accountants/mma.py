@@ -78,7 +78,7 @@ class ModifiedMomentsAccountant(Accountant):
 
 
 def _epsilon(group: ReleaseGroup, log_inverse_delta: float) -> float:
-    """Return ε by the paper's formula, computed from log(1/δ) so that a tiny δ does not overflow.
+    """Return ε by the paper's formula, given log(1/δ), so that a tiny δ does not overflow.
 
     It is 2q·x/(σ·√(e^{x/T} − 1)) for x = log(1/δ).
     """

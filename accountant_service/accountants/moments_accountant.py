@@ -88,7 +88,7 @@ def _require_affordable(question: Question) -> None:
 
 
 def _relation_assumption(question: Question) -> Assumption:
-    """Return the hypothesis that the neighbouring relation is a covered one, and if it holds."""
+    """Return the hypothesis on the neighbouring relation, and whether it holds."""
     sampled = any(group.rate < 1 for group in question.release_groups)
     allowed = [NeighbouringRelation.ADD_OR_REMOVE_ONE, NeighbouringRelation.ZERO_OUT_ONE]
     return assume_relation(
@@ -100,7 +100,7 @@ def _relation_assumption(question: Question) -> Assumption:
 
 
 def _log_moments(question: Question) -> Array:
-    """Return log-moments α(λ) for λ = 1…127: the larger for adding and for removing a record."""
+    """Return log-moments of orders 1 to 127: the larger of adding's and removing a record's."""
     total = np.zeros_like(_MOMENTS)
     for group in question.release_groups:
         removing = sampled_gaussian.log_moments(_MOMENTS + 1, group.rate, group.sigma)  # log E₂

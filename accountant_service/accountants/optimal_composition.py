@@ -56,7 +56,7 @@ class OptimalComposition(Accountant):
 
 
 def _randomised_response_epsilon(step_epsilon: float, count: int, delta: float) -> float:
-    """Return ε at δ of `count` composed ε₁-DP randomised responses, ε₁ = `step_epsilon`."""
+    """Return ε at δ of `count` composed randomised responses, each `step_epsilon`-DP."""
     if delta <= 0 or step_epsilon == 0:
         return count * step_epsilon
     if step_epsilon > 30:  # e^{−ε₁} is below rounding: the sum is exact

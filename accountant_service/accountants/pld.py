@@ -118,12 +118,12 @@ def dominating_pairs(question: Question) -> list[tuple[ReleaseLaw, int]]:
 
 
 def has_quick_curve(question: Question) -> bool:
-    """Return whether one computation serves all numbers of repetitions in `epsilon_bounds`."""
+    """Return whether one computation gives ε after all numbers of repetitions."""
     return all(has_characteristic_function(law) for law, _ in dominating_pairs(question))
 
 
 def _bound(question: Question, bounds: Bounds) -> Bound:
-    """Convert proved bounds to a `Bound`; the lower end is 0 if only an upper bound is proved."""
+    """Convert a proved interval to a `Bound`; lower end 0 if only an upper bound is proved."""
     lower = bounds.lower if question.is_attained else 0.0
     return Bound(bounds.upper, interval=Interval(lower, bounds.upper))
 
@@ -131,7 +131,7 @@ def _bound(question: Question, bounds: Bounds) -> Bound:
 def _enclose_epsilon(
     question: Question, releases: list[tuple[ReleaseLaw, int]], delta: float
 ) -> Bounds:
-    """Return bounds on ε at δ, by the cheapest algorithm that is accurate enough.
+    """Return a proved interval around ε at δ, by the cheapest algorithm that is accurate enough.
 
     They are infinite if outcomes of infinite loss alone exceed δ.
     """
@@ -152,7 +152,7 @@ def _enclose_epsilon(
 def _enclose_delta(
     question: Question, releases: list[tuple[ReleaseLaw, int]], epsilon: float
 ) -> Bounds:
-    """Return bounds on δ at ε, by the cheapest algorithm that is accurate enough."""
+    """Return a proved interval around δ at ε, by the cheapest algorithm that is accurate enough."""
     found = enumeration.delta_bounds(releases, epsilon)
     if found is None:
         found = small_noise.delta_bounds(releases, epsilon)
@@ -177,12 +177,12 @@ def _intersection(one: Bounds | None, other: Bounds) -> Bounds:
 
 
 def _capped_at(bounds: Bounds, cap: float) -> Bounds:
-    """Return the intersection of an interval with (−∞, cap], `cap` a proved upper bound."""
+    """Intersect an interval with (−∞, cap], where `cap` is a proved upper bound."""
     return _intersection(Bounds(0.0, cap), bounds)
 
 
 def _capped_by_unsampled(question: Question, bounds: Bounds, delta: float) -> Bound:
-    """Return the bound on ε at δ, lowered to that of the same releases without sampling if smaller.
+    """Return the interval around ε, its upper end at most the ε without sampling.
 
     Sampling never hurts: Gaussian releases have a closed form, Laplace ones their pure ε.
     """
@@ -203,7 +203,7 @@ def _infinite_mass(releases: Composition) -> float:
 
 
 def _split_releases(question: Question) -> tuple[float, float, list[tuple[ReleaseLaw, int]]]:
-    """Return μ and ε of all releases without sampling, and the dominating pairs to compose.
+    """Return μ and ε of all releases if unsampled, and the dominating pairs to compose.
 
     Unsampled Gaussian releases compose to one Gaussian release. If there are no others, its closed
     form is exact, and the list of pairs is empty. The ε is infinite if another kind is released.
@@ -227,7 +227,7 @@ def _split_releases(question: Question) -> tuple[float, float, list[tuple[Releas
 
 
 def _require_common_pair(groups: Sequence[ReleaseGroup]) -> None:
-    """Raise if releases use disjoint parts of the data: no single dominating pair covers them."""
+    """Raise if releases use disjoint parts of the data: no single dominating pair covers that."""
     for group in groups:
         if group.atom.parts:
             raise MethodNotApplicableError(
@@ -238,7 +238,7 @@ def _require_common_pair(groups: Sequence[ReleaseGroup]) -> None:
 
 
 def _is_unsampled_gaussian(law: ReleaseLaw) -> bool:
-    """Return whether a release is Gaussian noise without sampling."""
+    """Return whether a release's dominating pair is that of Gaussian noise without sampling."""
     if not isinstance(law, Release) or law.sample_rate < 1.0:
         return False
     return isinstance(law.base_pair, GaussianPair)

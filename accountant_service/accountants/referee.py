@@ -23,7 +23,7 @@ CertifiedAnswer = Guarantee | AccountingError  # the proved answer, or why there
 
 
 def epsilon(accountant: Accountant, question: Question, delta: float) -> Guarantee:
-    """Return the accountant's guarantee at δ, checked against the certified interval."""
+    """Return a method's (ε, δ) guarantee at δ, checked against the proved interval."""
     guarantee = accountant.epsilon(question, delta)
     if _is_default_method(accountant):
         return guarantee
@@ -31,7 +31,7 @@ def epsilon(accountant: Accountant, question: Question, delta: float) -> Guarant
 
 
 def delta(accountant: Accountant, question: Question, epsilon: float) -> Guarantee:
-    """Return the accountant's guarantee at ε, checked against the certified interval."""
+    """Return a method's (ε, δ) guarantee at ε, checked against the proved interval."""
     guarantee = accountant.delta(question, epsilon)
     if _is_default_method(accountant):
         return guarantee
@@ -40,13 +40,13 @@ def delta(accountant: Accountant, question: Question, epsilon: float) -> Guarant
 
 
 def certify(question: Question, delta: float) -> CertifiedAnswer:
-    """Compute the guarantee at δ by the default method `pld`, with its proved interval."""
+    """Compute the guarantee at δ by the default method (`pld`), with a proved interval around ε."""
     referee = ACCOUNTANTS[DEFAULT_METHOD]
     return _answer_or_error(lambda: referee.epsilon(question, delta))
 
 
 def require_tolerance(guarantee: Guarantee, tolerance: float | None) -> Guarantee:
-    """Return the guarantee; raise if its certified interval is wider than the tolerance.
+    """Return the guarantee; raise if its proved interval is wider than the tolerance.
 
     Args:
         guarantee: a checked guarantee, which has the certified interval if there is one.
@@ -78,7 +78,7 @@ def require_tolerance(guarantee: Guarantee, tolerance: float | None) -> Guarante
 
 
 def check_claim(guarantee: Guarantee, certified: CertifiedAnswer) -> Guarantee:
-    """Add the certified interval to a guarantee; mark it refuted if it lies below the interval.
+    """Add the proved interval to a guarantee; mark the guarantee refuted if it lies below.
 
     Args:
         guarantee: any method's guarantee.
@@ -97,12 +97,12 @@ def check_claim(guarantee: Guarantee, certified: CertifiedAnswer) -> Guarantee:
 
 
 def _is_default_method(accountant: Accountant) -> bool:
-    """Return whether the accountant is the default method, which computes the interval itself."""
+    """Return whether this is the default method, which computes the proved interval itself."""
     return accountant.name == DEFAULT_METHOD
 
 
 def _answer_or_error(answer: Callable[[], Guarantee]) -> CertifiedAnswer:
-    """Call `answer`; return its guarantee, or the accounting error that it raises."""
+    """Call a function; return its guarantee, or the accounting error that it raises."""
     try:
         return answer()
     except BoundsContradictError:

@@ -63,7 +63,7 @@ _ONE_INTEGER: Final = "the noise is added to one integer, which a neighbour chan
 
 @dataclass(frozen=True, slots=True)
 class ReleaseGroup:
-    """A release and its count, with the noise and sample rate that the accountants use.
+    """Equal releases with their count, noise and sample rate, as accounting methods use them.
 
     Attributes:
         atom: the release.
@@ -79,7 +79,7 @@ class ReleaseGroup:
     rate: float
 
     def replaces_record_in(self, sampling: str, relation: NeighbouringRelation) -> bool:
-        """Return whether the relation is replace-one and this sampling draws the batches.
+        """Return whether batches are drawn by `sampling` and neighbours replace one record.
 
         `sigma` is then that of the distance 2C between the record and its replacement.
         """
@@ -89,7 +89,7 @@ class ReleaseGroup:
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """A table row: how to build the dominating pair of one kind of release, and its proof.
+    """The dominating pair of one kind of release: how it is built, and its proof.
 
     Attributes:
         law: returns the pair of a release under a relation.
@@ -140,7 +140,7 @@ def samples_whole_dataset(release: Atom) -> bool:
 
 
 def _effective_sensitivity(release: Atom, relation: NeighbouringRelation) -> float:
-    """Return how far apart neighbours' clipped batch sums may be in ℓ2, over the clip norm.
+    """Return the ℓ2 distance of neighbours' clipped sums over one batch, divided by the clip norm.
 
     In a batch of fixed size, another record takes the place of a record that is not drawn, up to
     2C away. A batch of all the data always holds the record, which is zeroed or replaced in place.
@@ -152,7 +152,7 @@ def _effective_sensitivity(release: Atom, relation: NeighbouringRelation) -> flo
 
 
 def _participation_probability(release: Atom, relation: NeighbouringRelation) -> float:
-    """Return the probability that a record of the larger neighbouring dataset is in a batch.
+    """Return the probability that a record of the larger dataset is in a batch.
 
     Under add/remove, a batch of n records cannot be drawn from n − 1 records, so a batch of all n
     records is compared with n of n + 1: its rate is n/(n + 1). Laplace noise on fixed-size samples
@@ -183,7 +183,7 @@ def dominating_pair(group: ReleaseGroup, relation: NeighbouringRelation) -> Rele
 
 
 def _samples_any_pair(group: ReleaseGroup, relation: NeighbouringRelation) -> bool:
-    """Return whether a record is changed in place in a sample, and only the release's pair known.
+    """Return whether a sampled record is changed in place, and the release has its own pair.
 
     The record of a Gaussian or Laplace release contributes nothing to a sample without it, so that
     more is known.
@@ -199,14 +199,14 @@ def is_renyi_curve(group: ReleaseGroup) -> bool:
 
 
 def renyi_law(groups: Sequence[ReleaseGroup], relation: NeighbouringRelation) -> ReleaseLaw:
-    """Return one dominating pair for all releases that are specified by their Rényi divergences."""
+    """Return one dominating pair for all releases that are specified by Rényi divergences."""
     rho = math.fsum(g.count * _rho(g) for g in groups if g.atom.noise == "zcdp")
     curves = [(*_curve(g, relation), g.count) for g in groups if g.atom.noise != "zcdp"]
     return Release(RenyiPair(rho, tuple(curves)))
 
 
 def _rho(group: ReleaseGroup) -> float:
-    """Return the parameter ρ of a release that is ρ-zCDP (zero-concentrated DP)."""
+    """Return ρ of a release that is specified as ρ-zCDP (zero-concentrated DP)."""
     return float(group.atom.parameters[0])  # type: ignore[arg-type]
 
 
@@ -247,14 +247,14 @@ def _truncated_poisson(group: ReleaseGroup, relation: NeighbouringRelation) -> R
 
 
 def _shuffled_reports_law(group: ReleaseGroup, relation: NeighbouringRelation) -> ReleaseLaw:  # noqa: ARG001
-    """Return the pair that dominates n shuffled reports of an ε-DP mechanism."""
+    """Return the dominating pair of n shuffled reports, each ε-DP."""
     (reports,) = group.atom.parameters
     ((report, _),) = group.atom.releases
     return Release(ShuffledReportsPair(int(reports), _local_epsilon(report)))  # type: ignore[arg-type]
 
 
 def _local_epsilon(report: Atom) -> float:
-    """Return ε of an ε-DP mechanism of one person's input, rounded up."""
+    """Return ε of an ε-DP mechanism that is applied to one person's input, rounded up."""
     first, second, *_ = (*map(float, report.parameters), 0.0)  # type: ignore[arg-type]
     match report.noise:
         case "randomized_response":
@@ -271,7 +271,7 @@ def count_pairs(group: ReleaseGroup) -> int:
 
 
 def unsampled_cost(groups: Sequence[ReleaseGroup]) -> tuple[float, float]:
-    """Return μ of the Gaussian releases and the total ε of the pure-DP ones, ignoring sampling.
+    """Return μ of all Gaussian and ε of all pure-DP releases, as if they were unsampled.
 
     The ε is infinite if another kind is among them.
     """
@@ -326,7 +326,7 @@ def _require_renyi_curve(group: ReleaseGroup, relation: NeighbouringRelation) ->
 
 
 def _require_known_sampling(group: ReleaseGroup, relation: NeighbouringRelation) -> None:
-    """Raise if a sampled release of a kind with its own noise has no proved pair.
+    """Raise if the dominating pair of this kind of release is unknown under its sampling.
 
     Poisson samples are covered under every relation. A sample of fixed size is covered if a record
     is replaced: only then all its samples are neighbours.
@@ -365,7 +365,7 @@ def _require_proved_sampling(group: ReleaseGroup, relation: NeighbouringRelation
 
 
 def _gaussian_law(group: ReleaseGroup, relation: NeighbouringRelation) -> ReleaseLaw:
-    """Return the dominating pair of a Gaussian release under any kind of sampling."""
+    """Return the dominating pair of a Gaussian release under any sampling."""
     if group.replaces_record_in("poisson", relation):
         return ReplacedRecord(0.5 / group.sigma, group.rate)  # 2C apart, each C from absence
     if group.replaces_record_in("fixed_size", relation):
@@ -374,7 +374,7 @@ def _gaussian_law(group: ReleaseGroup, relation: NeighbouringRelation) -> Releas
 
 
 def _laplace_law(group: ReleaseGroup, relation: NeighbouringRelation) -> ReleaseLaw:
-    """Return the dominating pair of a Laplace release on any kind of sample."""
+    """Return the dominating pair of a Laplace release under any sampling."""
     if group.replaces_record_in("poisson", relation):
         return Release(ReplacedLaplacePair(0.5 / group.sigma, group.rate))
     if group.replaces_record_in("fixed_size", relation):
@@ -385,9 +385,10 @@ def _laplace_law(group: ReleaseGroup, relation: NeighbouringRelation) -> Release
 def _pair_law(
     pair: Callable[..., BasePair],
 ) -> Callable[[ReleaseGroup, NeighbouringRelation], ReleaseLaw]:
-    """Return a function that builds a release's dominating pair by the constructor `pair`."""
+    """Return a function that builds a release's dominating pair with the constructor `pair`."""
 
     def law(group: ReleaseGroup, relation: NeighbouringRelation) -> ReleaseLaw:  # noqa: ARG001
+        """Return the dominating pair of a release of the group."""
         parameters: tuple[Any, ...] = group.atom.parameters
         return Release(pair(*parameters), group.rate)
 
@@ -395,7 +396,7 @@ def _pair_law(
 
 
 def _balls_in_bins_law(group: ReleaseGroup, relation: NeighbouringRelation) -> ReleaseLaw:
-    """Return the dominating pair of an epoch in which balls-in-bins puts each record in one batch.
+    """Return the dominating pair of one epoch of balls-in-bins sampling.
 
     k selections of b bins are dominated by k epochs with one selection of ⌊b/k⌋ bins. Under
     replace-one no amplification is proved, and below `BINS_NOISE_MIN` none is computed: the pair
@@ -416,7 +417,7 @@ def has_bins_law(release: Atom, relation: NeighbouringRelation) -> bool:
 
 
 def _bins_and_selections(release: Atom) -> tuple[int, int]:
-    """Return the epoch's number of batches, and in how many of them each record takes part."""
+    """Return an epoch's number of batches, and in how many of them each record takes part."""
     bins, selections = (int(each) for each in release.parameters)  # type: ignore[arg-type]
     return bins, selections
 

@@ -47,7 +47,7 @@ def assumptions(method: str, question: Question) -> tuple[Assumption, ...]:
 
 
 def step_epsilons(group: ReleaseGroup, step_deltas: Array) -> Array:
-    """Return ε of one sampled step, amplified by sampling, at each given δ of that step.
+    """Return ε of one sampled step, amplified by sampling, at each δ in `step_deltas`.
 
     ε₁ = log(1 + q·(e^{ε₀} − 1)) with δ₀ = δ₁/q.
 

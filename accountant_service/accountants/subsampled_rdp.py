@@ -90,7 +90,7 @@ class SubsampledRdp(Accountant):
 
 
 def _keeps_batch_size(group: ReleaseGroup, question: Question) -> bool:
-    """Return whether the release's sample and both neighbouring datasets have a fixed size."""
+    """Return whether samples and both neighbouring datasets have fixed sizes."""
     if group.rate == 1.0:
         return False
     added = question.relation is NeighbouringRelation.ADD_OR_REMOVE_ONE
@@ -98,7 +98,7 @@ def _keeps_batch_size(group: ReleaseGroup, question: Question) -> bool:
 
 
 def _theorem(group: ReleaseGroup, question: Question) -> tuple[str, str]:
-    """Return hypothesis and source of the theorem that bounds a release's Rényi divergence."""
+    """Return the theorem that bounds a release's Rényi divergence: its hypothesis and source."""
     if group.rate == 1.0:
         return "the releases use all the data", "Mironov 2017, arXiv 1702.07476v3, Table II"
     if _keeps_batch_size(group, question):
@@ -122,7 +122,7 @@ def _require_affordable(question: Question) -> None:
 
 
 def _node_count(question: Question, orders: Array) -> float:
-    """Return the number of quadrature nodes that these orders need in all."""
+    """Return the number of quadrature nodes that these Rényi orders need in total."""
     highest = float(orders[-1])
     return len(orders) * math.fsum(
         _replaced_record(group).count_nodes(highest - 1)
@@ -139,7 +139,7 @@ def _replaced_record(group: ReleaseGroup) -> ReplacedRecord:
 
 
 def _order_blocks(question: Question) -> Iterator[tuple[Array, Array]]:
-    """Yield blocks of increasing Rényi orders α with the mechanism's log-moments (α − 1)·D_α."""
+    """Yield increasing Rényi orders α in blocks, with the mechanism's log-moments (α − 1)·D_α."""
     replaced = any(_keeps_batch_size(group, question) for group in question.release_groups)
     for orders in (_BASE_ORDERS, *_OCTAVES):
         too_high = replaced and orders[-1] > without_replacement.ORDER_MAX
@@ -149,7 +149,7 @@ def _order_blocks(question: Question) -> Iterator[tuple[Array, Array]]:
 
 
 def log_moments(question: Question, orders: Array) -> Array:
-    """Return the mechanism's log-moment (α − 1)·D_α at each Rényi order α, for Rényi filters.
+    """Return the mechanism's log-moment (α − 1)·D_α at each Rényi order α.
 
     Args:
         question: a mechanism that this method has a formula for.
@@ -192,7 +192,7 @@ def _laplace_log_moments(scale: float, orders: Array) -> Array:
 def _minimise_over_orders(
     question: Question, values: Callable[[Array, Array], Array]
 ) -> tuple[float, float | None]:
-    """Return the smallest value of a function of order and log-moment, and the order that gives it.
+    """Return the least value of a function of order and log-moment, and the order that gives it.
 
     D_α never falls with α. Once a block of orders does not improve on the best value, or has its
     best value inside, no later block improves it: the search stops there and refines between the

@@ -68,7 +68,7 @@ Result = TypeVar("Result")
 
 
 class AsyncLedger:
-    """The ledger for asynchronous callers: it runs database calls in threads.
+    """The ledger for asynchronous callers, which runs database calls in threads.
 
     Args:
         ledger: the ledger.
@@ -109,18 +109,18 @@ class AsyncLedger:
     # --- threads and processes
 
     async def _read(self, call: Callable[..., Result], *arguments: Any) -> Result:
-        """Run a database read in a thread, among the threads reserved for reads."""
+        """Run a database read in a thread, one of a limited number for reads."""
         return await to_thread.run_sync(partial(call, *arguments), limiter=self._readers)
 
     async def _write(self, dataset: str, call: Callable[..., Result], *arguments: Any) -> Result:
-        """Run a transaction in a thread when it is its dataset's turn to write."""
+        """Run a transaction in a thread, once earlier writes to the same dataset are done."""
         async with self._writes.turn(dataset):
             return await to_thread.run_sync(partial(call, *arguments), limiter=self._writers)
 
     async def _calculate(
         self, key: KeyRecord, function: Callable[..., Result], *arguments: Any
     ) -> Result:
-        """Run a function in a computation process when it is the API key's turn."""
+        """Run a function in a computation process, when it is the API key's turn."""
         async with self._calculations.turn(key.identifier):
             found: Result = await self._processes.run(function, *arguments)
         return found
@@ -147,7 +147,7 @@ class AsyncLedger:
         return await self._write(dataset.identifier, self._ledger.close_dataset, request, name)
 
     async def preview_budget(self, key: KeyRecord, name: str) -> BudgetPreview:
-        """Return how many steps of ordinary runs the whole budget of a dataset admits."""
+        """Return how many steps of typical runs a dataset's whole budget covers."""
         dataset = await self._read(self._ledger.find_dataset, key, name)
         policy = dataset.policy
         planned = policy.reference if isinstance(policy, ReferenceFilter) else None
@@ -156,7 +156,7 @@ class AsyncLedger:
     async def _preview_filter(
         self, key: KeyRecord, policy: PrivacyFilter, planned: Mechanism | None
     ) -> BudgetPreview:
-        """Return how many steps a filter admits; an empty preview if that takes too much work."""
+        """Return how many steps a filter admits; an empty preview if that takes too long."""
         known = self._previews.get((policy, planned))
         if known is not None:
             return known
@@ -176,7 +176,7 @@ class AsyncLedger:
         return [dataset_view(dataset) for dataset in self._ledger.list_datasets(key)]
 
     async def get_dataset(self, key: KeyRecord, name: str) -> Json:
-        """Return a dataset, after ending the reservations whose lease has run out."""
+        """Return a dataset as JSON, after ending the reservations whose lease has ended."""
         dataset, overdue = await self._read(self._ledger.read_dataset, key, name)
         if overdue:
             dataset = await self._expire_leases(key, dataset, overdue) or dataset
@@ -185,7 +185,7 @@ class AsyncLedger:
     async def _expire_leases(
         self, key: KeyRecord, dataset: Dataset, overdue: Sequence[Reservation]
     ) -> Dataset | None:
-        """End reservations whose lease has run out; return the changed dataset, or None.
+        """End reservations whose lease has ended; return the changed dataset, or None.
 
         What they give back is computed before the transaction. Those for which the time does not
         suffice are ended by a later request; until then their budget is held.
@@ -201,7 +201,7 @@ class AsyncLedger:
     async def _compute_refund(
         self, key: KeyRecord, dataset: Dataset, run: Reservation
     ) -> tuple[int, Amounts]:
-        """Return a run's granted steps, and the budget that it would free if it ended now."""
+        """Return a run's granted steps, and the budget that it frees if it ends now."""
         refund = run.refund_if_ended
         if refund is None:
             try:
@@ -213,7 +213,7 @@ class AsyncLedger:
     async def count_steps_left(
         self, key: KeyRecord, name: str, *, allow_slow: bool = True
     ) -> StepsLeft | None:
-        """Return how many more steps like the last run's fit; None before the first run.
+        """Return how many more steps like the last run's fit; None without a run.
 
         Args:
             key: the caller's API key.
@@ -239,7 +239,7 @@ class AsyncLedger:
     async def report_on_dataset(
         self, key: KeyRecord, name: str, wanted: Format, tier: Tier
     ) -> bytes:
-        """Return the report of a dataset in the wanted file format."""
+        """Return a dataset's report in the wanted file format, for a registry tier."""
         await self.get_dataset(key, name)  # expires ended leases
         found = await self._read(self._ledger.read_runs, key, name, RUNS_MAX)
         return await self._calculate(key, _render_dataset, *found, now(), wanted, tier)
@@ -247,7 +247,7 @@ class AsyncLedger:
     async def report_on_run(
         self, key: KeyRecord, identifier: str, wanted: Format, tier: Tier
     ) -> bytes:
-        """Return the report of an ended run in the wanted file format."""
+        """Return an ended run's report in the wanted file format, for a registry tier."""
         document = await self.issue_certificate(key, identifier)
         return await self._calculate(key, render_certificate, document, wanted, tier)
 
@@ -269,13 +269,13 @@ class AsyncLedger:
     # --- caps
 
     async def list_caps(self, key: KeyRecord, name: str) -> list[Json]:
-        """Return a dataset's caps, with the budget that each holder has spent or held."""
+        """Return a dataset's caps as JSON, each with the budget that its holder has taken."""
         await self._read(self._ledger.find_dataset, key, name)
         dataset, uses = await self._read(self._caps.list_uses, name)
         return [cap_view(dataset.policy, use) for use in uses]
 
     async def set_cap(self, key: KeyRecord, name: str, cap: Cap) -> Json:
-        """Set the cap of a key or team; return it with the budget spent or held under it."""
+        """Set the cap of a key or team; return it as JSON, with the budget taken under it."""
         dataset = await self._read(self._ledger.find_dataset, key, name, Scope.OWNER)
         by = key.identifier
         dataset, use = await self._write(dataset.identifier, self._caps.set, name, cap, by)
@@ -297,7 +297,7 @@ class AsyncLedger:
         return dataset, await self._read(self._ledger.find_cap_uses, key, dataset)
 
     async def quote(self, key: KeyRecord, name: str, mechanism: Mechanism) -> Quote:
-        """Quote a plan: whether it fits, and what would fit. Nothing is charged."""
+        """Quote a plan: whether it fits, and what would fit; nothing is charged."""
         dataset, caps = await self._find_dataset_and_caps(key, name)
         return await self._calculate(key, plans.quote_plan, dataset, mechanism, caps)
 
@@ -327,7 +327,7 @@ class AsyncLedger:
         return items, combined
 
     async def estimate_running_total(self, key: KeyRecord, name: str) -> Guarantee:
-        """Estimate ε of all steps granted so far, accounted as one plan."""
+        """Estimate ε of all steps granted so far, as if they were one plan."""
         policy, runs = await self._read(self._ledger.list_granted_reservations, key, name)
         return await self._calculate(key, plans.estimate_running_total, policy, runs)
 
@@ -394,7 +394,7 @@ class AsyncLedger:
     # --- runs
 
     async def get_reservation(self, key: KeyRecord, identifier: str) -> Json:
-        """Return a reservation; end it first if its lease has run out."""
+        """Return a reservation as JSON, ended first if its lease has ended."""
         ledger = self._ledger
         dataset, reservation = await self._read(ledger.find_reservation, key, identifier)
         if service.is_overdue(reservation):
@@ -411,11 +411,11 @@ class AsyncLedger:
     async def commit(
         self, request: WriteRequest, identifier: str, declared: Declaration = NOTHING_DECLARED
     ) -> StoredAnswer:
-        """End a finished run: its granted steps are spent. Its program may declare facts."""
+        """End a finished run, with facts that its program declares; granted steps stay charged."""
         return await self._end_run(request, identifier, EntryKind.COMMIT, declared)
 
     async def release(self, request: WriteRequest, identifier: str) -> StoredAnswer:
-        """End an abandoned run: steps that were not granted return to the budget."""
+        """End an abandoned run; the budget of steps that were not granted is freed."""
         return await self._end_run(request, identifier, EntryKind.RELEASE)
 
     async def _end_run(
@@ -452,7 +452,7 @@ class AsyncLedger:
         identifier: str,
         *arguments: Any,
     ) -> StoredAnswer:
-        """Run a transaction on a reservation when it is its dataset's turn."""
+        """Run a transaction on a reservation, when it is its dataset's turn."""
         require_scope(request.key, Scope.RUN, Scope.OWNER)
         dataset_id = self._ledger.cached_dataset_id(identifier)
         if dataset_id is None:
@@ -479,7 +479,7 @@ def _render_dataset(
 
 
 def _remember(memory: dict[Any, Any], name: Any, found: Any) -> None:
-    """Store a result in a bounded dictionary; drop the oldest one if it is full."""
+    """Store a result in a bounded dictionary; drop the oldest result if it is full."""
     memory.pop(name, None)
     if len(memory) >= _REMEMBERED_MAX:
         del memory[next(iter(memory))]

@@ -33,7 +33,7 @@ _NICENESS: Final = 15  # computations give way to everything else
 
 
 def split_batch(raw: bytes) -> list[BatchedRequest]:
-    """Parse a batch into its requests; large bodies stay bytes. Runs in a computation process."""
+    """Parse a batch's JSON into its requests; leave large bodies as bytes to parse later."""
     batch = problems.read_body(schemas.BatchRequest, raw)
     return [(item.path, _leave_unread_if_large(item.body)) for item in batch.requests]
 
@@ -45,7 +45,7 @@ def _leave_unread_if_large(body: Json) -> Json | UnreadBody:
 
 
 class _AnswerCache:
-    """A least-recently-used cache of answers, limited in number and in bytes."""
+    """A least-recently-used cache of answers, with limits on their number and total bytes."""
 
     def __init__(self, entries: int, size: int) -> None:
         self._entries, self._size = entries, size
@@ -60,7 +60,7 @@ class _AnswerCache:
         return known
 
     def keep(self, key: Hashable, answer: bytes) -> None:
-        """Store an answer; drop the least recently used answers beyond the limits."""
+        """Store an answer; drop the least recently used ones beyond the limits."""
         self._used += len(answer) - len(self._answers.pop(key, b""))
         self._answers[key] = answer
         while len(self._answers) > self._entries or self._used > self._size:
@@ -138,7 +138,7 @@ class ComputationCache:
         return await self._wait_for(key, running)
 
     async def _wait_for(self, key: Hashable, running: _RunningComputation) -> bytes:
-        """Wait for a shared computation; cancel it if no one else waits and it has not started."""
+        """Wait for a shared computation; cancel it if no other request waits for it."""
         running.waiting += 1
         try:
             return await asyncio.shield(running.task)
@@ -160,7 +160,7 @@ class ComputationCache:
     async def _compute(
         self, running: _RunningComputation, client: str, path: str, question: BaseModel | UnreadBody
     ) -> bytes:
-        """Compute an answer in a computation process when it is the client's turn."""
+        """Compute an answer in a computation process, when it is the client's turn."""
         async with self._turns.turn(client):
             running.started = True
             with self._metrics.computations.labels(path).time():
@@ -170,20 +170,20 @@ class ComputationCache:
     def _keep_finished_answer(
         self, key: Hashable, running: _RunningComputation, task: asyncio.Task[bytes]
     ) -> None:
-        """Remove an ended computation, and cache its answer if it succeeded."""
+        """Cache the answer of a computation that ended, if it succeeded."""
         if self._running.get(key) is running:
             del self._running[key]
         if not task.cancelled() and task.exception() is None:
             self._cache.keep(key, task.result())
 
     async def split_batch(self, client: str, raw: bytes) -> list[BatchedRequest]:
-        """Parse a large batch in a computation process."""
+        """Parse a large batch of requests in a computation process."""
         async with self._turns.turn(client):
             found: list[BatchedRequest] = await self._processes.run(split_batch, raw)
         return found
 
     async def read_body(self, client: str, model: type[BaseModel], raw: bytes) -> Any:
-        """Parse a large body in a computation process."""
+        """Parse and validate a large body in a computation process."""
         async with self._turns.turn(client):
             return await self._processes.run(problems.read_body, model, raw)
 

@@ -26,7 +26,7 @@ NOTES: Final = "accountant.notes"  # the key of a request's `RequestNotes` in it
 
 @dataclass(slots=True)
 class RequestNotes:
-    """Notes about a request for its log line.
+    """Notes about one request, such as its error code, for the access log.
 
     Attributes:
         identifier: sent back as `X-Request-ID`.

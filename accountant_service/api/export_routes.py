@@ -147,14 +147,14 @@ async def export_events(
 
 
 def _visible_datasets(key: KeyRecord, asked: Sequence[str] | None) -> tuple[str, ...] | None:
-    """Return the datasets to export: those asked for that the key may see; None for all."""
+    """Return those of the requested datasets that the key may see, for export; None for all."""
     if key.datasets is None:
         return None if asked is None else tuple(asked)
     return tuple(name for name in key.datasets if asked is None or name in asked)
 
 
 def _period(since: AwareDatetime | None, until: AwareDatetime | None) -> Period:
-    """Return a period in microseconds since 1970."""
+    """Convert two times to a period in microseconds since 1970."""
     first, last = (
         None if moment is None else round(1e6 * moment.timestamp()) for moment in (since, until)
     )
@@ -169,7 +169,7 @@ async def _answer(
     to_object: Callable[[Item], dict[str, Any]],
     table: tuple[Sequence[str], Callable[[Item], Sequence[Any]]],
 ) -> Response:
-    """Return a page as JSON, or stream all pages as JSON lines or CSV.
+    """Return one page as JSON, or stream all pages as JSON lines or CSV.
 
     Args:
         wanted: the format.
@@ -187,7 +187,7 @@ async def _answer(
     header, cells = table
 
     def write(items: list[Item]) -> str:
-        """Return items as text of the format."""
+        """Return items as text in the wanted format."""
         if wanted is ExportFormat.LINES:
             return "".join(json.dumps(to_object(item)) + "\n" for item in items)
         return write_csv([cells(item) for item in items])

@@ -34,7 +34,7 @@ class QueueLimits:
 
 
 class FairQueue:
-    """A queue that limits running tasks and lets waiting clients take turns.
+    """A queue that limits running tasks; clients with waiting tasks take turns.
 
     Args:
         limits: how many tasks may run, and how many may wait.
@@ -48,7 +48,7 @@ class FairQueue:
 
     @asynccontextmanager
     async def turn(self, client: str) -> AsyncIterator[None]:
-        """Context manager that waits until a client may run a task, and counts it as running.
+        """Context manager that waits until a client may run a task, and counts the task as running.
 
         Raises:
             Problem: 503, too many tasks are waiting, or the turn did not come in time.
@@ -63,7 +63,7 @@ class FairQueue:
             self._end_turn(client)
 
     def _may_run(self, client: str) -> bool:
-        """Return whether one more task of a client is within the limits."""
+        """Return whether one more task of this client is within the limits."""
         free = self._running.total() < self._limits.concurrent
         return free and self._running[client] < self._limits.concurrent_each
 
@@ -89,7 +89,7 @@ class FairQueue:
         return sum(map(len, self._waiting.values()))
 
     def _stop_waiting(self, client: str, turn: asyncio.Future[None]) -> None:
-        """Remove a task that gave up waiting; if its turn had come, give it to another."""
+        """Remove a task that gave up waiting; if its turn had come, pass the turn on."""
         if turn.done() and not turn.cancelled():  # the turn came at the same moment
             self._end_turn(client)
             return

@@ -32,7 +32,7 @@ def encode_answer(dataset: Dataset, result: Subject) -> str:
 
 
 def preview_view(preview: BudgetPreview) -> Json:
-    """Return what a new budget admits as JSON: steps of example runs, and warnings."""
+    """Return as JSON how many steps of example runs a new budget covers, with warnings."""
     return {
         "admits": [
             {"step": mechanisms.to_json(each.step), "steps": each.steps} for each in preview.runs
@@ -70,7 +70,7 @@ def dataset_view(dataset: Dataset) -> Json:
 
 
 def _remaining(policy: PrivacyFilter, taken: Amounts) -> Amounts | None:
-    """Return the amounts that a budget has left; None if they are not defined for the filter."""
+    """Return the amounts left of a budget; None if the filter does not define them."""
     if isinstance(policy, ReferenceFilter):
         whole: Amounts = (policy.steps, SLACK_UNITS)
     elif isinstance(policy, RenyiFilter):
@@ -81,7 +81,7 @@ def _remaining(policy: PrivacyFilter, taken: Amounts) -> Amounts | None:
 
 
 def _amount_view(policy: PrivacyFilter, amounts: Amounts | None) -> Json:
-    """Return a part of a budget as JSON, in the units of its filter and as ε."""
+    """Return amounts of a budget as JSON, in the units of its filter and as ε."""
     if amounts is None:
         return {}
     if isinstance(policy, ReferenceFilter):
@@ -149,7 +149,7 @@ def entries_view(page: EntriesPage) -> Json:
 
 
 def burn_down_view(points: list[BurnDownPoint]) -> list[Json]:
-    """Return the history of ε spent, and of ε spent or held, as JSON."""
+    """Return a budget's history, of ε spent and ε spent or held, as JSON."""
     return [
         {"at": _to_seconds(point.at), "spent": point.spent, "taken": point.taken}
         for point in points

@@ -49,7 +49,7 @@ async def metrics(
 
 @dataclass(frozen=True, slots=True)
 class _LedgerState:
-    """The ledger at one moment.
+    """The datasets and API keys of the ledger at one moment.
 
     Attributes:
         datasets: the first by name.
@@ -86,7 +86,7 @@ class LedgerProbe:
             return None
 
     def _query_state(self) -> _LedgerState:
-        """Check that the database accepts writes, and read the first datasets and the keys."""
+        """Check that the database accepts writes; read the first datasets and all keys."""
         self._repository.ping()
         with self._repository.reading() as reading:
             keys = [key for key in reading.list_keys() if key.revoked_at is None and key.quota]
@@ -107,7 +107,7 @@ class _LedgerCollector(Collector):
         self._probe, self._key, self._shares = ledger_probe, key, shares
 
     def collect(self) -> Iterator[Metric]:
-        """Yield metrics: whether the ledger is up, and the budgets that the key may see."""
+        """Yield metrics: whether the database is up, and the budgets that the key may see."""
         state, key = self._probe.read_state(), self._key
         yield GaugeMetricFamily(
             "accountant_ledger_up",
@@ -128,7 +128,7 @@ class _LedgerCollector(Collector):
 
 
 def _collect_passed_shares(datasets: list[Dataset], shares: tuple[float, ...]) -> Metric:
-    """Return a gauge for each dataset and share: whether as much of the budget is taken."""
+    """Return a gauge: 1 if a dataset has used this share of its budget, else 0."""
     passed = GaugeMetricFamily(
         "accountant_budget_share_passed",
         "1 if this share of a budget, or more, is spent or held",
@@ -143,7 +143,7 @@ def _collect_passed_shares(datasets: list[Dataset], shares: tuple[float, ...]) -
 
 
 def _collect_quota_metrics(keys: list[KeyRecord]) -> Iterator[Metric]:
-    """Yield gauges of each key's quota, and of the share of it that is used now."""
+    """Yield gauges of each API key's request quota, and of the share of it in use."""
     quotas = GaugeMetricFamily(
         "accountant_key_quota_requests_per_minute",
         "The quota of requests of an API key, over all servers; only of keys that have one",
@@ -165,7 +165,7 @@ def _collect_quota_metrics(keys: list[KeyRecord]) -> Iterator[Metric]:
 
 
 def _collect_budget_metrics(datasets: list[Dataset]) -> Iterator[Metric]:
-    """Yield gauges of each dataset's budget: ε, what is taken and left, whether it is closed."""
+    """Yield gauges of each dataset's budget: ε, used and left, and whether it is closed."""
     epsilon = GaugeMetricFamily(
         "accountant_budget_epsilon", "The whole privacy budget of a dataset", labels=["dataset"]
     )

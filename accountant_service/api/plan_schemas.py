@@ -85,7 +85,7 @@ class PlanRequest(RelationRequest):
     ] = planner.STEPS_MIN
 
     def goal(self) -> planner.Goal:
-        """Return the budget, the dataset and the compute limit."""
+        """Return the goal of planning: budget, dataset and compute limit."""
         return planner.Goal(
             self.epsilon,
             self.delta,
@@ -126,7 +126,7 @@ class PlanRequest(RelationRequest):
         return self
 
     def _limit_faults(self) -> list[tuple[str, str]]:
-        """Return faults of the compute limit, each with its JSON pointer."""
+        """Return faults in the compute limit, each as JSON pointer and message."""
         if self.steps is not None and self.batch_size is None:
             return [("/batch_size", "is required with steps: both are today's choice")]
         if self.epochs is not None and self.examples is not None:
@@ -143,7 +143,7 @@ class PlanRequest(RelationRequest):
         return []
 
     def _batch_faults(self) -> list[tuple[str, str]]:
-        """Return faults of batch sizes, each with its JSON pointer."""
+        """Return faults in the batch sizes, each as JSON pointer and message."""
         size, limit = self.dataset_size, self._example_limit()
         most = min(size, limit or size)
         least = -(-limit // COUNT_MAX)  # smaller batches would take too many steps

@@ -57,6 +57,7 @@ class RefusedError(HTTPException, ReportedError):
         self.problem = problem
 
     def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the problem document, from which the error is made again."""
         return RefusedError, (self.problem,)
 
 
@@ -147,7 +148,7 @@ def of_validation_errors(errors: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def of_error(error: Exception) -> dict[str, Any]:
-    """Return the problem document of any failure."""
+    """Return the problem document that describes any failure."""
     match error:
         case RefusedError():
             return error.problem
@@ -164,7 +165,7 @@ def of_error(error: Exception) -> dict[str, Any]:
 
 
 def _describe_validation_error(error: Mapping[str, Any]) -> str:
-    """Return what was expected of a value, in plainer words than pydantic's message."""
+    """Return what a value should be, in plainer words than pydantic's message."""
     match error["type"]:
         case "missing":
             return "is required"

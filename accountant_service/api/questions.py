@@ -68,7 +68,7 @@ def _solve(
     view: Callable[[solver.Solution], BaseModel],
     question: schemas._RunRequest,
 ) -> BaseModel:
-    """Solve for the unknown parameter of a run, and return the solution as an API answer."""
+    """Solve for a run's unknown parameter, and convert the solution to an API answer by `view`."""
     return view(solve(question.run(), question.target()))
 
 
@@ -125,7 +125,7 @@ def _import_cache_key(question: schemas.ImportRequest) -> Hashable:
 
 
 def _cache_key(question: BaseModel) -> Hashable:
-    """Return the cache key of a request: its fields, with the mechanism's canonical hash."""
+    """Return a request's cache key: its fields, with the mechanism's canonical hash."""
     return tuple(
         canonical_form(value).hash if name == "mechanism" else _to_hashable(value)
         for name, value in question
@@ -133,7 +133,7 @@ def _cache_key(question: BaseModel) -> Hashable:
 
 
 def _curve_cache_key(question: schemas.CurveRequest) -> Hashable:
-    """Return the cache key of a curve: the mechanism's hash, and how it divides into steps."""
+    """Return a curve's cache key: the mechanism's hash, and its division into steps."""
     return (
         question.mechanism,
         question.delta,
@@ -144,7 +144,7 @@ def _curve_cache_key(question: schemas.CurveRequest) -> Hashable:
 
 
 def _to_hashable(value: Any) -> Hashable:
-    """Convert a list to a tuple, so that it can be part of a cache key."""
+    """Convert a list to a tuple, which can be part of a cache key."""
     return tuple(value) if isinstance(value, list) else value
 
 
@@ -192,7 +192,7 @@ def compute(path: str, question: BaseModel | UnreadBody) -> bytes:
 
 
 def make_cache_key(path: str, question: BaseModel | UnreadBody) -> tuple[str, Hashable]:
-    """Return the cache key of a request to an endpoint; an unparsed body is hashed."""
+    """Return a request's cache key: path and fields, or the hash of an unparsed body."""
     if isinstance(question, UnreadBody):
         return path, hashlib.sha256(question.raw).digest()
     return path, ENDPOINTS[path].key(question)

@@ -15,7 +15,7 @@ _CLIENTS_MAX: Final = 10_000
 
 
 class RateLimiter:
-    """A leaky bucket for each client, stored as the time at which it will be empty.
+    """A rate limit per client (leaky bucket), stored as the time when the bucket is empty.
 
     Args:
         rate: requests per second; 0 for no limit.
@@ -45,7 +45,7 @@ class RateLimiter:
             )
 
     def _seconds_to_wait(self, client: str) -> float:
-        """Count a request and return 0; or, above the limit, return the seconds to wait."""
+        """Count a request and return 0; above the limit, return the seconds to wait."""
         with self._lock:
             now = self._clock()
             empty_at = max(self._empty_at.get(client, now), now) + 1 / self._rate

@@ -79,7 +79,7 @@ class _StrictRequest(Request):
         return self._body
 
     async def _read_stream(self, limit: int) -> bytes:
-        """Read the body up to a limit of bytes, and raise if it is larger."""
+        """Read the body up to a limit of bytes; raise if it is larger."""
         body, size = bytearray(), 0
         async for chunk in self.stream():
             size += len(chunk)
@@ -93,17 +93,17 @@ class _StrictRequest(Request):
         return bytes(body)
 
     def _reserve_memory(self, size: int) -> None:
-        """Reserve memory for this body, from the application's limit, until the request ends."""
+        """Reserve memory for this body, out of the shared limit, until the request ends."""
         self.app.state.body_memory.take(size)
         self.held_bytes += size
 
     def release_memory(self) -> None:
-        """Return the memory of this request's body to the application's limit."""
+        """Return the memory of this request's body to the shared limit."""
         self.app.state.body_memory.give_back(self.held_bytes)
 
 
 class BodyMemory:
-    """The memory limit that all large request bodies share.
+    """A limit on the memory that all large request bodies use together.
 
     Args:
         size: bytes.
@@ -113,7 +113,7 @@ class BodyMemory:
         self._left = size
 
     def take(self, size: int) -> None:
-        """Reserve memory for bytes that have arrived.
+        """Reserve memory for received bytes; raise if the limit is reached.
 
         Raises:
             Problem: 503, the limit is reached.
@@ -131,7 +131,7 @@ class BodyMemory:
 
 
 class _UnreadRequest(_StrictRequest):
-    """A request whose large body is parsed by the computation process that answers it."""
+    """A request whose large body stays unparsed until a computation process answers it."""
 
     async def _parse(self, body: bytes) -> Any:
         """Parse a small body as JSON, and return a large one unparsed."""
@@ -149,6 +149,7 @@ class StrictRoute(APIRoute):
         model: Any = self.body_field.field_info.annotation if self.body_field else None
 
         async def handle_strict_request(request: Request) -> Response:
+            """Wrap a request so that its body is limited and strict JSON; handle it."""
             wrapped = self.request_class(request.scope, request.receive)
             wrapped.model = model
             try:
@@ -304,6 +305,7 @@ class _BatchResponse(StreamingResponse):
         self._concurrent, self._bytes_max = settings.computation_processes, settings.batch_bytes_max
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the response, when it is the client's turn."""
         async with self._computations.batches.turn(self._client):
             items = await self._items()
             async with aclosing(self._limited_results(items)) as results:
@@ -311,13 +313,13 @@ class _BatchResponse(StreamingResponse):
                 await super().__call__(scope, receive, send)
 
     async def _items(self) -> Sequence[BatchedRequest]:
-        """Return the path and the body of each request of the batch."""
+        """Return the path and body of each request in the batch."""
         if isinstance(self._batch, UnreadBody):
             return await self._computations.split_batch(self._client, self._batch.raw)
         return [(item.path, item.body) for item in self._batch.requests]
 
     async def _limited_results(self, items: Sequence[BatchedRequest]) -> AsyncGenerator[bytes]:
-        """Yield each request's result; once a limit is reached, a problem for each further one.
+        """Yield each request's result; after a limit is reached, a problem for each request.
 
         The limits are the seconds and the bytes of a batch.
         """
@@ -339,7 +341,7 @@ class _BatchResponse(StreamingResponse):
             yield refusal
 
     async def _answers(self, items: Sequence[BatchedRequest]) -> AsyncGenerator[bytes]:
-        """Yield each request's JSON result in order, while the next ones are computed."""
+        """Yield each request's JSON result in order, while later ones are computed."""
         running: deque[asyncio.Task[bytes]] = deque()
         try:
             for path, body in items:
@@ -355,7 +357,7 @@ class _BatchResponse(StreamingResponse):
 
 
 async def _chunks(answers: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Join the results of a batch into chunks of JSON, building one only after the last is sent.
+    """Join a batch's results into chunks of JSON, each made after the last was sent.
 
     At most one chunk waits in memory for a client that reads slowly or not at all. A pause after
     each chunk leaves the event loop to other requests, even if all answers are cached.

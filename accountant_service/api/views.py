@@ -134,7 +134,7 @@ def _curve_view(curve: MethodCurve) -> schemas.CurveView:
 
 
 def trade_off(curve: TradeOff, prior: float) -> schemas.TradeOffAnswer:
-    """Return a trade-off curve and the quantities derived from it as an API answer."""
+    """Return a trade-off curve, and quantities derived from it, as an API answer."""
     return schemas.TradeOffAnswer.model_construct(
         false_positive_rates=list(curve.false_positive_rates),
         false_negative_rates_lower=[rate.lower for rate in curve.false_negative_rates],
@@ -195,7 +195,7 @@ def imported(answer: importing.Answer) -> schemas.ImportAnswer:
 
 
 def _claim_view(claim: importing.CheckedClaim) -> schemas.CheckedClaimView:
-    """Return a claim with what is proved about it."""
+    """Return a claim, with what is proved about it, as a part of an API answer."""
     bounds = {
         name: None if interval is None else IntervalView.of(interval)
         for name, interval in (

@@ -22,7 +22,7 @@ _UsageError: Any = typer.BadParameter.__base__  # the base of every fault in how
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """A command in the table of commands: its module, and the first line of its help.
+    """An entry in the table of commands: the command's module, and its help's first line.
 
     Attributes:
         module: the module in this folder whose `COMMANDS` has the command.
@@ -123,7 +123,7 @@ class _LazyGroup(TyperGroup):
             raise typer.Exit(2) from None
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
-        """Return the called command's name, the command itself, and the other arguments."""
+        """Return the called command's name, the command, and the remaining arguments."""
         name, _, rest = super().resolve_command(ctx, args)
         return name, None if name is None else load_command(name), rest
 

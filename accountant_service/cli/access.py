@@ -47,7 +47,7 @@ class LedgerAccess(ABC):
 
     @abstractmethod
     def list_datasets(self) -> list[Json]:
-        """Return all datasets that may be seen."""
+        """Return all datasets that the caller may see."""
 
     @abstractmethod
     def get_dataset(self, name: str) -> Json:
@@ -71,7 +71,7 @@ class LedgerAccess(ABC):
 
     @abstractmethod
     def change_run(self, identifier: str, action: str, body: Json) -> Json:
-        """Grant steps of a run, or commit, release or renew it; return the reservation.
+        """Grant steps of a run, or commit, release or renew it (`action`); return the reservation.
 
         Args:
             identifier: the reservation's.
@@ -85,11 +85,11 @@ class LedgerAccess(ABC):
 
     @abstractmethod
     def get_facts(self, name: str) -> Facts:
-        """Return the facts of a dataset's report."""
+        """Return the facts from which a dataset's report is written."""
 
 
 class ServiceAccess(LedgerAccess):
-    """Access through the service's API.
+    """Access to the ledger through the service's HTTP API, with an API key.
 
     Args:
         service: the address, such as http://127.0.0.1:8000.
@@ -155,7 +155,7 @@ class ServiceAccess(LedgerAccess):
         return self._call(f"/v1/reservations/{quote(identifier, safe='')}/certificate")
 
     def get_facts(self, name: str) -> Facts:
-        """Return the facts of a dataset's report."""
+        """Return the facts from which a dataset's report is written."""
         return Facts.model_validate(self._call(f"/v1/datasets/{quote(name, safe='')}/report"))
 
     def _call(self, path: str, body: Json | None = None, *, is_write: bool = False) -> Json:
@@ -172,7 +172,7 @@ class ServiceAccess(LedgerAccess):
             return found
 
     def download(self, path: str, output: TextIO) -> None:
-        """Write the text that is answered to a request, as it arrives."""
+        """Write a response's text to a stream, as it arrives."""
         headers = {"Authorization": f"Bearer {self._key}"}
         with self._open(http.Request(self._service + path, None, headers)) as answer:
             for line in answer:
@@ -180,7 +180,7 @@ class ServiceAccess(LedgerAccess):
 
     @contextmanager
     def _open(self, request: http.Request) -> Iterator[Any]:
-        """Context manager of a request's answer; failures are raised as problems."""
+        """Context manager that sends a request and yields the response; raise on failures."""
         try:
             with http.urlopen(request, timeout=_SECONDS_MAX) as answer:
                 yield answer
@@ -229,7 +229,7 @@ def _read_problem(error: http_errors.HTTPError) -> Json:
 
 
 class DatabaseAccess(LedgerAccess):
-    """Access to the ledger in its database, with all rights."""
+    """Access to the ledger directly in its database, with all rights."""
 
     def __init__(self, repository: Any) -> None:
         from accountant_service.api.ledger_views import encode_answer
@@ -337,7 +337,7 @@ class DatabaseAccess(LedgerAccess):
         return self._ledger.issue_certificate(self._key, identifier)
 
     def get_facts(self, name: str) -> Facts:
-        """Return the facts of a dataset's report."""
+        """Return the facts from which a dataset's report is written."""
         from accountant_service.ledger.repository import now
 
         self._ledger.get_dataset(self._key, name)  # expires ended leases
@@ -378,7 +378,7 @@ def open_ledger() -> Iterator[LedgerAccess]:
 def call_ledger(
     action: Callable[[LedgerAccess], Result], options: Mapping[str, str], *, as_json: bool
 ) -> Result:
-    """Return what an action with the ledger returns, or print why it was refused and exit.
+    """Return the result of a call to the ledger; if it is refused, print why and exit.
 
     Args:
         action: it may raise `CommandProblemError` or any error with a code.
@@ -387,6 +387,7 @@ def call_ledger(
     """
 
     def run() -> Result:
+        """Open the ledger, and make the call."""
         with open_ledger() as ledger:
             return action(ledger)
 

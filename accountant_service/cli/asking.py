@@ -14,7 +14,7 @@ Json = dict[str, Any]
 def answer_or_exit(
     path: str, options: Mapping[str, Any], names: Mapping[str, str], *, as_json: bool
 ) -> Json:
-    """Compute an endpoint's answer without HTTP, or print the problem and exit with code 2.
+    """Compute an endpoint's answer without HTTP; on a problem, print it and exit with code 2.
 
     Args:
         path: the path of the endpoint.
@@ -27,7 +27,7 @@ def answer_or_exit(
     shown = {f"/{name}": "--" + name.replace("_", "-") for name in options} | dict(names)
 
     def ask() -> Json:
-        """Check the request, and compute its answer."""
+        """Validate the request, and compute its answer."""
         return endpoint.answer(validate(endpoint.request, given)).model_dump(mode="json")
 
     return run_or_exit(ask, shown, as_json=as_json)

@@ -59,7 +59,7 @@ def verify_certificate(
 
 
 def _hash_if_given(model: Path | None, as_json: bool) -> str | None:
-    """Return the SHA-256 of a model's file; exit with code 2 if it cannot be read."""
+    """Return the SHA-256 of a model's file, if given; exit with code 2 if it is unreadable."""
     if model is None:
         return None
     options = {model_files.POINTER: "--model"}

@@ -11,7 +11,7 @@ _NO_ADDRESS: Final = ("ArgumentError", "NoSuchModuleError")  # of SQLAlchemy
 
 
 def describe_fault(error: Exception) -> str | None:
-    """Describe the wrong environment variable that caused an error; None if none did."""
+    """Describe the wrong environment variable that caused an error; None for other errors."""
     if isinstance(error, ValidationError) and error.title == "Settings":
         faults = [
             f"{_PREFIX}{'_'.join(map(str, each['loc'])).upper()} "

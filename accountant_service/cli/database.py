@@ -53,7 +53,7 @@ def move(
             tasks: dict[str, TaskID] = {}
 
             def show(table: str, copied: int, count: int) -> None:
-                """Show how many rows of a table are copied."""
+                """Show how many of a table's rows are copied."""
                 if table not in tasks:
                     tasks[table] = bars.add_task(table, total=count)
                 bars.update(tasks[table], completed=copied)

@@ -100,7 +100,7 @@ def create(
     budget = {"epsilon": epsilon, "delta": delta}
 
     def ask(ledger: LedgerAccess) -> Json:
-        """Send the new dataset."""
+        """Send the new dataset to the ledger."""
         body: Json = {name: value for name, value in given.items() if value is not None}
         body["budget"] = {name: value for name, value in budget.items() if value is not None}
         if mechanism:
@@ -183,7 +183,7 @@ def show(name: Name, as_json: AsJson = False) -> None:
 
 
 def _describe_steps(dataset: Json, part: str) -> str:
-    """Say how many reference steps a part of a budget is; empty if it is not counted in steps."""
+    """Say how many reference steps a part of a budget is; empty text for other units."""
     amount = dataset["remaining" if part == "left" else part]
     steps = amount.get("reference_steps")
     is_counted = dataset["accounting"].get("reference") is not None
@@ -204,7 +204,7 @@ def close(name: Name, as_json: AsJson = False) -> None:
 
 
 def describe_closing(dataset: Json) -> str:
-    """Return in words since when a closed dataset takes no further run."""
+    """Return in words when a dataset was closed to further runs."""
     return f"closed since {format_time(int(1e6 * dataset['closed_at']))}: takes no further run"
 
 
@@ -229,7 +229,7 @@ def quote(
     }
 
     def ask(ledger: LedgerAccess) -> Json:
-        """Send the plan."""
+        """Send the plan to the ledger for a quote."""
         from accountant_service.api.ledger_schemas import QuoteRequest
 
         plan = build_plan(run, mechanism, lambda: int(ledger.get_dataset(name)["size"]))

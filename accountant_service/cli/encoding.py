@@ -16,7 +16,7 @@ _ERRORS: Final = "accountant.ascii"
 
 
 def _replace_character(error: UnicodeError) -> tuple[str, int]:
-    """Return an ASCII spelling of characters that the output's encoding lacks."""
+    """Codec error handler: spell in ASCII the characters that the output's encoding lacks."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     lacking = error.object[error.start : error.end]
@@ -40,7 +40,7 @@ def _is_unicode(stream: Any) -> bool:
 
 
 def spell(text: str) -> str:
-    """Return a text as standard output will show it: in ASCII if its encoding is not Unicode."""
+    """Return a text as standard output will show it: in ASCII if the encoding is not Unicode."""
     if _is_unicode(sys.stdout):
         return text
     encoding = sys.stdout.encoding or "ascii"

@@ -21,7 +21,7 @@ MECHANISM_HELP: Final = (
 
 
 def parse_number(text: str) -> Any:
-    """Return a text as a number, or the text itself for the request model to refuse.
+    """Parse a number; return other text unchanged, for the request model to refuse.
 
     So that all faults of a command are reported together, and as the API reports them.
     """
@@ -36,7 +36,7 @@ def parse_number(text: str) -> Any:
 
 
 def parse_count(text: str) -> Any:
-    """Return a text as a whole number, also in the form 1e6; other texts as `parse_number` does."""
+    """Parse a whole number, also in the form 1e6; else a number or text as `parse_number` does."""
     value = parse_number(text)
     is_whole = isinstance(value, float) and value.is_integer() and abs(value) < 2**53
     return int(value) if is_whole else value
@@ -94,7 +94,7 @@ RUN_FIELDS: Final = (
 
 
 def read_mechanisms(texts: Sequence[str]) -> list[Json]:
-    """Read the mechanisms that repeated `-m` options give, as JSON.
+    """Read the mechanisms given by repeated `-m` options: JSON, @FILE or standard input.
 
     Raises:
         CommandProblemError: a text is not JSON, or a file cannot be read.
@@ -103,7 +103,7 @@ def read_mechanisms(texts: Sequence[str]) -> list[Json]:
 
 
 def _read_mechanisms(text: str) -> Iterator[Json]:
-    """Yield the mechanisms in one `-m` option: an object, a list, or an object on each line."""
+    """Yield the mechanisms in one `-m` option: an object, a list, or one object per line."""
     content = _read_content(text)
     try:
         documents = _parse(content)
@@ -121,7 +121,7 @@ def _read_mechanisms(text: str) -> Iterator[Json]:
 
 
 def _parse(content: str) -> list[Any]:
-    """Parse a text as one JSON value, as a list of values, or as one value on each line."""
+    """Parse a text as a JSON value, a list of values, or one value per line."""
     try:
         found = json.loads(content)
     except ValueError:
@@ -145,19 +145,19 @@ def _read_content(text: str) -> str:
 
 
 def _refuse(message: str) -> CommandProblemError:
-    """Build the error of an `-m` option that cannot be read."""
+    """Return the error of an `-m` option that cannot be read."""
     return CommandProblemError(build_problem(message, "/mechanism"))
 
 
 def join_mechanisms(mechanisms: Sequence[Json]) -> Json:
-    """Compose several mechanisms into one."""
+    """Return the composition of several mechanisms; a single one unchanged."""
     if len(mechanisms) == 1:
         return mechanisms[0]
     return {"kind": "composed", "mechanisms": list(mechanisms)}
 
 
 def build_plan(run: Json, texts: Sequence[str] | None, size: Callable[[], int]) -> Json:
-    """Return the mechanism of a plan on a dataset: a run, the mechanisms of `-m`, or both.
+    """Return a plan's mechanism: the run of the options, the mechanisms of `-m`, or both.
 
     Args:
         run: the run's fields; those that are None are left out.
@@ -189,7 +189,7 @@ def map_plan_pointers(run: Json, texts: Sequence[str] | None) -> dict[str, str]:
 
 
 def find_dataset_size(document: Any) -> int | None:
-    """Return the first `dataset_size` in a mechanism's JSON, or None."""
+    """Return the first `dataset_size` inside a mechanism's JSON, or None."""
     if isinstance(document, dict):
         size = document.get("dataset_size")
         if isinstance(size, int):

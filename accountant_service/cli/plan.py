@@ -133,7 +133,7 @@ def _print(answer: Json) -> None:
 
 
 def _frontier(answer: Json, sampling: str, *, wide: bool) -> Table:
-    """Return a table of one sampling's runs; mark the recommended one and the current choice."""
+    """Return the table of one sampling's runs, with the recommended and current one marked."""
     limit = answer["signal_to_noise_limit"]
     table = Table(title=f"{sampling} sampling", title_justify="left", box=None, padding=(0, 1))
     for column in ("", "batch", "steps", "σ", *(("σ/B", "epochs") if wide else ()), "signal"):
@@ -168,7 +168,7 @@ def _is_same(run: Json, other: Json) -> bool:
 
 
 def _count(value: float) -> str:
-    """Format a number of records, rounded to a whole number."""
+    """Format a number of records as text, rounded to a whole number."""
     return str(round(value))
 
 

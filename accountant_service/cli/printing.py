@@ -30,7 +30,7 @@ def is_narrow(console: Console) -> bool:
 
 
 def print_rows(rows: list[dict[str, Any]], columns: list[str], title: str, as_json: bool) -> None:
-    """Print rows as JSON, or as a table of these columns."""
+    """Print rows as JSON, or as a table with these columns."""
     if as_json:
         print(json.dumps(rows))
         return
@@ -48,7 +48,7 @@ def print_rows(rows: list[dict[str, Any]], columns: list[str], title: str, as_js
 
 
 def _fits(cells: Sequence[Sequence[str]], columns: Sequence[str], width: int) -> bool:
-    """Return whether a table of these cells is at most this wide without folding."""
+    """Return whether a table with these cells is at most `width` wide without folding."""
     widest = [max(map(cell_len, each)) for each in zip(columns, *cells, strict=True)]
     return sum(widest) + 3 * len(columns) + 1 <= width
 
@@ -71,7 +71,7 @@ def _format_cell(value: Any) -> str:
 
 
 def print_problem(problem: Mapping[str, Any], as_json: bool) -> None:
-    """Print a problem of the API: as JSON to standard output, or in words as an error."""
+    """Print an API problem: as JSON to standard output, or in words to standard error."""
     if as_json:
         print(json.dumps(problem, indent=2))
         return

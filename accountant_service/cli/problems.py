@@ -37,7 +37,7 @@ class CommandProblemError(Exception):
 
 
 def build_problem(detail: str, pointer: str = "", code: str = "invalid-request") -> Json:
-    """Build the problem document of a fault that the command line finds itself."""
+    """Build the problem document of a fault that the command line itself has found."""
     errors = [{"pointer": pointer, "message": detail}] if pointer else []
     return problems.document(422, code, "The request is malformed", detail, errors)
 
@@ -55,7 +55,7 @@ def validate(model: type[Body], given: Json) -> Body:
 
 
 def _collect_faults(model: type[BaseModel], given: Json, error: ValidationError) -> Json:
-    """Return all faults of a request, also those that appear once others are corrected."""
+    """Return all faults of a request, including those that appear once others are mended."""
     found = problems.of_error(error)
     faults = [_say_given(fault, given) for fault in found.get("errors", [])]
     substituted = _substitute(given, [fault["pointer"] for fault in faults])
@@ -70,7 +70,7 @@ def _collect_faults(model: type[BaseModel], given: Json, error: ValidationError)
 
 
 def _substitute(given: Json, pointers: Sequence[str]) -> Json:
-    """Replace the values at these JSON pointers by valid ones, where one is known."""
+    """Replace the values at JSON pointers by valid ones, where a valid one is known."""
     found = copy.deepcopy(given)
     for pointer in pointers:
         *parents, name = pointer.split("/")[1:] or [""]
@@ -83,7 +83,7 @@ def _substitute(given: Json, pointers: Sequence[str]) -> Json:
 
 
 def _say_given(fault: Mapping[str, str], given: Json) -> dict[str, str]:
-    """Add the given value to the message of a fault, if the value is short."""
+    """Add the given value to a fault's message, if the value is short."""
     value: Any = given
     for part in fault["pointer"].split("/")[1:]:
         if isinstance(value, list):
@@ -102,7 +102,7 @@ def _say_given(fault: Mapping[str, str], given: Json) -> dict[str, str]:
 def run_or_exit(
     action: Callable[[], Result], options: Mapping[str, str], *, as_json: bool
 ) -> Result:
-    """Return what an action returns, or print why it was refused and exit with code 2.
+    """Return a call's result; if it is refused, print why and exit with code 2.
 
     Args:
         action: it may raise `CommandProblemError` or any error with a code.
@@ -166,7 +166,7 @@ _DATASET_WORDS: Final = {  # of commands that take the number of records from th
 
 
 def _names(options: Mapping[str, str]) -> dict[str, str]:
-    """Map the name of each field to the option that sets it."""
+    """Map each API field's name to the command-line option that sets it."""
     return {
         pointer.rpartition("/")[2]: option
         for pointer, option in options.items()
@@ -175,14 +175,14 @@ def _names(options: Mapping[str, str]) -> dict[str, str]:
 
 
 def _rename_names(options: Mapping[str, str]) -> Callable[[str], str]:
-    """Return a function that replaces field names in a message by option names."""
+    """Return a function that replaces API field names in a message by option names."""
     names = _names(options)
     rename = _renaming(names)
     if "dataset_size" in names:
         return rename
 
     def rename_without_size(message: str) -> str:
-        """Rename the fields of a message that may speak of the dataset's size."""
+        """Rename fields in a message that may mention the dataset's size."""
         for words, others in _DATASET_WORDS.items():
             message = message.replace(words, others)
         return rename(message)
@@ -196,7 +196,7 @@ def _rename_only_long_names(options: Mapping[str, str]) -> Callable[[str], str]:
 
 
 def _renaming(names: Mapping[str, str]) -> Callable[[str], str]:
-    """Return a function that replaces each name in a message by the name it is mapped to."""
+    """Return a function that replaces names in a message by those that they are mapped to."""
     if not names:
         return lambda message: message
     words = "|".join(sorted(names, key=len, reverse=True))

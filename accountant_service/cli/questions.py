@@ -41,7 +41,7 @@ _COLOURS: Final = {"proven": "green", "estimate": "yellow", "refuted": "bold red
 def _option(
     type_: Any, text: str, *flags: str, panel: str | None = None, **settings: Any
 ) -> tuple[Any, Any]:
-    """Return a command-line option: its type and default, with help text and flags."""
+    """Return a command-line option's type and default, with help text and flags."""
     default = settings.pop("default", None)
     return type_, typer.Option(default, *flags, help=text, rich_help_panel=panel, **settings)
 
@@ -143,7 +143,7 @@ _CLAIM: Final = ("method", "neighbouring_relation")
 
 @dataclass(frozen=True, slots=True)
 class _Question:
-    """A command that computes the answer of an API endpoint without HTTP.
+    """A table entry of a command that computes an API endpoint's answer without HTTP.
 
     Attributes:
         name: the command's name; the endpoint is /v1/ and this name.
@@ -211,6 +211,7 @@ def _create_command(command: _Question) -> typer.Typer:
     """Build a command with the options that its table entry names."""
 
     def run(**options: Any) -> None:
+        """Compute the answer to the given options, and print it."""
         as_json = options.pop("as_json")
         given = {name: value for name, value in options.items() if value is not None}
         texts = given.pop("mechanism", [])
@@ -249,7 +250,7 @@ def _is_solver(command: _Question) -> bool:
 
 
 def _answer(command: _Question, given: Json, texts: Sequence[str]) -> tuple[Json, int | None]:
-    """Compute the answer to a command's options; return it, and the number of records if known.
+    """Compute the answer to a command's options; also return the number of records, if known.
 
     Raises:
         CommandProblemError: the request is malformed.
@@ -343,7 +344,7 @@ def _print_answer(answer: Json, warning: str | None) -> None:
 
 
 class _Lines:
-    """A printed list of names and values in two aligned columns.
+    """Lines of a name and a value, printed in two aligned columns.
 
     Attributes:
         grid: to print.
@@ -355,7 +356,7 @@ class _Lines:
         self.grid.add_column()
 
     def add_row(self, name: str, value: str) -> None:
-        """Add a line; its value may have markup."""
+        """Add a line; its value may contain Rich markup."""
         self.grid.add_row(spell(name), spell(value))
 
 
@@ -401,7 +402,7 @@ def _print_comparison(answer: Json, warning: str | None) -> None:
 
 
 def _describe_method(claim: Json) -> tuple[str, str, str, str]:
-    """Return the table cells of a method: its name, ε, status, and why it is not proven."""
+    """Return a method's table cells: its name, ε, status, and why it is not proven."""
     if "epsilon" not in claim:
         return claim["method"], "–", "no answer", claim["reason"]
     epsilon = number_format.round_up(claim["epsilon"])

@@ -20,7 +20,7 @@ _FILE: Final = "certificate"  # the command that `accountant report FILE` means
 
 
 class _FileGroup(TyperGroup):
-    """A group of commands that takes any other first argument as a certificate's file."""
+    """A group of commands that treats any other first argument as a certificate's file."""
 
     default_command = _FILE
 
@@ -96,12 +96,12 @@ def report_certificate(
 
 
 def _run(action: Callable[[], Any]) -> Any:
-    """Run an action and return its result, or print why it was refused and exit."""
+    """Return a call's result; if it is refused, print why and exit."""
     return run_or_exit(action, {}, as_json=False)
 
 
 def _choose_format(output: Path | None, wanted: Format | None) -> Format:
-    """Return the wanted format, or that of the output file's suffix; or exit with code 2."""
+    """Return the wanted format, or the one of the output file's suffix; else exit with code 2."""
     if wanted is not None:
         return wanted
     if output is None:
@@ -135,7 +135,7 @@ def _read_certificate(file: Path, public_key: str | None) -> Facts:
 
 
 def _refuse(message: str) -> CommandProblemError:
-    """Build the error of a certificate that no report can be written from."""
+    """Return the error of a certificate from which no report can be written."""
     return CommandProblemError(
         build_problem(message, code="not-a-certificate")
         | {"title": "There is no report about this certificate"}

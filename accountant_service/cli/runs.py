@@ -125,7 +125,7 @@ def reserve(
     }
 
     def ask(ledger: LedgerAccess) -> Json:
-        """Send the plan."""
+        """Send the plan to the ledger, to reserve budget for it."""
         plan = build_plan(run, mechanism, lambda: int(ledger.get_dataset(dataset)["size"]))
         lease = {} if lease_seconds is None else {"lease_seconds": lease_seconds}
         body = {"mechanism": plan, "purpose": purpose, **lease}
@@ -158,7 +158,7 @@ def grant(
     """Charge the next steps of a run, before their noise is drawn."""
 
     def ask(ledger: LedgerAccess) -> Json:
-        """Send the grant."""
+        """Send the request for a grant of steps to the ledger."""
         body = {} if steps is None else {"steps": steps}
         body["sequence"] = 0 if sequence is None else sequence
         validate(bodies.GrantRequest, body)
@@ -189,7 +189,7 @@ def commit(
     """End a finished run. Steps that were not granted return to the budget."""
 
     def ask(ledger: LedgerAccess) -> Json:
-        """Send the end of the run."""
+        """Send the end of the run to the ledger."""
         body = {} if clip_norm is None else {"clip_norm": clip_norm}
         if model is not None:
             body["model_sha256"] = model_files.hash_model(model)
@@ -215,7 +215,7 @@ def renew(
     """Extend the lease of an open run, from now on."""
 
     def ask(ledger: LedgerAccess) -> Json:
-        """Send the new lease."""
+        """Send the new lease to the ledger."""
         body = {} if lease_seconds is None else {"lease_seconds": lease_seconds}
         validate(bodies.RenewRequest, body)
         return ledger.change_run(identifier, "renew", body)

@@ -37,7 +37,7 @@ class Detection(BaseModel):
     true_positive_rate: float = Field(ge=0, le=1, description="upper bound")
 
     def posterior(self, prior: float) -> float:
-        """Return an upper bound on the probability that a record called a member is one.
+        """Return an upper bound on P(member) of a record that an attack calls a member.
 
         Args:
             prior: the attacker's probability before the attack, in (0, 1).
@@ -89,7 +89,7 @@ def bound_attacks_on_mechanism(
     delta: float,
     slack: float = 0.0,
 ) -> AttackRates:
-    """Bound the rates of attacks on a mechanism, or on releases that it dominates up to `slack`.
+    """Bound attack rates on a mechanism, or on any that it dominates up to δ = `slack`.
 
     Args:
         mechanism: the whole plan, or all reference steps of a budget.
@@ -119,12 +119,12 @@ def bound_attacks_on_mechanism(
 
 
 def _add_slack(rate: float, slack: float) -> float:
-    """Add a slack to an upper bound on a rate, rounded up and at most 1."""
+    """Add δ = `slack` to an upper bound on a rate; round up, to at most 1."""
     return min(1.0, rounding.up(rate + slack) if slack else rate)
 
 
 def _bound_mu(question: Question, slack: float) -> float | None:
-    """Return an upper bound on μ of Gaussian DP up to `slack`; None if none is proved."""
+    """Return an upper bound on μ of Gaussian DP, up to δ = `slack`; None if none is proved."""
     try:
         mu = GaussianMu(slack).risk(question).upper
     except AccountingError:
@@ -155,7 +155,7 @@ def bound_attacks_by_epsilon(epsilon: float, delta: float) -> AttackRates:
 
 
 def _true_positive_rate(epsilon: float, delta: float, rate: float) -> float:
-    """Return the largest true-positive rate that ε and δ allow at a false-positive rate."""
+    """Return the largest TPR that (ε, δ)-DP allows attacks with the FPR `rate`."""
     steep = math.exp(min(epsilon, _EPSILON_MAX)) * rate + delta
     flat = -math.expm1(-epsilon) + math.exp(-epsilon) * (delta + rate)
     return min(1.0, rounding.up(steep), rounding.up(flat))

@@ -33,7 +33,7 @@ Tier = Literal[1, 2, 3]
 
 
 def _tier(number: int) -> Any:
-    """Return an optional model field that the registry requires from this tier on."""
+    """Declare an optional model field that the registry requires from this tier on."""
     return Field(None, json_schema_extra={"tier": number})
 
 
@@ -201,11 +201,11 @@ def to_yaml(record: RegistryRecord) -> str:
 
 
 class _Dumper(yaml.SafeDumper):
-    """A YAML writer that keeps texts of several lines readable."""
+    """A YAML dumper that writes texts of several lines as blocks."""
 
 
 def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    """Represent a text in YAML; a text of several lines becomes a block."""
+    """Represent a text in YAML, as a block if it has several lines."""
     style = "|" if "\n" in text else None
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
@@ -214,7 +214,7 @@ _Dumper.add_representer(str, _represent_text)
 
 
 def _limit_to_tier(section: BaseModel, tier: int) -> dict[str, Any]:
-    """Return the fields that a section has in a tier and below; empty sections are left out."""
+    """Return a section's fields of a tier and those below; leave out empty sections."""
     kept: dict[str, Any] = {}
     for name, field in type(section).model_fields.items():
         value = getattr(section, name)
@@ -229,14 +229,14 @@ def _limit_to_tier(section: BaseModel, tier: int) -> dict[str, Any]:
 
 
 def _name(facts: Facts) -> str:
-    """Return the name of the data product."""
+    """Return the name of the data product for the registry record."""
     if facts.run is None:
         return f"Releases from {facts.dataset.name}"
     return f"Model of run {facts.run.identifier[:8]} on {facts.dataset.name}"
 
 
 def _basic(facts: Facts) -> Basic:
-    """Return the record's section about the data product, which is tier 1."""
+    """Return the record's section on the data product (tier 1)."""
     if facts.run is None:
         described = f"All runs on the dataset {facts.dataset.name} together"
     else:
@@ -253,7 +253,7 @@ def _basic(facts: Facts) -> Basic:
 
 
 def _privacy_loss(facts: Facts) -> PrivacyLoss:
-    """Return the record's privacy unit, and ε and δ of the budget; details add the run's own."""
+    """Return the record's section on the privacy unit, and ε and δ of the budget."""
     budget, run = facts.budget, facts.run
     details = [_describe_attacks(facts, budget, "Everything released from the dataset")]
     if run is not None:
@@ -272,7 +272,7 @@ def _privacy_loss(facts: Facts) -> PrivacyLoss:
 
 
 def _describe_attacks(facts: Facts, promise: Promise, subject: str) -> str:
-    """State upper bounds on the success of membership attacks in sentences."""
+    """Describe in sentences how far membership attacks on `subject` can succeed."""
     guessing, finding, *_ = list_attacks(facts, promise)
     return (
         f"{subject}: of 1000 guesses {describe_relation(facts).question}, at most "

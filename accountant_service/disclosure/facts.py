@@ -128,7 +128,7 @@ class RunLine(_Part):
 
 
 class Record(_Part):
-    """The state of the ledger's record at the time of the report, and the signing key."""
+    """The ledger's state for a report: number of entries, last hash, public signing key."""
 
     entries: int
     head: str
@@ -136,7 +136,7 @@ class Record(_Part):
 
 
 class Facts(_Part):
-    """All facts of a report.
+    """All facts of a report about a dataset or a run.
 
     Attributes:
         run: in the report of a run.
@@ -269,7 +269,7 @@ def facts_of_dataset(
 
 
 def _run_line(dataset: Dataset, run: Reservation) -> RunLine:
-    """Summarise one run for the report of its dataset."""
+    """Return the one-line summary of a run in its dataset's report."""
     return RunLine(
         identifier=run.identifier,
         purpose=run.purpose,
@@ -308,7 +308,7 @@ def _bound_attacks(
     delta: float,
     slack: float = 0.0,
 ) -> AttackRates:
-    """Bound attack rates by the mechanism's privacy profile, or else by ε and δ alone."""
+    """Bound attack rates by the mechanism's privacy profile; if unknown, by ε and δ alone."""
     try:
         return bound_attacks_on_mechanism(mechanism, relation, delta, slack)
     except AccountingError:

@@ -83,7 +83,7 @@ def _attack_rows(facts: Facts, promises: list[Promise]) -> Iterator[str]:
 
 
 def _list(title: str, items: tuple[str, ...]) -> Iterator[str]:
-    """Yield the Markdown lines of a list under a title."""
+    """Yield the Markdown lines of a titled list."""
     yield ""
     yield f"**{title}:**"
     yield ""
@@ -96,6 +96,6 @@ def _cell(text: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """Put a text on one line, and escape what Markdown or HTML would read as markup."""
+    """Return a text on one line, with Markdown and HTML markup escaped."""
     single = " ".join(text.split())
     return single.replace("&", "&amp;").replace("<", "&lt;").replace("[", "\\[")

@@ -26,7 +26,7 @@ from accountant_service.guarantee import warn_about_delta
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A question that NIST SP 800-226 tells evaluators to ask, with its answer.
+    """A question that NIST SP 800-226 tells evaluators to ask, with the facts' answer.
 
     Attributes:
         level: of the pyramid.
@@ -40,7 +40,7 @@ class Question:
 
     @property
     def is_open(self) -> bool:
-        """True if the operator has to answer, in whole or in part."""
+        """True if the operator must still answer, in whole or in part."""
         return OPEN in self.answer
 
 
@@ -68,7 +68,7 @@ _Answers = Iterator[tuple[str, str]]
 
 
 def _parameters(facts: Facts) -> _Answers:
-    """Yield the questions about ε and δ."""
+    """Yield the questions about the privacy parameters ε and δ."""
     budget, run, dataset = facts.budget, facts.run, facts.dataset
     stated = (
         f"Everything released from the dataset: epsilon {number_format.round_up(budget.epsilon)} "
@@ -102,7 +102,7 @@ def _parameters(facts: Facts) -> _Answers:
 
 
 def _unit(facts: Facts) -> _Answers:
-    """Yield the questions about the unit and the neighbouring relation."""
+    """Yield the questions about the privacy unit and the neighbouring relation."""
     unit = facts.dataset.privacy_unit
     ambiguous = (
         "Does each person have one record in the data?"
@@ -210,7 +210,7 @@ def _correctness(facts: Facts) -> _Answers:
 
 
 def _trust(facts: Facts) -> _Answers:
-    """Yield the questions about who is trusted."""
+    """Yield the questions about the trust model: who sees the data."""
     yield (
         "Who is trusted with what?",
         (

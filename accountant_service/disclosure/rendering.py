@@ -115,7 +115,7 @@ def render_html(facts: Facts) -> str:
 def _compare_attacks(
     facts: Facts, promises: list[tuple[str, Promise]]
 ) -> list[tuple[sentences.Attack, list[tuple[str, int]]]]:
-    """Return each kind of attack with its upper bound, out of 1000, under each promise."""
+    """Return, per kind of attack, how many of 1000 succeed at most under each promise."""
     titles = [title for title, _ in promises]
     each = [sentences.list_attacks(facts, promise) for _, promise in promises]
     return [
@@ -125,7 +125,7 @@ def _compare_attacks(
 
 
 def _describe(title: str, promise: Promise) -> dict[str, Any]:
-    """Return the template variables for one promise: numbers, detection rates and posteriors."""
+    """Return a promise's template variables: numbers, detection rates and posteriors."""
     return {
         "title": title,
         "scope": promise.scope,
@@ -170,5 +170,5 @@ def _write_pdf(html: str) -> bytes:
 
 
 def _refuse_to_fetch(url: str, *_: Any, **__: Any) -> Any:
-    """Raise an error for any URL, so that a report cannot load external files."""
+    """Raise an error for any URL, as a report must not load external files."""
     raise ValueError(f"a report loads nothing, and not {url}")

@@ -18,7 +18,7 @@ OPEN: Final = "open: ask the operator"
 
 @dataclass(frozen=True, slots=True)
 class RelationWords:
-    """Phrases for the two neighbouring cases that an attacker tries to tell apart.
+    """Phrases for the two neighbouring datasets that an attacker tries to tell apart.
 
     Attributes:
         question: what the attacker guesses about one unit.
@@ -62,7 +62,7 @@ _RELATIONS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Attack:
-    """One kind of attack: its largest success count, and that of blind guessing.
+    """A kind of attack: its largest number of successes, and that of blind guessing.
 
     Attributes:
         title: in a few words.
@@ -78,14 +78,14 @@ class Attack:
 
 
 def describe_relation(facts: Facts) -> RelationWords:
-    """Return phrases for the two neighbouring cases, with the dataset's privacy unit."""
+    """Return phrases for the two neighbouring datasets, in terms of the privacy unit."""
     words = _RELATIONS[facts.dataset.neighbouring_relation]
     unit = facts.dataset.privacy_unit
     return RelationWords(*(text.replace("{unit}", unit) for text in astuple(words)))
 
 
 def list_attacks(facts: Facts, promise: Promise) -> tuple[Attack, ...]:
-    """Return the kinds of attack, each with the largest count that a promise allows."""
+    """Return the kinds of attack, each with the largest number of successes that ε and δ allow."""
     words = describe_relation(facts)
     detection = promise.attacks.detection(_FALSE_POSITIVE_RATE)
     found = count_per_thousand(detection.true_positive_rate)
@@ -116,7 +116,7 @@ def list_attacks(facts: Facts, promise: Promise) -> tuple[Attack, ...]:
 
 
 def describe_promise(facts: Facts) -> str:
-    """State in words what was promised to whom."""
+    """State in words which guarantee holds for whom."""
     unit, name = facts.dataset.privacy_unit, facts.dataset.name
     what = "This run" if facts.run is not None else "All runs on this dataset together"
     return (
@@ -127,7 +127,7 @@ def describe_promise(facts: Facts) -> str:
 
 
 def describe_consequences(facts: Facts) -> str:
-    """State in a sentence how the bounds limit any other consequence for one unit."""
+    """State in a sentence how the bounds limit any other consequence for one person or unit."""
     words, (_, finding, _) = describe_relation(facts), list_attacks(facts, facts.budget)
     return (
         f"The count under “Finding” also limits every other consequence: what happens in "
@@ -137,7 +137,7 @@ def describe_consequences(facts: Facts) -> str:
 
 
 def describe_stopping(run: RunFacts) -> str:
-    """Explain in words which steps of a run its promise covers, and why."""
+    """Explain in words which steps of a run the guarantee covers, and why."""
     if run.steps_reserved is None:
         return (
             f"The certificate is of an early format: it covers the {run.steps_granted} steps that "

@@ -20,7 +20,7 @@ _LOOSE: Final = 1.05  # a claim above this multiple of the proved ε is worth a 
 
 @dataclass(frozen=True, slots=True)
 class CheckedClaim:
-    """An (ε, δ) claim of a document, and what is proved about it.
+    """An (ε, δ) claim of a document, with what is proved about it.
 
     Attributes:
         pointer: where it is claimed.
@@ -61,7 +61,7 @@ class Answer:
 
 
 def account_for(found: Imported) -> Answer:
-    """Return the certified cost of what a document describes, and the findings.
+    """Return the certified cost of an imported document, and the lint's findings.
 
     Args:
         found: as checked by `require_valid`, with δ.
@@ -97,13 +97,13 @@ def require_valid(found: Imported) -> None:
 
 
 def _sorted(findings: Any) -> tuple[Finding, ...]:
-    """Return the findings, errors first."""
+    """Return findings sorted by severity, errors first."""
     order = ["error", "warning", "note"]
     return tuple(sorted(findings, key=lambda finding: order.index(finding.severity)))
 
 
 def _read(node: Node) -> Mechanism:
-    """Return the mechanism that an imported node describes.
+    """Convert an imported node to a mechanism.
 
     Raises:
         DocumentError: it is not valid here; the error points into the document.
@@ -147,14 +147,14 @@ def _solve_for_noise(found: Imported, delta: float) -> Imported:
 
 
 def _accounted_relation(found: Imported) -> NeighbouringRelation:
-    """Return the neighbouring relation that the tool's own accountant assumes."""
+    """Return the neighbouring relation that the other tool's accountant assumes."""
     return NeighbouringRelation.ADD_OR_REMOVE_ONE if found.accounted else found.relation
 
 
 def _guarantee(
     node: Node, relation: NeighbouringRelation, delta: float
 ) -> tuple[Guarantee | None, str | None]:
-    """Return the proven guarantee of a mechanism at δ, or None with the reason."""
+    """Return a mechanism's proven guarantee at δ and None; or None and the reason."""
     mechanism = _read(node)
     try:
         return calculator.epsilon(mechanism, delta, relation=relation), None
@@ -168,7 +168,7 @@ def _guarantee(
 
 
 def _check(claim: Claim, found: Imported) -> CheckedClaim:
-    """Compare a claim with what is proved, and return it with its status."""
+    """Compare a claimed (ε, δ) with what is proved; return the claim with its status."""
     node, delta = claim.mechanism or found.mechanism, claim.delta or found.delta
     assert node is not None
     assert delta is not None
@@ -187,7 +187,7 @@ def _check(claim: Claim, found: Imported) -> CheckedClaim:
 
 
 def _delta_at(node: Node, relation: NeighbouringRelation, epsilon: float) -> Interval | None:
-    """Return proved bounds on δ at ε, or None if there are none."""
+    """Return a proved interval around δ at ε, or None if there is none."""
     try:
         return calculator.delta(_read(node), epsilon, relation=relation).certified
     except BoundsContradictError:
@@ -216,13 +216,13 @@ def _claim_findings(claim: CheckedClaim) -> list[Finding]:
 
 
 def _between(symbol: str, bounds: Interval) -> str:
-    """Say in words that a value lies between bounds: lower rounded down, upper rounded up."""
+    """Say in words that a value is between two bounds, rounded outward."""
     low, high = number_format.round_down(bounds.lower, 4), number_format.round_up(bounds.upper, 4)
     return f"{symbol} is between {low} and {high}"
 
 
 def _accountant_findings(found: Imported, proved: Guarantee | None) -> list[Finding]:
-    """Return a finding if the tool's own accounting reports an ε too small or far too large."""
+    """Return a finding if the ε of the tool's own accountant is too small or far too large."""
     accounted = found.accounted or found.mechanism
     if found.method is None or proved is None or accounted is None or found.delta is None:
         return []

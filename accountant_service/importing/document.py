@@ -86,6 +86,7 @@ def _convert(node: ast.expr, pointer: str, depth: int) -> Json:
         raise DocumentError((pointer, f"must be nested at most {DEPTH_MAX} deep"))
 
     def inner(child: ast.expr, step: str | int) -> Json:
+        """Convert a child of the expression, one level deeper."""
         return _convert(child, f"{pointer}/{step}", depth - 1)
 
     match node:
@@ -123,7 +124,7 @@ def _is_pair(value: Json) -> bool:
 
 
 def _constructor(func: ast.expr, pointer: str) -> str:
-    """Return the name of a called constructor, without the modules before it."""
+    """Return a called constructor's name without its module path."""
     match func:
         case ast.Name(id=name) | ast.Attribute(attr=name):
             return name
@@ -155,7 +156,7 @@ def require_bounded(document: Json) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A part of an imported document: its value, and its JSON pointer.
+    """A value in an imported document, with its JSON pointer.
 
     Attributes:
         value: parsed JSON.
@@ -166,7 +167,7 @@ class Part:
     pointer: str = ""
 
     def fault(self, message: str) -> DocumentError:
-        """Return an error that points to this value, with a message."""
+        """Return an error with this message that points to the value."""
         return DocumentError((self.pointer, message))
 
     @property
@@ -176,7 +177,7 @@ class Part:
         return name if isinstance(name, str) else None
 
     def find(self, *names: str) -> Part | None:
-        """Return the first field of these names that is present and not null, or None."""
+        """Return the first of these fields that is present and not null, or None."""
         value = self.fields()
         for name in names:
             if value.get(name) is not None:
@@ -185,7 +186,7 @@ class Part:
         return None
 
     def field(self, *names: str) -> Part:
-        """Return the first field of these names that is present; raise DocumentError if none is.
+        """Return the first of these fields that is present; raise DocumentError if none is.
 
         Raises:
             DocumentError: there is none.
@@ -237,7 +238,7 @@ class Part:
         return self.value
 
     def named_arguments(self, names: Iterable[str]) -> Part:
-        """Return a constructor call with its positional arguments stored under these names.
+        """Return the constructor call with positional arguments stored under these names.
 
         Raises:
             DocumentError: it has more positional arguments than names, or one of them twice.

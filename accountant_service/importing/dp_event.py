@@ -78,7 +78,7 @@ def read(document: Part, facts: Facts) -> Imported:
 
 
 def _as_run(node: Node) -> Node:
-    """Return repeated Poisson-sampled Gaussian noise as the equivalent `dp_sgd` run."""
+    """Convert repeated Poisson-sampled Gaussian noise to the equivalent `dp_sgd` run."""
     sampled = node.fields.get("mechanism")
     if not isinstance(sampled, Node) or sampled.kind != "poisson_sampled":
         return node
@@ -122,7 +122,7 @@ def read_event(event: Part, relation: NeighbouringRelation, depth: int = DEPTH_M
 def _read_noise_multiplier(
     event: Part, relation: NeighbouringRelation, name: str = "noise_multiplier"
 ) -> float:
-    """Return an event's noise multiplier: its noise over the clipping norm."""
+    """Return an event's noise multiplier under the relation: noise over clipping norm."""
     return read_noise(event.field(name)) * relation.sensitivity
 
 
@@ -191,7 +191,7 @@ def _read_truncated_poisson(event: Part, _: Any, relation: NeighbouringRelation)
 
 
 def _read_tree(event: Part, _: Any, relation: NeighbouringRelation) -> Node:
-    """Return the Gaussian noise of the ⌈log₂(steps + 1)⌉ tree nodes that one record is part of.
+    """Return the Gaussian noise of the ⌈log₂(steps + 1)⌉ tree nodes that contain one record.
 
     Kairouz et al. 2021, arXiv 2103.00039, appendix D: each record is in one tree.
     """

@@ -72,7 +72,7 @@ def read(document: Part, facts: Facts) -> Imported:
 
 
 def _tool(document: Json) -> dict[str, Json]:
-    """Return the `tool` table of a `pyproject.toml`, or an empty one."""
+    """Return the `tool` table of a `pyproject.toml`; empty if there is none."""
     tool = document.get("tool") if isinstance(document, dict) else None
     return tool if isinstance(tool, dict) else {}
 
@@ -93,17 +93,17 @@ def _app_config(document: Part) -> Part:
 
 
 def _find(config: Part, *names: str) -> Part | None:
-    """Return the first field of these names, with or without an app's prefix, or None."""
+    """Return the first of these fields, with or without an app's prefix; None without."""
     return config.find(*(prefix + name for name in names for prefix in _PREFIXES))
 
 
 def _field(config: Part, *names: str) -> Part:
-    """Return the first field of these names, as `_find` does; raise DocumentError if none."""
+    """Return the first of these fields, as `_find` does; raise DocumentError without."""
     return _find(config, *names) or config.field(*names)
 
 
 def _positive(part: Part) -> float:
-    """Return a value as a positive number; raise DocumentError if it is none."""
+    """Return a value as a positive number; raise DocumentError for any other."""
     return part.number(0.0, _NUMBER_MAX, above=True)
 
 
@@ -140,7 +140,7 @@ def _read_local(config: Part) -> Imported:
 
 
 def _refute_without_noise(part: Part, epsilon: float, delta: float, noise: float) -> Finding:
-    """Return the finding that a claimed ε is refuted, as there is almost no noise."""
+    """Return the finding that there is almost no noise, which refutes a claimed ε."""
     return Finding(
         "claim-refuted",
         part.pointer,
@@ -153,7 +153,7 @@ def _refute_without_noise(part: Part, epsilon: float, delta: float, noise: float
 
 
 def _check_sensitivity(part: Part, sensitivity: float, norm: float) -> tuple[Finding, ...]:
-    """Return a finding unless the sensitivity is 2C, for updates clipped to norm C."""
+    """Return a finding unless the stated sensitivity is 2C, for updates clipped to norm C."""
     if sensitivity < norm:
         message = (
             f"the sensitivity is {shown(sensitivity)}, but updates are clipped to norm "
@@ -276,13 +276,13 @@ _WEIGHTED: Final = Finding(
 
 
 def _strategy(config: Part) -> str:
-    """Return the name of the strategy's class, or an empty string."""
+    """Return the name of the server strategy's class, or an empty string."""
     named = config.value.get("strategy")
     return config.class_name or (named if isinstance(named, str) else "")
 
 
 def _charge_count(config: Part, noise: float, sampled: int) -> float:
-    """Return the noise multiplier of the noisy sum and clipped count of adaptive clipping.
+    """Return the noise multiplier to charge for adaptive clipping's noisy sum and count.
 
     Flower gives the sum (z⁻² − (2s)⁻²)^(−1/2), s the standard deviation of the count, as in Andrew
     et al., arXiv 1905.03871v5, Theorem 1. That theorem counts ±½, Flower 0 and 1: a client that

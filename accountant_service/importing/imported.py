@@ -12,7 +12,7 @@ from accountant_service.importing.findings import Finding
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """An imported mechanism, with a pointer to the part of the document that describes it.
+    """A mechanism read from a document, with a pointer to the part that describes it.
 
     Attributes:
         kind: the mechanism's kind.
@@ -43,7 +43,7 @@ class Node:
         return found
 
     def but(self, **fields: Any) -> Node:
-        """Return a copy with some fields changed; None removes a field."""
+        """Return a copy with some fields changed; a field given as None is removed."""
         changed = {**self.fields, **fields}
         return replace(
             self, fields={name: value for name, value in changed.items() if value is not None}
@@ -51,7 +51,7 @@ class Node:
 
 
 def _to_json(value: Any) -> Any:
-    """Return a field's value as JSON."""
+    """Return the value of a node's field as JSON."""
     if isinstance(value, list):
         return [_to_json(item) for item in value]
     return value.to_json() if isinstance(value, Node) else value
@@ -78,7 +78,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """The content of a document: its mechanism, claims and findings.
+    """A document's content: its mechanism, its claims and the lint's findings.
 
     Attributes:
         tool: the tool and the kind of document, in words.
@@ -108,7 +108,7 @@ class Imported:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Facts that a document leaves out and the caller states, such as the dataset size.
+    """Facts that a document leaves out and the user states, such as the dataset size.
 
     Attributes:
         dataset_size: number of records.

@@ -72,7 +72,7 @@ def _read_bands(config: Part, facts: Facts) -> Imported:
 
 
 def _count_bands(config: Part) -> int:
-    """Return the number of bands: of the strategy's coefficients, or `num_bands`."""
+    """Return the number of bands: the strategy's number of coefficients, or `num_bands`."""
     strategy = config.find("strategy")
     if strategy is None:
         return config.field("num_bands").whole(1, _BANDS_MAX)
@@ -80,7 +80,7 @@ def _count_bands(config: Part) -> int:
 
 
 def _truncate(config: Part, run: Node, size: int | None, bands: int, largest: Part) -> Node:
-    """Return a run whose Poisson batches, within groups, are limited to `largest` records."""
+    """Limit a run's Poisson batches, drawn within groups, to `largest` records."""
     if size is None:
         raise config.field("num_examples").fault("is required")
     noise = config.field("noise_multiplier")
@@ -122,7 +122,7 @@ def _read_keras(config: Part, facts: Facts) -> Imported:
 
 
 def _with_claim(found: Imported, config: Part, facts: Facts) -> Imported:
-    """Add the ε and δ of the configuration, as the claim or as the target of the noise."""
+    """Add the configuration's ε and δ, as a claim, or as the target that the noise must meet."""
     epsilon, delta = config.find("epsilon"), read_delta(config.find("delta")) or facts.delta
     run = found.mechanism
     has_noise = run is not None and (run.kind != "dp_sgd" or "noise_multiplier" in run.fields)

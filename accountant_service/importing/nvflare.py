@@ -40,14 +40,14 @@ def detect(document: Json) -> bool:
 
 
 def _name(document: Json) -> str:
-    """Return the name of a filter's class without its modules, or an empty string."""
+    """Return a filter's class name without its module path, or an empty string."""
     if not isinstance(document, dict):
         return ""
     return str(document.get("path", document.get(CLASS_NAME, ""))).rsplit(".", 1)[-1]
 
 
 def read(document: Part, facts: Facts) -> Imported:
-    """Import an NVFlare job's configuration, or one filter on what a client sends."""
+    """Import an NVFlare job's configuration, or one of its privacy filters."""
     filters = [each for each in _filters(document) if _name(each.value) in _NAMES]
     if not filters:
         raise document.fault(f"has no privacy filter: one of {', '.join(_NAMES)}")
@@ -69,7 +69,7 @@ def read(document: Part, facts: Facts) -> Imported:
 
 
 def _filters(document: Part) -> list[Part]:
-    """Return the filters on client results in all scopes and tasks of a job."""
+    """Return the privacy filters on client results in an NVFlare job, of all scopes and tasks."""
     if _name(document.value) in _NAMES:
         return [document]
     scopes = document.find("scopes")
@@ -84,7 +84,7 @@ def _filters(document: Part) -> list[Part]:
 
 
 def _report_no_guarantee(part: Part) -> Finding:
-    """Return the finding that a filter has no privacy guarantee."""
+    """Return the finding that a filter gives no privacy guarantee."""
     name = _name(part.value)
     return Finding(
         "no-guarantee",
@@ -95,7 +95,7 @@ def _report_no_guarantee(part: Part) -> Finding:
 
 
 def _arguments(part: Part) -> Part:
-    """Return a filter's arguments: its `args`, or its own fields."""
+    """Return a filter's arguments: its field `args`, or its other fields."""
     return part.find("args") or part
 
 
@@ -108,7 +108,7 @@ def _read_local(part: Part, rounds: int) -> Imported:
 
 
 def _read_svt(part: Part, document: Part, rounds: int) -> Imported:
-    """Import the sparse-vector filter: ε for the selection plus ε for the released values.
+    """Import the sparse-vector (SVT) filter: ε of the selection plus ε of the released values.
 
     The released values have the budget `epsilon_release`; by default it is the number of released
     values times `noise_var`.

@@ -97,7 +97,7 @@ def _read_arguments(arguments: Part, facts: Facts) -> Imported:
 
 
 def _charge_adaptive_clipping(found: Imported, arguments: Part) -> Imported:
-    """Add the cost of adaptive clipping's noisy count of unclipped records, if it is used.
+    """Add the cost of adaptive clipping, which releases a noisy count, if it is used.
 
     With a noise multiplier z and a count of standard deviation s, the sum has the noise multiplier
     (z⁻² − (2s)⁻²)^(−1/2). By Andrew et al., arXiv 1905.03871v5, Theorem 1, both cost what z costs,

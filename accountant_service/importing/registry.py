@@ -81,7 +81,7 @@ def find_format(document: Json) -> str:
 
 
 def _check_delta(found: Imported) -> Imported:
-    """Add a finding if δ is not below one over the number of records."""
+    """Add a finding if δ is at least one over the number of records."""
     size, delta = found.dataset_size, found.delta
     if size is None or delta is None or delta < 1 / size:
         return found

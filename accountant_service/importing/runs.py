@@ -56,13 +56,13 @@ def batches_per_epoch(dataset_size: int, batch_size: int, *, drop_last: bool = F
 
 
 def poisson_run(pointer: str, noise: float | None, rate: float, steps: int) -> Node:
-    """Return a run of Poisson-sampled Gaussian releases; its noise may be unknown yet."""
+    """Return a run of Poisson-sampled Gaussian releases; its noise may be unknown."""
     known = {} if noise is None else {"noise_multiplier": noise}
     return Node("dp_sgd", pointer, {**known, "sample_rate": rate, "steps": steps})
 
 
 def read_claims(part: Part | None, delta: float | None) -> tuple[Claim, ...]:
-    """Return the ε that a document states as a claim at δ; an empty tuple if it states none."""
+    """Return the document's ε as a claim at δ; empty if it states none."""
     claimed = part.find("epsilon", "target_epsilon") if part else None
     epsilon = read_epsilon(claimed)
     return () if claimed is None or epsilon is None else (Claim(epsilon, delta, claimed.pointer),)
@@ -111,7 +111,7 @@ def read_run(run: Part, facts: Facts, tool: str, *, by_loader: bool) -> Imported
 
 
 def _read_rate(run: Part, per_epoch: float | None) -> float:
-    """Return the stated sample rate, or one over the number of batches in an epoch."""
+    """Return the stated sample rate, or one over the number of batches per epoch."""
     given = run.find("sample_rate")
     if given is None and per_epoch is not None:
         return 1.0 / per_epoch
@@ -130,7 +130,7 @@ def _read_steps(run: Part, per_epoch: float) -> int:
 
 
 def _read_sampling(run: Part, facts: Facts) -> tuple[str | None, str]:
-    """Return how batches are sampled, and the pointer to where the document says so."""
+    """Return how batches are drawn, and a JSON pointer to where the document says so."""
     given, flag = run.find("sampling"), run.find("poisson_sampling")
     pointer = next((each.pointer for each in (given, flag) if each is not None), run.pointer)
     if facts.sampling is not None:
@@ -141,7 +141,7 @@ def _read_sampling(run: Part, facts: Facts) -> tuple[str | None, str]:
 
 
 def draw_as(found: Imported, sampling: str | None, facts: Facts, pointer: str) -> Imported:
-    """Replace the Poisson sampling that a tool accounts for by the sampling really used.
+    """Replace the Poisson sampling that a tool accounts for by the actual sampling.
 
     Args:
         found: with the runs that the tool accounts for, Poisson sampled.
@@ -221,7 +221,7 @@ def _replace_sampling(node: Node, sampling: str, sizes: tuple[int | None, int | 
 
 
 def check_rate(found: Imported, facts: Facts) -> Imported:
-    """Replace sample rates that contradict the sizes, and add a finding about them.
+    """Replace sample rates that contradict batch and dataset size; add a finding about it.
 
     A loader has ⌊N/B⌋ or ⌈N/B⌉ batches, and some tools use its inverse as the rate.
     """
@@ -265,7 +265,7 @@ def runs_of(node: Node) -> list[Node]:
 
 
 def _replace_rate(node: Node, wrong: list[Node], rate: float) -> Node:
-    """Replace the sample rate of the runs listed in `wrong`."""
+    """Replace the sample rate of those runs in a mechanism that are listed in `wrong`."""
     if node in wrong:
         return node.but(sample_rate=rate)
     if "mechanisms" in node.fields:

@@ -61,7 +61,7 @@ class Keys:
         requests_per_minute: int | None = None,
         by: str = COMMAND_LINE,
     ) -> tuple[str, KeyRecord]:
-        """Create a key; return its token, which is stored nowhere, and its record.
+        """Create an API key; return its secret token, which is not stored, and its record.
 
         Args:
             scopes: the key's permissions.
@@ -119,7 +119,7 @@ class Keys:
         return self._require_valid(record)
 
     def _require_valid(self, record: KeyRecord) -> KeyRecord:
-        """Return a key and record its use; raise if it is not valid or has used its quota."""
+        """Return a key and record its use; raise if it is invalid or over its request quota."""
         expired = record.expires_at is not None and record.expires_at <= now()
         if record.revoked_at is not None or expired:
             raise UnauthenticatedError("this API key has expired or was revoked")
@@ -129,7 +129,7 @@ class Keys:
         return record
 
     def _count_request(self, record: KeyRecord, quota: Quota) -> None:
-        """Count a request against a key's quota, or raise `QuotaExceededError`.
+        """Count a request against a key's quota; raise `QuotaExceededError` if none is left.
 
         While the database takes no writes nothing is counted: reads are answered, writes fail.
         """
@@ -212,14 +212,14 @@ def require_scope(key: KeyRecord, *scopes: Scope) -> None:
 
 
 def require_unbound(key: KeyRecord, *scopes: Scope) -> None:
-    """Raise `ForbiddenError` unless the key has one of the scopes and is bound to no dataset."""
+    """Raise `ForbiddenError` unless the key has a scope of these and is bound to no dataset."""
     require_scope(key, *scopes)
     if key.datasets is not None:
         raise ForbiddenError("this needs a key that is not bound to datasets")
 
 
 def require_control(key: KeyRecord, run: Reservation) -> None:
-    """Raise `ForbiddenError` unless the key may change this run.
+    """Raise `ForbiddenError` unless the API key may change this run.
 
     A run belongs to the key that reserved it and to that key's team. Owners and admins may change
     every run that they see.
@@ -234,11 +234,11 @@ def require_control(key: KeyRecord, run: Reservation) -> None:
 
 
 def is_visible(key: KeyRecord, dataset: str) -> bool:
-    """Return whether a key may learn that a dataset exists."""
+    """Return whether an API key may learn that a dataset exists."""
     return key.datasets is None or dataset in key.datasets
 
 
 def require_visible(key: KeyRecord, dataset: str, subject: str) -> None:
-    """Raise `UnknownSubjectError`, as for a missing dataset, if the key may not see it."""
+    """Raise `UnknownSubjectError` if the key may not see the dataset, as if it did not exist."""
     if not is_visible(key, dataset):
         raise UnknownSubjectError(f"there is no {subject}")

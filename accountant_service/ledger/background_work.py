@@ -35,7 +35,7 @@ class BackgroundWork:
 
     @property
     def is_stopping(self) -> bool:
-        """Return whether the work should end soon."""
+        """Return whether the thread was asked to stop, so that its work should end soon."""
         return self._stopped.is_set()
 
     def start(self) -> None:

@@ -19,7 +19,7 @@ class Caps:
         self._repository = repository
 
     def set(self, dataset: str, cap: Cap, by: str) -> tuple[Dataset, CapUse]:
-        """Set the cap of a key or team; return the dataset, and the cap with its use so far.
+        """Set the cap of a key or team; return the dataset, and the cap with the budget used.
 
         A cap below what the holder has taken revokes nothing: the holder can reserve nothing more.
 
@@ -69,13 +69,13 @@ class Caps:
             return found, reading.list_cap_uses(found)
 
     def list_by_holder(self) -> dict[tuple[HolderKind, str], list[tuple[str, float]]]:
-        """Return the caps of each key and team, as pairs (dataset name, share of its budget)."""
+        """Return each key's and team's caps, as pairs (dataset name, share of its budget)."""
         with self._repository.reading() as reading:
             return reading.list_caps_by_holder()
 
 
 def _lock_dataset(transaction: Transaction, name: str) -> Dataset:
-    """Return a dataset, locked so that no reservation is decided while a cap changes."""
+    """Return a dataset, locked against reservations while a cap changes."""
     found = transaction.find_dataset(name, lock=True)
     if found is None:
         raise UnknownSubjectError(f"there is no dataset {name!r}")

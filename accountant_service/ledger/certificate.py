@@ -62,7 +62,7 @@ class RunEnd:
 
 
 def issue(dataset: Dataset, run: Reservation, seed: bytes, end: RunEnd, issued_at: int) -> Document:
-    """Return the signed certificate of a run: the guarantee of its whole plan.
+    """Return the signed certificate of a run, with the guarantee of its whole plan.
 
     Args:
         dataset: the run's.
@@ -143,7 +143,7 @@ def format_time(microseconds: int) -> str:
 def _describe_mu(
     plan: Mechanism, relation: NeighbouringRelation, slack: float
 ) -> dict[str, float] | None:
-    """Return as JSON a μ for which the plan is proved to be μ-Gaussian DP; None if unknown.
+    """Return, as JSON, a μ for which the plan provably is μ-Gaussian DP; None if unknown.
 
     The claim holds up to `slack`, which may be subtracted from the Gaussian trade-off curve.
     """
@@ -199,7 +199,7 @@ def _refuse_constant(text: str) -> float:
 
 
 def list_gaps(document: Document) -> list[str]:
-    """Return warnings about what a certificate does not cover."""
+    """Return warnings about facts that a certificate does not cover."""
     if document.get("format") != _FORMAT_1:
         return []
     return [
@@ -216,7 +216,7 @@ def get_model_sha256(document: Document) -> str | None:
 
 
 def find_model_faults(document: Document, model_sha256: str) -> list[str]:
-    """Return the faults of a certificate as one about a certain model.
+    """Return the reasons why a certificate is not about the model with this file hash.
 
     Args:
         document: the parsed certificate. Its signature, which `check` verifies, covers the hash.
@@ -234,7 +234,7 @@ def find_model_faults(document: Document, model_sha256: str) -> list[str]:
 
 
 def check(document: Document, public_key: str | None = None) -> tuple[list[str], Guarantee | None]:
-    """Verify a certificate: return its faults, and its guarantee computed again.
+    """Verify a certificate: return its faults, and its recomputed guarantee.
 
     Args:
         document: the parsed certificate.
@@ -271,14 +271,14 @@ def _find_signature_faults(document: Document, public_key: str | None) -> list[s
 
 
 def _recompute(document: Document) -> Guarantee:
-    """Compute the guarantee of a certificate's mechanism again, from the stated mechanism."""
+    """Compute the guarantee of the mechanism that a certificate states."""
     mechanism = mechanisms.from_json(document["mechanism"])
     relation = NeighbouringRelation(document["neighbouring_relation"])
     return calculator.prove_epsilon(mechanism, relation, float(document["guarantee"]["delta"]))
 
 
 def _find_claim_faults(document: Document, found: Guarantee) -> list[str]:
-    """Return the faults of a certificate's claim, compared with the guarantee computed again."""
+    """Return the faults of a certificate's claimed guarantee, compared with the recomputed one."""
     stated = document["guarantee"]
     faults = _find_step_faults(document) + _find_mu_faults(document)
     if found.mechanism_hash != document["mechanism_hash"]:
@@ -311,7 +311,7 @@ def _find_mu_faults(document: Document) -> list[str]:
 
 
 def _find_step_faults(document: Document) -> list[str]:
-    """Return a fault if the claim does not cover all steps that were reserved."""
+    """Return a fault if the claimed guarantee does not cover all reserved steps."""
     if document["format"] == _FORMAT_1:
         return []
     reserved, granted = int(document["steps_reserved"]), int(document["steps"])

@@ -76,7 +76,7 @@ def upgrade(connection: Connection) -> tuple[str | None, str]:
 
 
 def _create_tables(connection: Connection, revision: str) -> None:
-    """Create all tables of a new database at once, as the migrations would one by one."""
+    """Create all tables of a new database at once, equal to what the migrations create."""
     METADATA.create_all(connection)
     version = Table(
         "alembic_version", MetaData(), Column("version_num", String(32), primary_key=True)

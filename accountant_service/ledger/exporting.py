@@ -22,7 +22,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Period:
-    """A time from one moment up to, and without, another one.
+    """A time interval that includes its start and excludes its end.
 
     Attributes:
         since: microseconds since 1970; None for no limit.
@@ -39,7 +39,7 @@ class Period:
 
 @dataclass(frozen=True, slots=True)
 class EntryQuery:
-    """The entries to export.
+    """The datasets, kinds and times of the ledger entries to export.
 
     Attributes:
         datasets: names; None for all datasets.
@@ -52,14 +52,14 @@ class EntryQuery:
     period: Period = Period()
 
     def matches(self, entry: Json) -> bool:
-        """Return whether an entry is of a kind and time that this query asks for."""
+        """Return whether an entry has a kind and time that this query asks for."""
         is_kind = not self.kinds or entry.get("kind") in self.kinds
         return is_kind and self.period.contains(entry["at"])
 
 
 @dataclass(frozen=True, slots=True)
 class ExportedEntry:
-    """An entry of a dataset's hash chain.
+    """An entry of a dataset's hash chain, with the dataset's name and the entry's hash.
 
     Attributes:
         dataset: the dataset's name.
@@ -73,7 +73,7 @@ class ExportedEntry:
 
     @property
     def fields(self) -> Json:
-        """The entry's own fields."""
+        """The fields in the body of the entry."""
         found: Json = json.loads(self.body)
         return found
 
@@ -93,7 +93,7 @@ def read_entries(
 def find_entries(
     reading: Transaction, query: EntryQuery, after: EntryCursor
 ) -> tuple[list[ExportedEntry], EntryCursor | None]:
-    """Return a page of entries in a transaction, and the cursor of the next page if any."""
+    """Return a page of entries read in this transaction, and the next page's cursor if any."""
     rows = reading.list_all_entries(query.datasets, after, PAGE_SIZE)
     found = [ExportedEntry(row.dataset, row.body, row.hash) for row in rows]
     matching = [entry for entry in found if query.matches(entry.fields)]
@@ -127,7 +127,7 @@ def read_events(
 
 
 def iterate_entries(transaction: Transaction, query: EntryQuery) -> Iterator[ExportedEntry]:
-    """Yield all entries that a query asks for, page by page, as one transaction sees them."""
+    """Yield all entries that a query asks for, page by page, read in one transaction."""
     cursor: EntryCursor | None = ENTRIES_START
     while cursor is not None:
         found, cursor = find_entries(transaction, query, cursor)
@@ -135,7 +135,7 @@ def iterate_entries(transaction: Transaction, query: EntryQuery) -> Iterator[Exp
 
 
 def _read_field(name: str) -> Callable[[ExportedEntry], Any]:
-    """Return a function that returns a field of an entry, or an empty text."""
+    """Return a function that returns one field of an exported entry; empty text if missing."""
     return lambda entry: entry.fields.get(name, "")
 
 

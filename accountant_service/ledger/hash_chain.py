@@ -16,5 +16,5 @@ def encode_entry(entry: dict[str, Any]) -> str:
 
 
 def hash_entry(previous: str, body: str) -> str:
-    """Return the hash of an entry's text and the previous entry's hash."""
+    """Return the SHA-256 of an entry's text together with the previous entry's hash."""
     return hashlib.sha256(f"{previous}\n{body}".encode()).hexdigest()

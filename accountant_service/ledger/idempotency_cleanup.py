@@ -36,7 +36,7 @@ class IdempotencyCleanup:
         self._work.start()
 
     def delete_expired(self) -> bool:
-        """Delete the oldest expired keys; return whether more may be left."""
+        """Delete a batch of the oldest expired keys; return whether more may be left."""
         with self._repository.transaction() as transaction:
             return (
                 transaction.delete_answers(

@@ -44,7 +44,7 @@ class Move:
 
 
 def move_ledger(file: Path, target_url: str, progress: Progress) -> Move:
-    """Move a ledger from an SQLite file to an empty PostgreSQL database, and verify it there.
+    """Copy a ledger from SQLite to an empty PostgreSQL database, verify it, and close the file.
 
     A move that failed after the file was closed is continued by the same call.
 

@@ -54,7 +54,7 @@ _PLANNED_AT_ONCE: Final = Assumption(
 
 @dataclass(frozen=True, slots=True)
 class PlannedCharge:
-    """A plan and its charge to a dataset's budget.
+    """A plan, and its charge against a dataset's budget.
 
     Attributes:
         mechanism: the plan, as JSON.
@@ -98,7 +98,7 @@ class Quote:
 
 @dataclass(frozen=True, slots=True)
 class AdmittedRun:
-    """An example run, and the number of its steps that a new budget admits.
+    """An example run, and the number of its steps that a new budget covers.
 
     Attributes:
         step: one step of the run.
@@ -112,7 +112,7 @@ class AdmittedRun:
 
 @dataclass(frozen=True, slots=True)
 class BudgetPreview:
-    """Examples of how many steps a new budget admits.
+    """Examples of how many steps of typical runs a new budget covers.
 
     Attributes:
         runs: the planned run, if there is one, and ordinary runs.
@@ -125,7 +125,7 @@ class BudgetPreview:
 
 @dataclass(frozen=True, slots=True)
 class StepsLeft:
-    """The number of further steps like those of an earlier run that a budget admits.
+    """The number of further steps, like those of an earlier run, that a budget still covers.
 
     Attributes:
         run: the run's identifier.
@@ -180,7 +180,7 @@ def choose_policy(new: NewDataset) -> PrivacyFilter:
 
 @lru_cache(maxsize=256)
 def preview_budget(policy: PrivacyFilter, planned: Mechanism | None = None) -> BudgetPreview:
-    """Return how many steps of the planned run, and of typical runs, a new budget admits.
+    """Return how many steps of the planned run, and of typical runs, a new budget covers.
 
     Args:
         policy: the dataset's filter, from which nothing is taken.
@@ -202,7 +202,7 @@ def preview_budget(policy: PrivacyFilter, planned: Mechanism | None = None) -> B
 
 
 def _count_admitted_steps(policy: PrivacyFilter, step: Mechanism, deadline: float) -> int | None:
-    """Return the most steps that a whole budget admits; None if that is not known.
+    """Return the most steps that a whole budget covers; None if that is not known in time.
 
     The steps cannot be charged then, or the deadline has passed.
     """
@@ -217,7 +217,7 @@ def _count_admitted_steps(policy: PrivacyFilter, step: Mechanism, deadline: floa
 
 
 def _explain_useless_budget(policy: PrivacyFilter, runs: Sequence[AdmittedRun]) -> str:
-    """Return advice for a budget that admits none of the runs."""
+    """Return advice for a budget that covers no step of any example run."""
     other = "renyi" if policy.name == ReferenceFilter.name else ReferenceFilter.name
     if any(each.steps is None for each in runs):
         return (
@@ -254,7 +254,7 @@ def count_steps_left(dataset: Dataset, run: Reservation, *, allow_slow: bool = T
 
 
 def _is_counted_directly(policy: PrivacyFilter, plan: StepPlan) -> bool:
-    """Return whether a filter counts a plan's steps without comparing mechanisms."""
+    """Return whether a filter counts a plan's steps without comparing two mechanisms."""
     if not isinstance(policy, ReferenceFilter) or not plan.step.atom_counts:
         return True
     reference = policy.reference
@@ -262,7 +262,7 @@ def _is_counted_directly(policy: PrivacyFilter, plan: StepPlan) -> bool:
 
 
 def compute_charge(dataset: Dataset, mechanism: Mechanism) -> PlannedCharge:
-    """Compute what a plan costs of a dataset's budget, without storing anything.
+    """Compute the charge of a plan against a dataset's budget, without storing anything.
 
     Raises:
         CodedError: the dataset is closed, or the plan cannot be charged, is for another number of
@@ -330,7 +330,7 @@ def quote_plan(dataset: Dataset, mechanism: Mechanism, caps: Sequence[CapUse] = 
 
 
 def _compute_charge_if_decided(policy: PrivacyFilter, plan: StepPlan, taken: Amounts) -> Amounts:
-    """Return a plan's charge, or amounts beyond any budget if it is not computed in time."""
+    """Return a plan's charge; if that takes too long, amounts beyond any budget."""
     try:
         return policy.compute_charge(plan, taken).reserved
     except ChargeUndecidedError:
@@ -353,13 +353,13 @@ def _count_steps_if_decided(
 
 
 def _fits_caps(policy: PrivacyFilter, plan: StepPlan, steps: int, caps: Sequence[CapUse]) -> bool:
-    """Return whether this number of steps of a plan's kind fits under every cap."""
+    """Return whether this number of the plan's steps fits under every cap."""
     charged = policy.compute_charge(plan.with_steps(steps), policy.nothing).reserved
     return all(fits_cap(policy, use, charged) for use in caps)
 
 
 def _apply_caps(policy: PrivacyFilter, taken: Amounts, caps: Sequence[CapUse]) -> Amounts:
-    """Raise the amounts spent or held, so that only what all caps allow remains."""
+    """Increase the amounts taken, so that only what all caps allow remains."""
     for use in caps:
         taken = policy.apply_cap(taken, use.cap.share, use.taken)
     return taken

@@ -16,7 +16,7 @@ _MINUTE_MICROSECONDS: Final = 60_000_000
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """A number of requests that may come at once, and again at an even rate within a minute.
+    """A request quota per minute (leaky bucket): a burst may come at once, then an even rate.
 
     Attributes:
         requests_per_minute: at least 1.
@@ -26,11 +26,11 @@ class Quota:
 
     @property
     def interval(self) -> int:
-        """Microseconds in which one request leaves the bucket, rounded up."""
+        """The microseconds after which one more request is admitted, rounded up."""
         return -(-_MINUTE_MICROSECONDS // self.requests_per_minute)
 
     def latest_empty_at(self, at: int) -> int:
-        """Return the latest time of an empty bucket with which a request is admitted.
+        """Return the latest time for the bucket to be empty at which a request is still admitted.
 
         Args:
             at: the time of the request, in microseconds since 1970, as all times here.
@@ -38,7 +38,7 @@ class Quota:
         return at + (self.requests_per_minute - 1) * self.interval
 
     def compute_wait(self, empty_at: int | None, at: int) -> int:
-        """Return the whole seconds until a request is admitted, rounded up; 0 if it is now.
+        """Return the seconds until a request is admitted, rounded up; 0 if it is admitted now.
 
         Args:
             empty_at: when the bucket will be empty; None before the first request.
@@ -48,6 +48,6 @@ class Quota:
         return max(0, math.ceil(excess / 1e6))
 
     def used_share(self, empty_at: int | None, at: int) -> float:
-        """Return the share of the bucket that is full, from 0 to 1."""
+        """Return the fraction of the quota that is used up at time `at`, from 0 to 1."""
         full = self.requests_per_minute * self.interval
         return min(1.0, max(0, (empty_at or 0) - at) / full)

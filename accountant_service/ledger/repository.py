@@ -148,7 +148,7 @@ _WITH_LOCK: Final = {query: query.with_for_update() for query in (_DATASET_BY_NA
 
 
 def now() -> int:
-    """Return the time in microseconds since 1970."""
+    """Return the current time in microseconds since 1970."""
     return time.time_ns() // 1000
 
 
@@ -225,7 +225,7 @@ def _prepare_sqlite(connection: Any, _: Any) -> None:
 
 @contextmanager
 def _shrink_cache(connection: Connection) -> Iterator[None]:
-    """Context manager that makes SQLite write to the disk at once, so that a full disk shows."""
+    """Context manager that makes SQLite write to disk at once, so that a full disk is noticed."""
     connection.exec_driver_sql("PRAGMA cache_size = 1")
     try:
         yield
@@ -266,7 +266,7 @@ class KeyRecord:
 
 @dataclass(frozen=True, slots=True)
 class StoredAnswer:
-    """The stored answer of a write, for retries of the same request.
+    """The stored answer to a write, which is sent again for a retry of the same request.
 
     Attributes:
         fingerprint: a hash of the request.
@@ -281,7 +281,7 @@ class StoredAnswer:
 
 @dataclass(frozen=True, slots=True)
 class StoredEntry:
-    """An entry as it is stored, with its dataset's name."""
+    """An entry of a hash chain as stored in the database, with its dataset's name."""
 
     dataset: str
     number: int
@@ -443,7 +443,7 @@ class Transaction:
         return [_read_reservation(row) for row in rows]
 
     def apply_change(self, dataset: Dataset, change: Change, key: str) -> Dataset:
-        """Store a change: the reservation, the balance and the entry."""
+        """Store a reservation's change with its balance and entry; return the dataset."""
         after = change.reservation
         values = {
             "state": after.state.value,
@@ -484,7 +484,7 @@ class Transaction:
         self, dataset: Dataset, kind: EntryKind, change: Balance, key: str, fields: dict[str, Any],
         at: int | None = None,
     ) -> Dataset:  # fmt: skip
-        """Append an entry to a dataset's chain; return the dataset after it."""
+        """Append an entry to a dataset's hash chain; return the changed dataset."""
         at = now() if at is None else at
         balance, number = dataset.balance.plus(change), dataset.version + 1
         amounts = dataset.policy.balance_fields(change.spent, change.held)
@@ -510,20 +510,20 @@ class Transaction:
     def _announce_change(
         self, before: Dataset, after: Dataset, charge: Charge | None = None
     ) -> None:
-        """Store the events of a change, to be posted once this transaction is committed."""
+        """Store webhook events about a change, to be posted once the transaction commits."""
         at = now()
         for webhook in self.list_webhooks(after.name):
             for told in webhooks.describe_changes(webhook, before, after, at, charge):
                 self._add_event(told)
 
     def announce_key(self, kind: str, key: str) -> None:
-        """Store the events of an API key that was created or revoked."""
+        """Store webhook events about an API key that was created or revoked."""
         for webhook in self.list_webhooks():
             if webhook.dataset is None:
                 self._add_event(webhooks.describe_key_change(webhook, kind, key, now()))
 
     def list_webhooks(self, dataset: str | None = None) -> list[Webhook]:
-        """Return all webhooks, or those that are told about a dataset, the oldest first."""
+        """Return all webhooks, or those that get a dataset's events, the oldest first."""
         query = select(WEBHOOK).order_by(WEBHOOK.c.created_at, WEBHOOK.c.id)
         if dataset is not None:
             query = query.where(or_(WEBHOOK.c.dataset.is_(None), WEBHOOK.c.dataset == dataset))
@@ -544,14 +544,14 @@ class Transaction:
         )  # fmt: skip
 
     def remove_webhook(self, identifier: str) -> bool:
-        """Remove a webhook and the events that wait for it; return whether there was one."""
+        """Remove a webhook and its waiting events; return whether it existed."""
         self.connection.execute(WEBHOOK_EVENT.delete().where(WEBHOOK_EVENT.c.webhook == identifier))
         return (
             self.connection.execute(WEBHOOK.delete().where(WEBHOOK.c.id == identifier)).rowcount > 0
         )
 
     def _add_event(self, told: Event) -> None:
-        """Store an event that is to be posted."""
+        """Store an event that is to be posted to a webhook."""
         self.connection.execute(
             WEBHOOK_EVENT.insert().values(
                 id=told.identifier, webhook=told.webhook, dataset=told.dataset,
@@ -561,7 +561,7 @@ class Transaction:
         )  # fmt: skip
 
     def list_waiting_events(self, webhook: str) -> list[Event]:
-        """Return the events that wait for a webhook."""
+        """Return the events that are not delivered yet to a webhook."""
         rows = self.connection.execute(
             select(WEBHOOK_EVENT)
             .where(WEBHOOK_EVENT.c.webhook == webhook)
@@ -570,12 +570,12 @@ class Transaction:
         return [_read_event(row) for row in rows]
 
     def count_waiting_events(self) -> int:
-        """Return the number of events that are not delivered yet."""
+        """Return the number of webhook events that are not delivered yet."""
         counted = select(func.count()).select_from(WEBHOOK_EVENT)
         return int(self.connection.execute(counted).scalar_one())
 
     def list_due_events(self, at: int, limit: int) -> list[Event]:
-        """Return events that are due; of each webhook and dataset only the oldest that waits."""
+        """Return the webhook events due: per webhook and dataset only the oldest."""
         earlier = WEBHOOK_EVENT.alias()
         first = (
             select(func.min(earlier.c.number))
@@ -593,7 +593,7 @@ class Transaction:
         return [_read_event(row) for row in rows]
 
     def claim_event(self, told: Event, until: int) -> bool:
-        """Count an attempt, and keep other servers from the event for a time.
+        """Claim an event for this server until a time, and count an attempt to post it.
 
         Returns:
             False if another server has claimed it since it was read.
@@ -621,7 +621,7 @@ class Transaction:
     # --- entries
 
     def list_entries(self, dataset: Dataset, after: int, limit: int = PAGE_SIZE) -> Sequence[Any]:
-        """Return the number, body and hash of a page of entries after the given number."""
+        """Return a page of entries after number `after`, each as number, body and hash."""
         return self.connection.execute(
             select(ENTRY.c.number, ENTRY.c.body, ENTRY.c.hash)
             .where(ENTRY.c.dataset == dataset.identifier)
@@ -633,7 +633,7 @@ class Transaction:
     def list_all_entries(
         self, datasets: Sequence[str] | None, after: tuple[str, int], limit: int
     ) -> list[StoredEntry]:
-        """Return a page of the entries of several datasets, by the dataset's name and the number.
+        """Return a page of the entries of several datasets, by dataset name and number.
 
         Args:
             datasets: names; None for all datasets.
@@ -662,7 +662,7 @@ class Transaction:
         return None if identifier is None else self.find_reservation(identifier)
 
     def find_last_entry(self, dataset: Dataset, reservation: str) -> dict[str, Any] | None:
-        """Return the last entry about a reservation: of an ended run, the one that ended it."""
+        """Return the last entry about a reservation; of an ended run, the one that ended it."""
         body = self.connection.execute(
             select(ENTRY.c.body)
             .where(ENTRY.c.dataset == dataset.identifier)
@@ -699,7 +699,7 @@ class Transaction:
     # --- caps
 
     def set_cap(self, dataset: Dataset, cap: Cap) -> None:
-        """Store a cap in place of an earlier one of the same holder."""
+        """Store a cap, and replace an earlier one of the same holder."""
         self.remove_cap(dataset, cap.kind, cap.holder)
         self.connection.execute(
             CAP.insert().values(
@@ -708,7 +708,7 @@ class Transaction:
         )
 
     def remove_cap(self, dataset: Dataset, kind: HolderKind, holder: str) -> bool:
-        """Remove the cap of a key or team; return whether there was one."""
+        """Remove the cap of a key or team; return whether it existed."""
         removed = self.connection.execute(
             CAP.delete()
             .where(CAP.c.dataset == dataset.identifier)
@@ -728,7 +728,7 @@ class Transaction:
         return [CapUse(cap, self._sum_taken(dataset, cap)) for cap in caps]
 
     def find_cap_uses(self, dataset: Dataset, key: str, team: str | None) -> list[CapUse]:
-        """Return the caps on a dataset for a key and its team, each with its use so far.
+        """Return a dataset's caps for a key and its team, each with the budget used so far.
 
         In a transaction that has locked the dataset's row, nothing changes this until it ends.
         """
@@ -746,7 +746,7 @@ class Transaction:
         return [CapUse(cap, self._sum_taken(dataset, cap)) for cap in caps]
 
     def _sum_taken(self, dataset: Dataset, cap: Cap) -> Amounts:
-        """Return the amounts that all reservations of a cap's holder have spent or held."""
+        """Return the amounts that the reservations of a cap's holder have spent or held."""
         holder = RESERVATION.c.key_id if cap.kind is HolderKind.KEY else RESERVATION.c.team
         rows = self.connection.execute(
             select(RESERVATION.c.taken, func.count().label("times"))
@@ -760,7 +760,7 @@ class Transaction:
         return total
 
     def list_caps_by_holder(self) -> dict[tuple[HolderKind, str], list[tuple[str, float]]]:
-        """Return the caps of each key and team, as pairs (dataset name, share of its budget)."""
+        """Return each key's and team's caps, as pairs (dataset name, share of its budget)."""
         rows = self.connection.execute(
             select(DATASET.c.name, CAP.c.kind, CAP.c.holder, CAP.c.share)
             .join(DATASET, DATASET.c.id == CAP.c.dataset)
@@ -789,7 +789,7 @@ class Transaction:
         )  # fmt: skip
 
     def delete_answers(self, before: int, limit: int) -> int:
-        """Delete the oldest answers stored before a time; return the number deleted."""
+        """Delete at most `limit` answers stored before a time, oldest first; return the number."""
         oldest = (
             select(IDEMPOTENCY.c.key_id, IDEMPOTENCY.c.value)
             .where(IDEMPOTENCY.c.created_at < before)
@@ -856,7 +856,7 @@ class Transaction:
         )
 
     def count_request(self, identifier: str, quota: Quota, at: int) -> bool:
-        """Count a request of a key against its quota; return whether it is admitted.
+        """Count a request against a key's quota; return whether the quota admits it.
 
         One statement decides and counts, so requests that race are each counted. A crash may lose
         the last counts: nothing rests on them, and so the disk is not waited for where that can
@@ -880,7 +880,7 @@ class Transaction:
         )
 
     def record_audit_event(self, key: str, action: str, subject: str, detail: str = "") -> None:
-        """Record who did what to which subject; `key` is an API key's identifier or a program."""
+        """Record who did what: `key` (an API key or a program), the action and its subject."""
         self.connection.execute(
             AUDIT_EVENT.insert().values(
                 id=uuid.uuid4().hex, at=now(), key_id=key, action=action, subject=subject,

@@ -42,7 +42,7 @@ SHA256_PATTERN: Final = "[0-9a-f]{64}"
 
 
 class RuleError(ValueError):
-    """An entry breaks the ledger's rules: a forbidden number, or a wrong place in the chain."""
+    """An entry breaks the ledger's rules: a number out of range, or a wrong order of entries."""
 
 
 class State(StrEnum):
@@ -55,7 +55,7 @@ class State(StrEnum):
 
 
 class EntryKind(StrEnum):
-    """The event that an entry records."""
+    """The kind of event that an entry of the hash chain records."""
 
     CREATE = "create"
     RESERVE = "reserve"
@@ -103,14 +103,14 @@ class CapUse:
 
 @dataclass(frozen=True, slots=True)
 class Balance:
-    """Amounts of a budget spent and held, or changes of both, in the units of a privacy filter."""
+    """The amounts of a budget that are spent and held, or changes of both, in a filter's units."""
 
     spent: Amounts
     held: Amounts
 
     @property
     def taken(self) -> Amounts:
-        """The budget spent or held: no later reservation may use it."""
+        """The amounts spent or held, which no later reservation may use."""
         return add(self.spent, self.held)
 
     def plus(self, other: Balance) -> Balance:
@@ -124,7 +124,7 @@ class Balance:
 
 @dataclass(frozen=True, slots=True)
 class NewDataset:
-    """A dataset to be created, with its budget.
+    """A dataset to create, with its privacy budget.
 
     Attributes:
         name: unique.
@@ -224,7 +224,7 @@ class Reservation:
 
 @dataclass(frozen=True, slots=True)
 class Declaration:
-    """Facts that a training program states when it commits its run; the ledger cannot check them.
+    """Facts that a training program states at the end of its run, unchecked by the ledger.
 
     Attributes:
         clip_norm: C, the bound on what one record contributes to a step.
@@ -256,7 +256,7 @@ NOTHING_DECLARED: Final = Declaration()
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """The effect of one request: the changed reservation and the change of the balance.
+    """The effect of one request: the changed reservation, and the change of the balance.
 
     Attributes:
         kind: of the entry that records it.
@@ -283,14 +283,14 @@ def fits_budget(dataset: Dataset, charge: Charge) -> bool:
 
 
 def fits_cap(policy: PrivacyFilter, use: CapUse, reserved: Amounts) -> bool:
-    """Return whether a reservation of these amounts fits under a cap; zero amounts always fit."""
+    """Return whether reserving these amounts stays under a cap; zero amounts always do."""
     return not any(reserved) or policy.share_of(add(use.taken, reserved)) <= use.cap.share
 
 
 def describe_entry(
     number: int, kind: EntryKind, at: int, key: str, change: dict[str, Any], version: str
 ) -> dict[str, Any]:
-    """Return the fields that entries of every kind have.
+    """Return the fields that ledger entries of every kind have.
 
     Args:
         number: 1 for the first entry of a dataset.
@@ -449,7 +449,7 @@ def close_dataset(dataset: Dataset, at: int) -> Dataset | None:
 
 
 def grant(reservation: Reservation, steps: int, sequence: int) -> Change:
-    """Return the change that charges the next steps, before their noise is drawn.
+    """Return the change that charges a run's next steps, before their noise is drawn.
 
     Args:
         reservation: open.
@@ -549,6 +549,6 @@ def _require_open(reservation: Reservation) -> None:
 
 
 def _require(condition: bool, message: str) -> None:
-    """Raise RuleError with this message unless the condition holds."""
+    """Raise RuleError with this message unless a condition holds."""
     if not condition:
         raise RuleError(message)

@@ -80,7 +80,7 @@ Refunds = dict[str, tuple[int, Amounts]]  # by reservation: steps granted, and a
 
 @dataclass(frozen=True, slots=True)
 class WriteRequest:
-    """A write request as the client sent it.
+    """A write request: the API key, the Idempotency-Key and the body.
 
     Attributes:
         key: the API key that sent it.
@@ -96,7 +96,7 @@ class WriteRequest:
 
     @property
     def fingerprint(self) -> str:
-        """A hash by which a retry is recognised as the same request."""
+        """A hash of the request, by which a retry is recognised."""
         text = canonical_json([self.call, self.body], compact=False, ascii_only=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
@@ -130,7 +130,7 @@ class BurnDownPoint:
 
 
 def _ignore_write(_: EntryKind, __: int) -> None:
-    """Do nothing: the default observer of writes."""
+    """Do nothing with a write: the default callback."""
 
 
 class Ledger:
@@ -195,7 +195,7 @@ class Ledger:
         )
 
         def insert(transaction: Transaction) -> Outcome:
-            """Store the dataset, and return the answer."""
+            """Store the dataset in a transaction, and return the answer."""
             if transaction.find_dataset(new.name) is not None:
                 raise NameTakenError(
                     f"there is a dataset {new.name!r} already; choose another name"
@@ -236,20 +236,20 @@ class Ledger:
         return self.expire_leases(name, self._compute_refunds(dataset, overdue)) or dataset
 
     def read_dataset(self, key: KeyRecord, name: str) -> tuple[Dataset, list[Reservation]]:
-        """Return a dataset without changing it, and its reservations whose lease has ended."""
+        """Return a dataset and its reservations with an ended lease, without changing them."""
         dataset = self.find_dataset(key, name)
         with self._repository.reading() as reading:
             return dataset, reading.list_overdue_reservations(dataset, now())
 
     def _compute_refunds(self, dataset: Dataset, runs: Sequence[Reservation]) -> Refunds:
-        """Compute the budget that each reservation gives back if it ends now."""
+        """Compute the budget that each reservation frees if it ends now."""
         return {
             run.identifier: (run.steps_granted, plans.compute_refund(dataset.policy, run))
             for run in runs
         }
 
     def expire_leases(self, name: str, refunds: Refunds) -> Dataset | None:
-        """End reservations whose lease has run out; `refunds` is the budget that each gives back.
+        """End a dataset's reservations whose lease has ended, given the budget that each frees.
 
         Returns:
             The dataset, or None if there is no lease to expire.
@@ -298,7 +298,7 @@ class Ledger:
     def reserve(
         self, request: WriteRequest, name: str, mechanism: Mechanism, lease: float, purpose: str
     ) -> StoredAnswer:
-        """Reserve budget for a whole plan, or raise an error that says what would fit."""
+        """Reserve budget for a whole plan; if it does not fit, the error says what would."""
         for attempt in range(ATTEMPTS):
             dataset = self.find_dataset(request.key, name, Scope.RUN)
             try:
@@ -325,7 +325,7 @@ class Ledger:
             error.explain(*plans.find_affordable(dataset, mechanism, caps))
 
     def find_cap_uses(self, key: KeyRecord, dataset: Dataset) -> list[CapUse]:
-        """Return the caps on a dataset for a key and its team, each with its use so far."""
+        """Return a dataset's caps for a key and its team, each with the budget used so far."""
         with self._repository.reading() as reading:
             return reading.find_cap_uses(dataset, key.identifier, key.team)
 
@@ -337,7 +337,7 @@ class Ledger:
         lease: float,
         purpose: str,
     ) -> StoredAnswer:
-        """Reserve budget for a plan with a known charge.
+        """Reserve budget for a plan whose charge is already computed.
 
         Args:
             request: the write.
@@ -369,7 +369,7 @@ class Ledger:
         )
 
         def insert(transaction: Transaction) -> Outcome:
-            """Store the reservation, and return the answer."""
+            """Store the reservation in a transaction, and return the answer."""
             current = self._lock_dataset(transaction, dataset.name)
             caps = transaction.find_cap_uses(current, reservation.key, reservation.team)
             change = rules.reserve(current, reservation, planned.policy, caps)
@@ -410,14 +410,14 @@ class Ledger:
     def read_runs(
         self, key: KeyRecord, name: str, limit: int
     ) -> tuple[Dataset, list[Reservation], int]:
-        """Return a dataset, at most `limit` of its reservations, and their number in all."""
+        """Return a dataset, at most `limit` of its reservations, and the number of all."""
         dataset = self.find_dataset(key, name)
         with self._repository.reading() as reading:
             runs = reading.list_reservations_page(dataset, 0, limit)
             return dataset, runs, reading.count_reservations(dataset)
 
     def find_last_run(self, key: KeyRecord, name: str) -> tuple[Dataset, Reservation | None]:
-        """Return a dataset, and the run that was changed last, if there is one."""
+        """Return a dataset, and its last changed run, if there is one."""
         dataset = self.find_dataset(key, name)
         with self._repository.reading() as reading:
             return dataset, reading.find_last_run(dataset)
@@ -434,7 +434,7 @@ class Ledger:
     def grant(
         self, request: WriteRequest, identifier: str, steps: int, sequence: int
     ) -> StoredAnswer:
-        """Charge the next steps, before their noise is drawn."""
+        """Charge a run's next steps, before their noise is drawn."""
         return self._change(
             request,
             identifier,
@@ -449,7 +449,7 @@ class Ledger:
         identifier: str,
         declared: Declaration = NOTHING_DECLARED,
     ) -> StoredAnswer:
-        """End a finished run; the budget of steps never granted is returned.
+        """End a finished run; free the budget of steps that were not granted.
 
         Args:
             request: the write.
@@ -459,7 +459,7 @@ class Ledger:
         return self._end_run(request, identifier, EntryKind.COMMIT, declared)
 
     def release(self, request: WriteRequest, identifier: str) -> StoredAnswer:
-        """End an abandoned run; the budget of steps never granted is returned."""
+        """End an abandoned run; free the budget of steps that were not granted."""
         return self._end_run(request, identifier, EntryKind.RELEASE)
 
     def _end_run(
@@ -469,7 +469,7 @@ class Ledger:
         kind: EntryKind,
         declared: Declaration = NOTHING_DECLARED,
     ) -> StoredAnswer:
-        """Commit or release a run; compute the returned budget if that is needed."""
+        """Commit or release a run; compute the budget that it frees if that takes long."""
         refund: tuple[int, Amounts] | None = None
         for _ in range(ATTEMPTS):
             try:
@@ -487,7 +487,7 @@ class Ledger:
         refund: tuple[int, Amounts] | None = None,
         declared: Declaration = NOTHING_DECLARED,
     ) -> StoredAnswer:
-        """End a reservation; the budget of steps never granted is returned.
+        """End a reservation; free the budget of steps that were not granted.
 
         Args:
             request: the write.
@@ -501,7 +501,7 @@ class Ledger:
         """
 
         def decide(run: Reservation) -> rules.Change | None:
-            """Return the change that ends the run; None if it has ended this way before."""
+            """Return the change that ends the run; None if it already ended in the same way."""
             granted, amounts = refund or (-1, None)
             known = amounts if granted == run.steps_granted else None
             return rules.close(run, _FINAL_STATES[kind], known, declared)
@@ -525,7 +525,7 @@ class Ledger:
         decide: Callable[[Reservation], rules.Change | None],
         steps: int = 0,
     ) -> StoredAnswer:
-        """Lock a reservation's dataset and apply the change that `decide` returns, if any."""
+        """Lock a reservation's dataset, and apply the change that `decide` returns, if any."""
         require_scope(request.key, Scope.RUN, Scope.OWNER)
         dataset_id, subject = self.find_dataset_id(identifier), f"reservation {identifier!r}"
 
@@ -548,7 +548,7 @@ class Ledger:
         return self._write_once(request, kind, update, steps)
 
     def cached_dataset_id(self, reservation_id: str) -> str | None:
-        """Return the identifier of a reservation's dataset, if it was looked up before."""
+        """Return the cached identifier of a reservation's dataset, or None."""
         return self._dataset_ids.get(reservation_id)
 
     def find_dataset_id(self, reservation_id: str) -> str:
@@ -572,7 +572,7 @@ class Ledger:
     def read_ended_run(
         self, key: KeyRecord, identifier: str
     ) -> tuple[Dataset, Reservation, bytes, RunEnd]:
-        """Return an ended run's dataset, reservation and end, and the seed of the signing key."""
+        """Return an ended run with its dataset and end, and the seed of the signing key."""
         dataset, reservation = self.find_reservation(key, identifier)
         if reservation.state is State.OPEN:
             raise ReservationOpenError("commit or release the reservation first")
@@ -584,7 +584,7 @@ class Ledger:
     # --- the record
 
     def list_entries(self, key: KeyRecord, name: str, after: int) -> EntriesPage:
-        """Return the page of a dataset's entries that begins after an entry's number."""
+        """Return the page of a dataset's entries that follow the entry number `after`."""
         dataset = self.find_dataset(key, name)
         with self._repository.reading() as reading:
             rows = reading.list_entries(dataset, after, PAGE_SIZE + 1)
@@ -592,7 +592,7 @@ class Ledger:
         return EntriesPage(entries, len(rows) > PAGE_SIZE)
 
     def compute_burn_down(self, key: KeyRecord, name: str, points_max: int) -> list[BurnDownPoint]:
-        """Return ε spent, and ε spent or held, after each recent entry or a sample of them.
+        """Return a budget's history: ε spent, and spent or held, at up to `points_max` entries.
 
         The oldest comes first. The balances are computed backwards from the current one, so the
         cost does not grow with the length of the record.
@@ -607,7 +607,7 @@ class Ledger:
         policy = dataset.policy
 
         def epsilon_of(amounts: Amounts) -> float:
-            """Return the ε of amounts by the dataset's filter."""
+            """Return the ε that the dataset's filter proves for these amounts."""
             # an earlier reference, of which nothing was released, may have had more steps
             return min(policy.epsilon_of(amounts), policy.epsilon)
 
@@ -617,7 +617,7 @@ class Ledger:
         ]
 
     def _read_balance_changes(self, dataset: Dataset, number: int) -> list[tuple[int, Balance]]:
-        """Return the time and the balance change of each entry after the given number."""
+        """Return the time and the balance change of each entry after a given number."""
         changes: list[tuple[int, Balance]] = []
         with self._repository.reading() as reading:
             while number < dataset.version:
@@ -638,7 +638,7 @@ class Ledger:
         write: Callable[[Transaction], Outcome],
         steps: int = 0,
     ) -> StoredAnswer:
-        """Make a write and store its answer in one transaction; a retry returns that answer.
+        """Make a write and store its answer in one transaction; a retry gets the same answer.
 
         A retry cannot store its answer, because its Idempotency-Key is taken: the transaction is
         rolled back, and the first answer is returned. To look for the key first would cost every
@@ -672,14 +672,14 @@ class Ledger:
         raise DatabaseAwayError(_OTHERS_FIRST)
 
     def find_stored_answer(self, request: WriteRequest) -> StoredAnswer | None:
-        """Return the stored answer of a write that was made before, if there is one."""
+        """Return the stored answer if this write was already made, else None."""
         value = request.idempotency_key
         if not value:
             return None
         return self._find_answer(request.key.identifier, value, request.fingerprint)
 
     def _find_answer(self, key_id: str, value: str, fingerprint: str) -> StoredAnswer | None:
-        """Return the stored answer of an earlier write with this Idempotency-Key."""
+        """Return the stored answer of an earlier write with this Idempotency-Key, or None."""
         with self._repository.reading() as reading:
             found = reading.find_answer(key_id, value)
         if found is not None and found.fingerprint != fingerprint:
@@ -691,7 +691,7 @@ class Ledger:
 
 
 def _read_run_end(entry: dict[str, Any] | None) -> RunEnd:
-    """Return when a run ended, and what its program declared, from its last entry."""
+    """Return a run's end and its program's declared facts, from its last entry."""
     if entry is None:
         return RunEnd(None)
     return RunEnd(entry["at"], Declaration(**entry.get("declared", {})))

@@ -15,7 +15,7 @@ from accountant_service.mechanisms import (
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """A mechanism divided into equal steps, which are granted and charged one by one.
+    """A mechanism divided into equal steps, which the ledger grants and charges one by one.
 
     Attributes:
         mechanism: all steps together.
@@ -38,12 +38,12 @@ class StepPlan:
         return cls(mechanism, one, canonical_form(one), steps, canonical_form(mechanism))
 
     def with_steps(self, steps: int) -> StepPlan:
-        """Return the plan with another number of the same steps."""
+        """Return the plan with `steps` steps of the same kind."""
         return StepPlan.of(with_steps(self.mechanism, steps))
 
 
 def _divide(mechanism: Mechanism) -> tuple[Mechanism, int]:
-    """Return one step of a mechanism, and the number of such steps that it consists of."""
+    """Return one step of a mechanism, and the number of equal steps in it."""
     match mechanism:
         case DpSgd() if mechanism.sampling != "shuffled" and mechanism.step_count() > 0:
             unit = mechanism.unit_steps()
@@ -55,7 +55,7 @@ def _divide(mechanism: Mechanism) -> tuple[Mechanism, int]:
 
 
 def with_steps(mechanism: Mechanism, steps: int) -> Mechanism:
-    """Return a plan with another number of steps; a plan that releases nothing is unchanged."""
+    """Return a mechanism with another number of steps; one without releases is unchanged."""
     if not canonical_form(mechanism).atom_counts:
         return mechanism
     match mechanism:

@@ -42,7 +42,7 @@ _UNREADABLE: Final = (
 
 @dataclass(frozen=True, slots=True)
 class VerificationReport:
-    """The result of a verification: the numbers of datasets and entries, and every fault found."""
+    """The result of verifying a ledger: counts of datasets and entries, and all faults."""
 
     datasets: int
     entries: int
@@ -50,7 +50,7 @@ class VerificationReport:
 
 
 def verify(repository: Repository) -> VerificationReport:
-    """Recompute every dataset's chain, balance and charges, and report the differences."""
+    """Recompute every dataset's hash chain, balance and charges; report all differences."""
     faults: list[str] = []
     count = 0
     with repository.snapshot() as transaction:
@@ -69,7 +69,7 @@ def verify(repository: Repository) -> VerificationReport:
 
 
 class _ChainChecker:
-    """A checker that recomputes one dataset's chain, entry by entry.
+    """Recomputes one dataset's hash chain, entry by entry, and finds its faults.
 
     Attributes:
         number: of the last entry checked.
@@ -116,7 +116,7 @@ class _ChainChecker:
             yield f"after entry {number} the balance {self._balance} is outside the budget"
 
     def _check_rules(self, entry: dict[str, Any], body: str) -> Iterator[str]:
-        """Yield faults if an entry differs from what the ledger's rules would have written."""
+        """Yield a fault if an entry differs from the one that the ledger's rules write."""
         kind = EntryKind(entry["kind"])
         if (kind is EntryKind.CREATE) != (self.number == 1):
             yield "the first entry of a dataset creates it, and no other entry may"
@@ -140,7 +140,7 @@ class _ChainChecker:
             yield _describe_difference(entry, written)
 
     def _replay(self, kind: EntryKind, entry: dict[str, Any]) -> tuple[Balance, dict[str, Any]]:
-        """Apply the rule for an entry's kind; return the balance change and the expected fields."""
+        """Apply the rule for an entry's kind; return the balance change and expected fields."""
         if kind is EntryKind.CREATE:
             first = replace(self._dataset, policy=self._policy)
             nothing = Balance(self._policy.nothing, self._policy.nothing)
@@ -161,7 +161,7 @@ class _ChainChecker:
         return change.balance, rules.describe_change(change)
 
     def _replay_closing(self, at: int) -> Balance:
-        """Apply the ledger's rule for closing the dataset; return the change of the balance."""
+        """Apply the rule for closing the dataset; return the balance change, which is zero."""
         closed = rules.close_dataset(replace(self._dataset, closed_at=self._closed_at), at)
         if closed is None:
             raise rules.RuleError("the dataset was closed before")
@@ -169,7 +169,7 @@ class _ChainChecker:
         return Balance(self._policy.nothing, self._policy.nothing)
 
     def _add_taken(self, change: Change) -> None:
-        """Add a change's amounts to the totals spent or held by its key and by its team."""
+        """Add a change's amounts to the totals that its key and its team have taken."""
         run, taken = change.reservation, add(change.balance.spent, change.balance.held)
         for holder in ((HolderKind.KEY, run.key), (HolderKind.TEAM, run.team or "")):
             self._taken[holder] = add(self._taken.get(holder, self._policy.nothing), taken)
@@ -215,7 +215,7 @@ class _ChainChecker:
         return faults
 
     def _replay_change(self, run: Reservation, kind: EntryKind, entry: dict[str, Any]) -> Change:
-        """Apply the ledger's rule for a grant, a renewal or an end; return the change."""
+        """Apply the rule for a grant, a renewal or a run's end; return the change."""
         if kind is EntryKind.GRANT:
             return rules.grant(run, _read_integer(entry, "steps"), run.steps_granted)
         if kind is EntryKind.RENEW:
@@ -235,7 +235,7 @@ class _ChainChecker:
 
 
 class _DatasetChecker(_ChainChecker):
-    """A checker that compares a dataset's rows with its chain as well."""
+    """A chain checker that also compares the dataset's database rows with its chain."""
 
     def __init__(self, transaction: Transaction, dataset: Dataset) -> None:
         super().__init__(dataset)
@@ -268,7 +268,7 @@ class _DatasetChecker(_ChainChecker):
         yield from self._check_reservations()
 
     def _check_reservations(self) -> Iterator[str]:
-        """Yield the reservations whose stored row differs from the entries."""
+        """Yield a fault for each reservation whose database row differs from the entries."""
         try:
             stored = {r.identifier: r for r in self._transaction.list_reservations(self._dataset)}
         except _UNREADABLE as error:
@@ -323,12 +323,12 @@ def verify_export(lines: Iterable[str]) -> ExportReport:
 
 
 def _name_faults(dataset: str, faults: Iterable[str]) -> list[str]:
-    """Return faults with the name of their dataset."""
+    """Return faults, each preceded by the name of their dataset."""
     return [f"dataset {dataset!r}: {fault}" for fault in faults]
 
 
 def _read_created_dataset(name: str, entry: dict[str, Any]) -> Dataset:
-    """Return the dataset that a first entry creates.
+    """Return the dataset that a chain's first entry creates.
 
     Raises:
         ValueError: it is not a first entry, or creates a dataset of another name.
@@ -391,7 +391,7 @@ def _read_text(entry: dict[str, Any], name: str) -> str:
 
 
 def _describe_difference(entry: dict[str, Any], written: dict[str, Any]) -> str:
-    """Describe the fields in which an entry differs from what the ledger writes."""
+    """Describe the fields in which an entry differs from the expected one."""
     names = [
         name
         for name in sorted(entry.keys() | written.keys())

@@ -30,10 +30,10 @@ _ERROR_LENGTH_MAX: Final = 200
 
 
 class _NoRedirects(http.HTTPRedirectHandler):
-    """Refuses redirects: events go to the address that was set, and nowhere else."""
+    """URL handler that refuses redirects, so that events go only to the configured address."""
 
     def redirect_request(self, *_: Any) -> None:
-        """Return no new request, so that the redirect is an error."""
+        """Return None, which makes a redirect an error."""
 
 
 # no proxies: the address that was set is the one that is called
@@ -41,7 +41,7 @@ _OPENER: Final = http.build_opener(_NoRedirects(), http.ProxyHandler({}))
 
 
 def post_event(webhook: Webhook, event: Event) -> str:
-    """Post an event to its webhook; return why it failed, or an empty text."""
+    """Post an event to its webhook; return why that failed, or an empty text."""
     at = int(time.time())
     headers = {
         "Content-Type": "application/json",
@@ -84,7 +84,7 @@ class WebhookDelivery:
         self._work.close()
 
     def deliver_due(self) -> int:
-        """Attempt the events that are due; return their number."""
+        """Attempt to post the events that are due; return their number."""
         with self._repository.reading() as reading:
             hooks = {each.identifier: each for each in reading.list_webhooks()}
             due = reading.list_due_events(now(), _EVENTS_AT_ONCE) if hooks else []
@@ -96,12 +96,12 @@ class WebhookDelivery:
         return len(due)
 
     def _claim(self, event: Event) -> bool:
-        """Return whether the event is this server's to post; others leave it alone meanwhile."""
+        """Claim an event for this server for a time; return False if another server has it."""
         with self._repository.transaction() as transaction:
             return transaction.claim_event(event, now() + _CLAIM_SECONDS * 1_000_000)
 
     def _attempt(self, webhook: Webhook, event: Event) -> None:
-        """Post a claimed event, and store the result."""
+        """Post a claimed event, and store whether that succeeded."""
         failure = post_event(webhook, event)
         with self._repository.transaction() as transaction:
             if failure:
@@ -112,5 +112,5 @@ class WebhookDelivery:
         self._on_attempt(not failure)
 
     def _deliver(self) -> float:
-        """Attempt the events that are due; return the seconds until more should be looked for."""
+        """Attempt to post the events that are due; return the seconds until the next attempt."""
         return 0.0 if self.deliver_due() else _PAUSE_SECONDS

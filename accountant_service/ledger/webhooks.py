@@ -31,7 +31,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Webhook:
-    """An address that is told about budgets.
+    """A URL to which the service posts events about budgets.
 
     Attributes:
         identifier: public.
@@ -52,7 +52,7 @@ class Webhook:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """An event to be posted to one webhook.
+    """An event that is to be posted to one webhook.
 
     Attributes:
         identifier: the same at every attempt, so that a receiver recognises a repeat.
@@ -78,7 +78,7 @@ class Event:
 def create_webhook(
     url: str, dataset: str | None, shares: Sequence[float], created_at: int
 ) -> Webhook:
-    """Return a webhook with a new secret.
+    """Create a webhook with a new secret for its signatures.
 
     Raises:
         ValueError: the address or a share is not valid.
@@ -96,7 +96,7 @@ def create_webhook(
 
 
 def sign(secret: str, at: int, body: str) -> str:
-    """Return the value of the signature header: the time and an HMAC-SHA-256 of time and body.
+    """Return the signature header of an event: the time, and an HMAC-SHA-256 of time and body.
 
     Args:
         secret: the webhook's.
@@ -116,7 +116,7 @@ def compute_pause(attempts: int) -> int:
 def describe_changes(
     webhook: Webhook, before: Dataset, after: Dataset, at: int, charge: Charge | None = None
 ) -> Iterator[Event]:
-    """Yield the events that a webhook is told about a change of a dataset.
+    """Yield the events that tell a webhook how a dataset changed.
 
     Args:
         webhook: one for this dataset.
@@ -142,24 +142,24 @@ def describe_changes(
 
 
 def describe_key_change(webhook: Webhook, kind: str, key: str, at: int) -> Event:
-    """Return the event of an API key that was created or revoked."""
+    """Return the event that tells of an API key's creation or revocation."""
     return _create_event(webhook, "", at, {"type": kind, "key": key}, at)
 
 
 def describe_trial(webhook: Webhook, at: int) -> Event:
-    """Return an event that only tries out a webhook."""
+    """Return a test event, which only tries whether a webhook works."""
     return _create_event(webhook, "", at, {"type": "webhook.test"}, at)
 
 
 def _create_event(webhook: Webhook, dataset: str, number: int, fields: Json, at: int) -> Event:
-    """Return a new event with an identifier of its own."""
+    """Create an event with a new identifier."""
     identifier = uuid.uuid4().hex
     body = json.dumps({"id": identifier, "at": at / 1e6} | fields)
     return Event(identifier, webhook.identifier, dataset, number, body, 0, at)
 
 
 def _has_exhausted(charge: Charge, before: Dataset, after: Dataset) -> bool:
-    """Return whether a further step fitted before a plan was reserved, and none does now.
+    """Return whether reserving a plan used up the budget: no further step like it fits.
 
     Args:
         charge: of the plan; a further step costs its share of it, rounded up.
@@ -172,6 +172,6 @@ def _has_exhausted(charge: Charge, before: Dataset, after: Dataset) -> bool:
 
 
 def _share_taken(dataset: Dataset) -> float:
-    """Return the share of a budget that is spent or held, from 0 to 1."""
+    """Return the fraction of a dataset's budget that is spent or held, from 0 to 1."""
     taken = dataset.balance.taken
     return min(1.0, dataset.policy.share_of(taken)) if any(taken) else 0.0

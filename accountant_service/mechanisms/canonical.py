@@ -62,7 +62,7 @@ SAMPLED_IN_TURN: Final = "sampled in turn"  # `inner` of releases that see one g
 
 @dataclass(frozen=True, slots=True)
 class Atom:
-    """One elementary release of a mechanism, such as Gaussian noise on a Poisson sample.
+    """An elementary release of a mechanism, such as Gaussian noise on a Poisson sample.
 
     Attributes:
         noise: kind of the release; `mixture` is a sampled composition that no method has a formula
@@ -96,7 +96,7 @@ class Atom:
         return self.noise == "parallel" and self.sampling == "none"
 
     def hashed_fields(self) -> list[object]:
-        """Return the fields that enter the hash, in a fixed order."""
+        """Return the fields that the canonical hash covers, in a fixed order."""
         sizes = list(self.fixed_sizes or ())
         return [
             self.noise,
@@ -123,12 +123,12 @@ class CanonicalForm:
 
     @property
     def steps(self) -> int:
-        """The number of releases."""
+        """The number of elementary releases, counted with repetitions."""
         return sum(count for _, count in self.atom_counts)
 
     @property
     def alternatives(self) -> Iterator[CanonicalForm]:
-        """The mechanisms that may see one record: with one part chosen of each parallel release."""
+        """The mechanisms that one record may be subject to: one part of each parallel release."""
         chosen = [
             [dict(part.atom_counts) for part in atom.parts] if atom.is_parallel else [{atom: 1}]
             for atom, _ in self.atom_counts
@@ -140,7 +140,7 @@ class CanonicalForm:
 
     @property
     def all_atoms(self) -> Iterator[Atom]:
-        """The distinct elementary releases, each followed by the releases nested in it."""
+        """The distinct elementary releases, each followed by those nested in it."""
         return _all_atoms(self.atom_counts)
 
     def repeated(self, times: int) -> CanonicalForm:
@@ -163,7 +163,7 @@ def canonical_form(mechanism: Mechanism) -> CanonicalForm:
 
 
 def _form_of_atoms(counts: Mapping[Atom, int]) -> CanonicalForm:
-    """Build the canonical form of counted releases: sort them, and drop zero counts."""
+    """Build a canonical form from counted elementary releases: sort them, drop zero counts."""
     present = ((_hashed_text(atom.hashed_fields()), atom, n) for atom, n in counts.items() if n > 0)
     lines = sorted(present, key=lambda line: line[0])
     text = _hashed_text([[line, count] for line, _, count in lines])
@@ -172,7 +172,7 @@ def _form_of_atoms(counts: Mapping[Atom, int]) -> CanonicalForm:
 
 
 def _hashed_text(document: object) -> str:
-    """Return the JSON text from which a form's hash is computed."""
+    """Return the JSON text whose SHA-256 is a canonical form's hash."""
     return canonical_json(document, compact=False, ascii_only=True)
 
 
@@ -201,7 +201,7 @@ def _count_atoms(mechanism: Mechanism, pointer: str) -> dict[Atom, int]:
 
 
 def _count_other_atoms(mechanism: Mechanism, pointer: str) -> dict[Atom, int]:
-    """Count the releases (atoms) of the kinds of mechanism that `_count_atoms` passes on."""
+    """Count elementary releases (atoms) of kinds that `_count_atoms` does not handle itself."""
     match mechanism:
         case UserLevel(records, inner):
             atoms = _count_atoms(inner, f"{pointer}/mechanism")
@@ -226,7 +226,7 @@ def _count_other_atoms(mechanism: Mechanism, pointer: str) -> dict[Atom, int]:
 
 
 def _release_atom(mechanism: Mechanism, pointer: str) -> Atom:
-    """Return one execution of a noise mechanism on all the data as a release (atom)."""
+    """Return one run of a noise mechanism on all the data, as an elementary release (atom)."""
     match mechanism:
         case Gaussian(noise_multiplier) | Laplace(noise_multiplier):
             return Atom(mechanism.kind, noise_multiplier, pointer=pointer)
@@ -264,7 +264,7 @@ def _count_dp_sgd_atoms(run: DpSgd, pointer: str) -> dict[Atom, int]:
 def _count_epoch_atoms(
     atoms: Mapping[Atom, int], bins: int, selections: int, pointer: str
 ) -> dict[Atom, int]:
-    """Return one epoch of balls-in-bins sampling as a counted release (atom)."""
+    """Return one epoch of balls-in-bins sampling as elementary releases (atoms) with counts."""
     present = {atom: count for atom, count in atoms.items() if count > 0}
     merged = _merge_gaussians(present) if present else None
     if merged is None:
@@ -283,7 +283,7 @@ def _count_epoch_atoms(
 
 
 def _count_banded_atoms(run: BandedMatrixFactorization, pointer: str) -> dict[Atom, int]:
-    """Return the sampled Gaussian releases (atoms) that a group's steps of a banded run are."""
+    """Return the sampled Gaussian releases (atoms) that equal a banded run for one group."""
     rounds = []
     for norm, count in run.rounds():
         noise = run.noise_multiplier / norm
@@ -342,7 +342,7 @@ def _count_parallel_atoms(inners: Sequence[Mechanism], pointer: str) -> dict[Ato
 
 
 def _apply_user_level(atom: Atom, records: int) -> Atom:
-    """Convert a release (atom) to user level: one person has up to `records` records."""
+    """Convert a release (atom) to user level, where a person has up to `records` records."""
     if records == 1:
         return atom
     if atom.inner == SAMPLED_IN_TURN:  # no proof for records of one person in several groups
@@ -358,7 +358,7 @@ def _apply_user_level(atom: Atom, records: int) -> Atom:
 def _apply_truncated_sampling(
     atoms: Mapping[Atom, int], rate: float, sizes: tuple[int, int], pointer: str
 ) -> dict[Atom, int]:
-    """Sample a mechanism's records, at most a limited number; return its counted releases."""
+    """Return the releases on a Poisson sample of limited size, with counts."""
     present = {atom: count for atom, count in atoms.items() if count > 0}
     merged = _merge_gaussians(present) if present else None
     if merged is None or (merged.noise, merged.sampling) != ("gaussian", "none"):
@@ -397,7 +397,7 @@ def _apply_sampling(
     sizes: tuple[int, int] | None,
     pointer: str,
 ) -> dict[Atom, int]:
-    """Return counted releases (atoms) on one sample, which is drawn once for all of them."""
+    """Return releases (atoms) with counts, all on one sample that is drawn once."""
     present = {atom: count for atom, count in atoms.items() if count > 0}
     if not present or (rate == 1.0 and sampling == "poisson"):
         return present
@@ -419,7 +419,7 @@ def _apply_sampling(
 
 
 def _merge_gaussians(atoms: Mapping[Atom, int]) -> Atom | None:
-    """Merge counted releases into an equivalent one; None unless all are unsampled Gaussian.
+    """Merge unsampled Gaussian releases into an equivalent one; None if any is of another kind.
 
     A single release is returned as it is.
     """

@@ -81,7 +81,7 @@ class MechanismError(ValueError):
 
 @dataclass(frozen=True)
 class _FieldType:
-    """The JSON schema of a field's values, and the function that reads and checks one."""
+    """A field's JSON schema, and the function that reads and checks its value."""
 
     schema: Mapping[str, Json]
     read: Callable[[Json, str], Any]
@@ -96,6 +96,7 @@ def _number_type(
     expected = f"must be {kind} {sign} {shown(low)} and ≤ {shown(high)}"
 
     def read(value: Json, pointer: str) -> float:
+        """Return the value as a number within the limits; raise MechanismError otherwise."""
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise MechanismError((pointer, expected))
         if not (low <= value <= high) or (open_low and value == low) or (whole and value % 1):
@@ -112,6 +113,7 @@ def _rate_type() -> _FieldType:
     expected = f"must be 0, or a number ≥ {shown(RATE_MIN)} and ≤ 1"
 
     def read(value: Json, pointer: str) -> float:
+        """Return the value as a sample rate; raise MechanismError otherwise."""
         if value == 0 and not isinstance(value, bool):
             return 0.0
         try:
@@ -126,6 +128,7 @@ def _number_list_type(item: _FieldType, expected: str, most: int) -> _FieldType:
     """Return the type of a list of 1 to `most` numbers; `expected` describes it in errors."""
 
     def read(value: Json, pointer: str) -> tuple[float, ...]:
+        """Return the value as a tuple of numbers; raise MechanismError otherwise."""
         if not isinstance(value, list) or not 1 <= len(value) <= most:
             raise MechanismError((pointer, f"must be a list of 1 to {most} {expected}"))
         return tuple(item.read(each, f"{pointer}/{i}") for i, each in enumerate(value))
@@ -145,6 +148,7 @@ def _repeats_type() -> _FieldType:
     }
 
     def read(value: Json, pointer: str) -> Repeats:
+        """Return the value as a distribution of runs; raise MechanismError otherwise."""
         if not isinstance(value, dict):
             raise MechanismError((pointer, "must be an object with distribution and mean"))
         needed = {"distribution", "mean"}
@@ -174,6 +178,7 @@ def _choice_type(*options: str) -> _FieldType:
     """Return the type of a string that is one of the options."""
 
     def read(value: Json, pointer: str) -> str:
+        """Return the value as one of the options; raise MechanismError otherwise."""
         if value not in options:
             raise MechanismError((pointer, "must be one of " + ", ".join(options)))
         return str(value)
@@ -494,7 +499,7 @@ def _kind_schema(cls: Any) -> dict[str, Json]:
 
 
 def _titled(schema: Mapping[str, Json], name: str) -> dict[str, Json]:
-    """Return a field's schema with a title; a reference to another schema has its own."""
+    """Return a field's schema with a title for forms; a reference has a title of its own."""
     return dict(schema) if "$ref" in schema else {"title": _title(name), **schema}
 
 
@@ -634,7 +639,7 @@ def _check_consistency(mechanism: Mechanism, pointer: str) -> None:
 
 
 def _check_other_kind(mechanism: Mechanism, pointer: str) -> None:
-    """Check the fields of discrete, truncated, correlated and curve-described mechanisms."""
+    """Check fields of mechanisms that are discrete, truncated, correlated, or given by a curve."""
     match mechanism:
         case DiscreteLaplace(scale, sensitivity):
             _require_enough_noise(f"{pointer}/scale", scale, sensitivity / LOSS_MAX)
@@ -684,7 +689,7 @@ def _check_matrix(run: MatrixFactorization, pointer: str) -> None:
 
 
 def _check_bands(run: BandedMatrixFactorization, pointer: str) -> None:
-    """Raise MechanismError if two steps of a record share noise, or the noise is out of range."""
+    """Raise MechanismError if a record's steps share noise, or the noise is out of range."""
     if len(run.coefficients) > run.groups:
         message = f"must be at most {run.groups} numbers, as many as groups"
         raise MechanismError((f"{pointer}/coefficients", message))
@@ -707,7 +712,7 @@ def _check_participations(run: MatrixFactorization | TreeAggregation, pointer: s
 
 
 def _check_sensitivity(noise_multiplier: float, sensitivity: float, pointer: str) -> None:
-    """Raise MechanismError if noise over sensitivity is outside the limits."""
+    """Raise MechanismError if noise divided by sensitivity is outside the limits."""
     if not sensitivity or not NOISE_MIN <= noise_multiplier / sensitivity <= NOISE_MAX:
         message = f"must be ≥ {shown(NOISE_MIN)} and ≤ {shown(NOISE_MAX)} times the sensitivity"
         raise MechanismError((f"{pointer}/noise_multiplier", f"{message} {shown(sensitivity)}"))
@@ -722,7 +727,7 @@ def _require_enough_noise(pointer: str, noise: float, least: float) -> None:
 def _require_paired(
     pointer: str, name: str, values: tuple[float, ...], other: str, others: tuple[float, ...]
 ) -> None:
-    """Raise MechanismError unless the values increase and are as many as the other values."""
+    """Raise MechanismError unless `values` increase, and `others` are as many."""
     for i in range(1, len(values)):
         if values[i] <= values[i - 1]:
             raise MechanismError((f"{pointer}/{name}/{i}", "must be greater than the one before"))
@@ -764,7 +769,7 @@ def _check_profile(epsilons: tuple[float, ...], deltas: tuple[float, ...], point
 
 
 def _find_nonconvex(x: Sequence[float], values: Sequence[float]) -> int | None:
-    """Return the first index at which the values are clearly not convex in x, or None."""
+    """Return the first index where values are clearly not convex as a function of x, or None."""
     for i in range(1, len(x) - 1):
         share = (x[i] - x[i - 1]) / (x[i + 1] - x[i - 1])
         chord = values[i - 1] + share * (values[i + 1] - values[i - 1])
@@ -842,7 +847,7 @@ def _check_dp_sgd(run: DpSgd, pointer: str) -> None:
 
 
 def _check_bins(run: DpSgd, pointer: str) -> None:
-    """Raise MechanismError unless balls in bins have whole epochs of a whole number of bins."""
+    """Raise MechanismError unless a balls-in-bins run has whole epochs of equal batches."""
     bins = run.bins()
     whole = "balls_in_bins sampling needs a whole number of batches an epoch"
     if run.sample_rate is None and (run.batch_size or 1) * bins != run.dataset_size:

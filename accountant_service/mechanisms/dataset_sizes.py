@@ -20,7 +20,7 @@ from accountant_service.mechanisms.tree import (
 def find_dataset_size_mismatches(
     dataset_size: int, mechanism: Mechanism, pointer: str = ""
 ) -> Iterator[tuple[str, int]]:
-    """Yield each `dataset_size` of a mechanism that differs from the dataset's, with its pointer.
+    """Yield each `dataset_size` in a mechanism that differs from the dataset's, with a pointer.
 
     Args:
         dataset_size: number of records in the dataset that the mechanism runs on.

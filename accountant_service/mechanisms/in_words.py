@@ -61,7 +61,7 @@ def describe_step(mechanism: Mechanism) -> str:
 
 
 def _describe_sampling(mechanism: Mechanism) -> str:
-    """Describe in words one step of a kind of mechanism that `describe_step` passes on."""
+    """Describe in words one step of a sampled, parallel, selected or shuffled mechanism."""
     match mechanism:
         case PoissonSampled(sample_rate, inner):
             return f"{describe_step(inner)}, q = {shown(sample_rate)}, Poisson sampling"
@@ -86,7 +86,7 @@ def _describe_sampling(mechanism: Mechanism) -> str:
 
 
 def _describe_kind(mechanism: Mechanism) -> str:
-    """Return correlated noise, or a kind without words of its own, in words."""
+    """Describe in words correlated noise, or any kind without words of its own."""
     match mechanism:
         case MatrixFactorization():
             noise = f"σ = {shown(mechanism.noise_multiplier)}"
@@ -107,7 +107,7 @@ def _describe_kind(mechanism: Mechanism) -> str:
 
 
 def _shorten(value: object) -> str:
-    """Format a field's value briefly; a list as its first and last numbers."""
+    """Format a field's value briefly: of a list, only the first and last numbers."""
     if isinstance(value, tuple):
         return " … ".join(dict.fromkeys(f"{shown(each)}" for each in (value[0], value[-1])))
     return f"{shown(value)}" if isinstance(value, float) else str(value)

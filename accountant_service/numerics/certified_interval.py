@@ -71,7 +71,7 @@ Engine = Callable[[Composition, SaddlePoint, IntegrationSettings], EvaluatedInte
 
 @dataclass(frozen=True, slots=True)
 class _SearchStart:
-    """The start of a search when a record is removed or added: a saddle point and a Rényi bound.
+    """The saddle point and the Rényi bound from which a search for ε or δ starts.
 
     Attributes:
         saddle: the saddle point that Rényi moments suggest.
@@ -86,7 +86,7 @@ class _SearchStart:
 
 @dataclass(frozen=True, slots=True)
 class _Question(ABC):
-    """Base of the two questions about a composition: ε at a given δ, and δ at a given ε.
+    """Base of the questions about a composition: ε at a given δ, or δ at a given ε.
 
     The answer is the ε or δ in question. It is bounded in both directions of the neighbouring
     relation, by engines that each need a saddle point: the point of the line of integration where
@@ -109,18 +109,18 @@ class _Question(ABC):
 
     @abstractmethod
     def start(self, direction: Direction, other_lower_bound: float) -> _SearchStart:
-        """Return the saddle point and the upper bound at which the search starts.
+        """Return the saddle point and the Rényi upper bound from which the search starts.
 
         An upper bound up to `other_lower_bound`, the other direction's lower bound, settles it.
         """
 
     @abstractmethod
     def recentred(self, saddle: SaddlePoint, bounds: Bounds) -> SaddlePoint:
-        """Return the saddle point moved to the answer that the bounds suggest."""
+        """Return a saddle point at the value of ε or δ that the bounds found so far suggest."""
 
     @abstractmethod
     def epsilon_scale(self, saddle: SaddlePoint) -> float:
-        """Return the change of ε that corresponds to a relative change of 1 in the answer."""
+        """Return the change of ε that changes the answer (ε or δ) by about 100 %."""
 
     @abstractmethod
     def bounds_from_integral(self, line: EvaluatedIntegral, known_upper: float) -> Bounds:
@@ -160,11 +160,11 @@ class _EpsilonAtDelta(_Question):
         return _SearchStart(saddle, max(saddle.bound, 0.0), saddle.log_delta)
 
     def recentred(self, saddle: SaddlePoint, bounds: Bounds) -> SaddlePoint:
-        """Return the saddle point moved to the ε that the bounds on ε suggest."""
+        """Return a saddle point at the ε that the bounds found so far suggest."""
         return replace(saddle, epsilon=_likely_value(bounds))
 
     def epsilon_scale(self, saddle: SaddlePoint) -> float:
-        """Return the saddle point's ε, but at least `EPSILON_NEGLIGIBLE`."""
+        """Return the saddle point's ε, or `EPSILON_NEGLIGIBLE` (0.05) if that is larger."""
         return max(saddle.epsilon, EPSILON_NEGLIGIBLE)
 
     def bounds_from_integral(self, line: EvaluatedIntegral, known_upper: float) -> Bounds:
@@ -208,7 +208,7 @@ class _DeltaAtEpsilon(_Question):
         return _SearchStart(saddle, bound, min(0.0, max(-600.0, saddle.bound - 10.0)))
 
     def recentred(self, saddle: SaddlePoint, bounds: Bounds) -> SaddlePoint:
-        """Return the saddle point at the same ε, with the δ that the bounds on δ suggest."""
+        """Return a saddle point at the same ε, with the δ that the bounds found so far suggest."""
         return replace(saddle, log_delta=_log_or_minus_infinity(_likely_value(bounds)))
 
     def epsilon_scale(self, saddle: SaddlePoint) -> float:
@@ -262,7 +262,7 @@ def _is_alike(one: SaddlePoint, other: SaddlePoint) -> bool:
 
 
 def _likely_value(bounds: Bounds) -> float:
-    """Guess a value from bounds on it: their geometric mean, or the upper bound.
+    """Estimate a value from its bounds: their geometric mean, or the upper bound.
 
     It is the upper bound if the two are close or the lower bound is 0.
     """
@@ -276,7 +276,7 @@ def _log_or_minus_infinity(value: float) -> float:
 
 
 def _narrow_to_tolerance(question: _Question, tolerance: float) -> Bounds:
-    """Return bounds on a question's answer, at most a relative tolerance apart if possible.
+    """Return proved bounds on ε or δ, narrowed until their relative width is the tolerance.
 
     The targets get finer one by one. The search ends at a target that is missed and narrows
     nothing: finer targets cost more.
@@ -305,7 +305,7 @@ def _target_widths(tolerance: float) -> tuple[float, ...]:
 
 
 def _combine_directions(searches: tuple[_DirectionSearch, ...]) -> Bounds:
-    """Return bounds on the larger of the answers for adding and for removing a record.
+    """Return bounds on the maximum of ε (or δ) for adding and for removing a record.
 
     Raises:
         ContradictionError: a lower bound is above an upper one.
@@ -363,7 +363,7 @@ def _narrow_by_lattices(
 
 
 class _DirectionSearch:
-    """A search for the answer when a record is removed, or when one is added."""
+    """A search for bounds on ε or δ in one direction: a record is removed, or added."""
 
     def __init__(self, question: _Question, direction: Direction, other_lower_bound: float) -> None:
         start = question.start(direction, other_lower_bound)
@@ -421,7 +421,7 @@ class _DirectionSearch:
     def _attempts(
         self, target_width: float
     ) -> Iterator[tuple[Engine, IntegrationSettings, SaddlePoint]]:
-        """Yield the engine, settings and saddle point of each line integral to try in turn."""
+        """Yield the line integrals to try in turn, each as engine, settings and saddle point."""
         if target_width == _FIRST_TARGET_WIDTH:
             yield integrate_composition, self._fast_settings(), self.saddle
         yield integrate_composition, self._thorough_settings(target_width), self.saddle
@@ -439,7 +439,7 @@ class _DirectionSearch:
     def _rare_event_attempts(
         self, target_width: float
     ) -> Iterator[tuple[Engine, IntegrationSettings, SaddlePoint]]:
-        """Yield the attempts with the rare-event engine: at guessed ε, then at the ε found.
+        """Yield line integrals to try by the rare-event engine: at guessed ε, then at the ε found.
 
         No point is tried twice.
         """
@@ -453,17 +453,17 @@ class _DirectionSearch:
                 yield rare_events.integrate_rare_events, settings, guess
 
     def _fast_settings(self) -> IntegrationSettings:
-        """Return line-integral settings of high accuracy and a low work limit."""
+        """Return settings for a line integral that is accurate, or else gives up early."""
         return IntegrationSettings(math.log(_ACCURACY), 0.0, _WORK_FAST)
 
     def _thorough_settings(self, target_width: float) -> IntegrationSettings:
-        """Return line-integral settings for a target width, with a higher work limit."""
+        """Return settings for a line integral of a target width, with a higher work limit."""
         width = target_width * self.question.epsilon_scale(self.saddle)
         accuracy = min(_ACCURACY_SHARE * width * (1.0 + self.saddle.tilt), 1e-3)
         return IntegrationSettings(math.log(accuracy), 0.0, _WORK_THOROUGH)
 
     def _smoothed_settings(self, target_width: float) -> IntegrationSettings:
-        """Return line-integral settings with all the smoothing that the target allows."""
+        """Return settings that smooth the integrand as much as the target width allows."""
         width = target_width * self.question.epsilon_scale(self.saddle)
         smoothing = self.smoothing_factor * math.sqrt(
             _SMOOTHING_SHARE * width / (0.5 + self.saddle.tilt)
@@ -473,7 +473,7 @@ class _DirectionSearch:
         )
 
     def _first_lattice(self, target_width: float, best_lower: float) -> RefinedLattice:
-        """Return the coarsest lattice, from which `narrow_by_lattice` starts.
+        """Return a first, coarse grid of privacy losses, which `narrow_by_lattice` refines.
 
         It is coarse if the other direction may be the worse one.
         """
@@ -482,7 +482,7 @@ class _DirectionSearch:
         return RefinedLattice.around(self.question.releases, self.saddle, self.log_delta, width)
 
     def _width_ratio(self, best_lower: float, width: float) -> float:
-        """Return the interval's relative width, as a multiple of `width`.
+        """Return the relative width of the bounds, divided by the width aimed at.
 
         The interval reaches from the best lower bound to this direction's upper bound.
         """

@@ -101,7 +101,7 @@ def dominates(larger: Composition, smaller: Composition, slack: float) -> bool:
 def fewest_repetitions(
     block: Composition, step: Composition, slack: float, most: int
 ) -> int | None:
-    """Find how few repetitions of a step dominate a block of releases, if δ may rise by `slack`.
+    """Find the fewest repetitions of a step that dominate a block of releases up to δ = `slack`.
 
     Args:
         block: the composition to be dominated.
@@ -125,7 +125,7 @@ def fewest_repetitions(
     fixed = _RepeatedComposition(block)
 
     def excess(numbers: Array) -> tuple[Array, NDArray[np.bool_]]:
-        """Return upper bounds on how far the block's δ(ε) exceeds that of repeated steps.
+        """Return, per repetition number, upper bounds on max over ε of δ_block − δ_steps.
 
         There is one for each number of repetitions, less the slack; the number is proved if it is
         at most 0. The second value is whether the bounds behind it are narrow.
@@ -140,7 +140,7 @@ def fewest_repetitions(
 
 
 def most_repetitions(step: Composition, larger: Composition, slack: float, most: int) -> int:
-    """Find how many repetitions of a step a composition dominates, if δ may rise by `slack`.
+    """Find the most repetitions of a step that a composition dominates up to δ = `slack`.
 
     Args:
         step: the composition that is repeated.
@@ -160,7 +160,7 @@ def most_repetitions(step: Composition, larger: Composition, slack: float, most:
     fixed = _RepeatedComposition(larger)
 
     def excess(numbers: Array) -> tuple[Array, NDArray[np.bool_]]:
-        """Return upper bounds on how far the repeated steps' δ(ε) exceeds the larger one's.
+        """Return, per repetition number, upper bounds on max over ε of δ_steps − δ_larger.
 
         There is one for each number of repetitions, less the slack; the number is proved if it is
         at most 0. The second value is whether the bounds behind it are narrow.
@@ -211,7 +211,7 @@ def _largest_satisfying(holds: Callable[[int], bool], most: int) -> int:
 
 
 def _is_evident(larger: Composition, smaller: Composition, slack: float) -> bool:
-    """Return whether domination follows from comparing releases, without bounds on δ(ε).
+    """Return whether domination follows from comparing the releases, without computing δ(ε).
 
     Each release of the smaller composition takes one of the larger one that can imitate it; or all
     that the smaller one releases is within the slack: H(x) ≤ H(0), its total variation, at x ≥ 0.
@@ -237,7 +237,7 @@ def _is_evident(larger: Composition, smaller: Composition, slack: float) -> bool
 
 
 def _has_enough_gaussian_noise(left: dict[ReleaseLaw, int], missing: dict[ReleaseLaw, int]) -> bool:
-    """Return whether the Gaussian releases `left` dominate the releases `missing`.
+    """Return whether the Gaussian releases in `left` dominate all releases in `missing`.
 
     Unsampled Gaussian releases compose to one, whose μ² is the sum. False if others are missing.
     """
@@ -260,7 +260,7 @@ def _unsampled_gaussian_mu(release: ReleaseLaw) -> float | None:
 
 
 def _can_imitate(release: ReleaseLaw, other: ReleaseLaw) -> bool:
-    """Return whether post-processing can turn one dominating pair into the other.
+    """Return whether post-processing can turn `release`'s dominating pair into `other`'s.
 
     With the same noise law this holds if the other has at least the noise and at most the sample
     rate. *Noise:* N(0, 1) and N(μ, 1), scaled by r = μ′/μ ≤ 1 and with N(0, 1 − r²) added, become
@@ -291,7 +291,7 @@ def _can_imitate(release: ReleaseLaw, other: ReleaseLaw) -> bool:
 
 
 class _RepeatedComposition:
-    """A composition after several numbers of repetitions: bounds on each privacy profile."""
+    """Bounds on δ(ε) of a composition, for each of several numbers of repetitions."""
 
     def __init__(self, releases: Composition, numbers: Array | None = None) -> None:
         self.profiles = {
@@ -321,7 +321,7 @@ class _Bounds:
 def _bound_excess(
     larger: _RepeatedComposition, smaller: _RepeatedComposition, slack: float
 ) -> tuple[Array, NDArray[np.bool_]]:
-    """Return upper bounds on max over ε of δ_smaller − δ_larger − slack; and which are tight.
+    """Bound max over ε of δ_smaller − δ_larger − slack from above; say which bounds are tight.
 
     There is one for each number of repetitions, valid at every ε. It is tight where the bounds on
     both δ(ε) behind it are narrow.
@@ -363,7 +363,7 @@ def _bound_profiles(larger: PrivacyProfile, smaller: PrivacyProfile, slack: floa
 
 
 def _are_narrow(lower: Array, upper: Array, absolute: float) -> NDArray[np.bool_]:
-    """Return, for each number of repetitions, whether its bounds decide which side dominates."""
+    """Return, per repetition number, whether bounds on δ(ε) are narrow enough to compare."""
     return np.asarray((upper - lower <= _COARSE * upper + 10 * absolute).all(axis=1))
 
 
@@ -388,7 +388,7 @@ def _largest_gap(this: _Bounds, other: _Bounds, slack: float) -> Array:
 
 
 def _prolonged_lines(this: _Bounds, other: _Bounds) -> tuple[Array, Array]:
-    """Return how far two linear lower bounds on the larger δ(ε) fall between grid points.
+    """Extend δ(ε)'s chords into each grid interval from both sides; return how far each falls.
 
     The first line starts at an interval's left end, and its slope is that of the interval before;
     the second ends at the right end, with the slope of the interval after. The falls are not
@@ -413,7 +413,7 @@ def _prolonged_lines(this: _Bounds, other: _Bounds) -> tuple[Array, Array]:
 
 
 def _moment_ratios(whole: Composition, step: Composition, slack: float) -> list[float]:
-    """Return ratios of two compositions' log-moments, which suggest a number of repetitions.
+    """Return ratios of two compositions' log-moments: guesses of the number of repetitions.
 
     The ratio is 1 where more than the slack is revealed for certain.
     """
@@ -438,7 +438,7 @@ def _search_proved_number(
     unproved: int,
     proved: int,
 ) -> int:
-    """Find the proved number of repetitions closest to `unproved`, testing many at once.
+    """Find the repetition number nearest to `unproved` for which domination is proved.
 
     Args:
         excess: returns upper bounds for many numbers, each proving its number if it is at most 0,

@@ -42,7 +42,7 @@ _RETREAT: Final = 0.6  # of an ε where no engine gives narrow bounds: where to 
 
 
 class ProfileBounds(Protocol):
-    """Interface of bounds on δ(ε) and on the error rates of attacks, from any engine.
+    """Interface of bounds on δ(ε) and on attacks' error rates, as any engine computes them.
 
     An attack is a test whether the record is in the data, which accuses if a loss is large.
     """
@@ -56,7 +56,7 @@ class ProfileBounds(Protocol):
         ...
 
     def attack_rates(self, thresholds: Array) -> tuple[Array, Array]:
-        """Return attacks' false-positive rates, bounded above, true-positive rates, below.
+        """Return, per loss threshold, an attack's FPR bounded above and its TPR bounded below.
 
         An attack accuses if the privacy loss is at least its threshold. The first array has upper
         bounds on false-positive rates, the second lower bounds on true-positive rates.
@@ -66,7 +66,7 @@ class ProfileBounds(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LatticeProfileBounds:
-    """Bounds on δ(ε) and on attacks' error rates, from two profiles on a lattice of losses."""
+    """Bounds on δ(ε) and on attacks' error rates, from an upper and a lower FFT computation."""
 
     upper: LatticeProfile
     lower: LatticeProfile
@@ -76,12 +76,12 @@ class LatticeProfileBounds:
         return self.lower.deltas(epsilons), self.upper.deltas(epsilons)
 
     def delta_table(self, epsilons: Array) -> tuple[Array, Array]:
-        """Return lower and upper bounds on δ at each ε, as tables with a single row."""
+        """Return lower and upper bounds on δ as tables with one row, a column per ε."""
         lower, upper = self.delta(epsilons)
         return lower[np.newaxis], upper[np.newaxis]
 
     def attack_rates(self, thresholds: Array) -> tuple[Array, Array]:
-        """Return attacks' false-positive rates, bounded above, true-positive rates, below.
+        """Return, per loss threshold, an attack's FPR bounded above and its TPR bounded below.
 
         The attacks are those that prove the lower profile; only the number of thresholds matters.
         """
@@ -114,7 +114,7 @@ def _line_near(
 
 
 def _lattice_near(releases: Composition, saddle: SaddlePoint) -> LatticeProfileBounds | None:
-    """Compute bounds on δ(ε) near a saddle point by two FFT lattices; None if too large."""
+    """Bound δ(ε) near a saddle point by FFT convolution; None if that needs too many points."""
     upper, lower = lattice_refinement.lattice_profiles(
         releases, saddle, _LATTICE_WIDTH, _LATTICE_POINTS_MAX
     )
@@ -122,7 +122,7 @@ def _lattice_near(releases: Composition, saddle: SaddlePoint) -> LatticeProfileB
 
 
 class PrivacyProfile:
-    """Bounds on δ(ε) of a composition after several numbers of repetitions.
+    """Bounds on δ(ε) of a composition, for each of several numbers of repetitions.
 
     Each call of `cover` adds line integrals; all of them bound δ everywhere.
     """
@@ -169,7 +169,7 @@ class PrivacyProfile:
     def cover(
         self, epsilons: Array, relative_width: float, absolute_width: float
     ) -> tuple[Array, Array]:
-        """Return bounds on δ at every ε, refined until they are narrow enough if possible.
+        """Bound δ at every ε; refine until the widths are at most those given, if possible.
 
         Where an FFT lattice is needed, its own width is enough.
 
@@ -206,7 +206,7 @@ class PrivacyProfile:
         return lower, upper
 
     def _add_near(self, epsilon: float) -> ProfileBounds | None:
-        """Compute and store bounds on δ(ε) that are tight near a given ε, if an engine can."""
+        """Compute and store bounds on δ that are tight near one ε; return None if impossible."""
         check_time()
         saddle = saddle_point.find_at_epsilon(self.largest, self.direction, epsilon)
         found: ProfileBounds | None = None

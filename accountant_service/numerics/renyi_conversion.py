@@ -30,7 +30,7 @@ def classical_log_deltas(orders: Array, log_moments: Array, epsilon: float) -> A
 
 
 def _tight_conversion_gain(orders: Array) -> Array:
-    """Return, per order, how much smaller log δ is by the tight conversion than by the classical.
+    """Return, per order, how much lower log δ is by the tight conversion than the classical.
 
     It is log α − (α − 1)·log(1 − 1/α) > 0.
     """

@@ -18,7 +18,7 @@ _DEADLINE: Final[ContextVar[float]] = ContextVar("deadline", default=math.inf)
 
 @contextmanager
 def limit_time(seconds: float) -> Iterator[None]:
-    """Context manager that limits the CPU time of the code inside; nested limits all apply."""
+    """Context manager that limits the CPU seconds of the code inside; nested limits all apply."""
     token = _DEADLINE.set(min(_DEADLINE.get(), time.process_time() + seconds))
     try:
         yield

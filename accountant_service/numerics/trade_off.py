@@ -39,7 +39,7 @@ _PROBITS: Final = np.linspace(-8.0, 8.0, 16001)  # where the Gaussian trade-off 
 
 @dataclass(frozen=True, slots=True)
 class DirectionCurve:
-    """Bounds on δ(ε) and attacks' error rates, for a removed or an added record.
+    """Bounds on δ(ε) and attacks' error rates when a record is removed, or when one is added.
 
     An attack is a hypothesis test whether the record is in the data. Its false-positive rate is an
     upper bound, its true-positive rate a lower bound.
@@ -89,7 +89,7 @@ def direction_curve(releases: Composition, direction: Direction, epsilons: Array
 
 @dataclass(frozen=True, slots=True)
 class TradeOff:
-    """Bounds on attacks' trade-off function, and μ of the closest Gaussian mechanism.
+    """Bounds on attacks' trade-off function, and μ of the nearest Gaussian mechanism.
 
     Attributes:
         lower, upper: bounds on the least false-negative rate at each.
@@ -140,7 +140,7 @@ def trade_off(
 
 
 def _attack_hull(removing: DirectionCurve, adding: DirectionCurve) -> Array:
-    """Return the lower convex hull of the attacks' (false-positive, false-negative) rates."""
+    """Return the lower convex hull of attacks' (false-positive, false-negative) rate points."""
     # the event of "adding" clears the record: its Q is a false negative, its P a true one
     points = np.concatenate(
         [
@@ -197,7 +197,7 @@ def least_mu(curves: Sequence[DirectionCurve], slack: float, largest: float) -> 
         return all(_is_below_gaussian(curve, mu, slack) for curve in curves)
 
     def is_possible(mu: float) -> bool:
-        """Return whether no point of the grid refutes δ ≤ δ_μ + slack."""
+        """Return whether no ε of the grid refutes δ ≤ δ_μ + slack."""
         return all(
             bool((curve.lower <= np.exp(gaussian.log_delta(curve.epsilons, mu)) + slack).all())
             for curve in curves
@@ -256,7 +256,7 @@ def _is_right_turn(a: Array, b: Array, c: Array) -> bool:
 def _nearest_gaussian(
     lower: Callable[[Array], Array], upper: Callable[[Array], Array]
 ) -> tuple[float, float]:
-    """Return μ of the Gaussian trade-off function closest to f, and a bound on the distance.
+    """Return μ of the Gaussian trade-off function nearest to a bounded one, and a distance bound.
 
     That trade-off is G_μ(α) = Φ(Φ⁻¹(1 − α) − μ).
 
@@ -268,7 +268,7 @@ def _nearest_gaussian(
     low, high = np.append(low, 0.0), np.append(1.0, high)  # at the right, and at the left, ends
 
     def distance(mu: float) -> float:
-        """Return an upper bound on the distance of f from the Gaussian trade-off function of μ."""
+        """Bound the distance to the Gaussian trade-off function of μ from above."""
         gaussian = special.ndtr(-_PROBITS - mu)
         right, left = np.append(gaussian, 0.0), np.append(1.0, gaussian)
         return float(max((high - right).max(), (left - low).max()))

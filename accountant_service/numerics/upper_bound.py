@@ -25,7 +25,7 @@ _SLOPE_STEP: Final = 0.02  # relative step in ε over which the slope is measure
 
 @dataclass(frozen=True, slots=True)
 class DirectionBound:
-    """A proved upper bound on ε for a removed or for an added record.
+    """A proved upper bound on ε when a record is removed, or when one is added.
 
     Attributes:
         epsilon: the bound; infinite if the lattice proves none.

@@ -116,7 +116,7 @@ def _render_keys_page(request: Request, status: int = 200, **context: Any) -> Re
 
 
 def _describe_caps(caps: Caps, keys: list[KeyRecord]) -> dict[str, list[str]]:
-    """Return sentences about the caps that limit each key or its team, by key identifier."""
+    """Return, by key identifier, sentences about the caps that limit the key or its team."""
     by_holder = caps.list_by_holder()
     return {
         key.identifier: [
@@ -152,7 +152,7 @@ def create_key(request: Request, holder: FormKey, sent: SentFields) -> Response:
 
 
 def _check_reach(sent: Fields) -> dict[str, str]:
-    """Return a problem if a key is to be limited to certain datasets, and none is named."""
+    """Return a problem if a key is to be limited to datasets, but none is named."""
     if first_value(sent, "reach") == "listed" and not first_value(sent, "datasets"):
         return {"datasets": "Name at least one dataset, or choose all datasets."}
     return {}
@@ -172,7 +172,7 @@ def _build_key_body(sent: Fields) -> dict[str, Any]:
 
 
 def _get_typed_texts(sent: Fields) -> dict[str, Any]:
-    """Return the form's texts as typed, so that the form shows them again."""
+    """Return the form's texts as typed, to show the form again."""
     typed = {name: first_value(sent, name) for name in ("name", "datasets", "team", "days")}
     return typed | {"scopes": sent.get("scopes", []), "reach": first_value(sent, "reach")}
 
@@ -187,7 +187,7 @@ _FIELD_PROBLEMS: Final = {
 
 
 def _get_problem_sentences(error: ValidationError) -> dict[str, str]:
-    """Return a sentence for each field of the form that is not valid."""
+    """Return a sentence for each invalid field of the form."""
     faults = problems.of_error(error)["errors"]
     names = [fault["pointer"].split("/")[1] for fault in faults]
     return {name: _FIELD_PROBLEMS.get(name, "This value is not valid.") for name in names}
@@ -217,7 +217,7 @@ def _is_valid(key: KeyRecord) -> bool:
 
 
 def _administers(key: KeyRecord) -> bool:
-    """Return whether a key may create keys."""
+    """Return whether a key may create further keys."""
     return _is_valid(key) and key.datasets is None and Scope.ADMIN.value in key.scopes
 
 

@@ -35,7 +35,7 @@ Question = tuple[str, Json]  # path and body
 
 @dataclass(frozen=True, slots=True)
 class CalculatorForm:
-    """The calculator's form: its runs, and what they share.
+    """The calculator's form: its runs, and the fields that all runs share.
 
     Attributes:
         runs: the runs, at least one.
@@ -67,7 +67,7 @@ class CalculatorForm:
 
     @property
     def questions(self) -> Mapping[str, Question]:
-        """The questions that the page asks the API, by name."""
+        """The requests that the page sends to the API, by name."""
         delta = {"delta": self.values["delta"]} if "delta" in self.values else {}
         common = {"mechanism": self.mechanism, **self.relation}
         found: dict[str, Question] = {}
@@ -85,7 +85,7 @@ class CalculatorForm:
         return found | self._solver_questions()
 
     def _solver_questions(self) -> dict[str, Question]:
-        """Return the questions for the least noise and the most steps of one run, by name."""
+        """Return the API requests for a run's least noise and most steps, by name."""
         run = self.solved_run
         if run is None:
             return {}
@@ -99,7 +99,7 @@ class CalculatorForm:
         }
 
     def locate(self, question: str, pointer: str) -> tuple[RunForm | None, list[str]]:
-        """Return the run that a JSON pointer of a question points into, and the rest of it."""
+        """Return the run that a JSON pointer of a request points into, and the remaining path."""
         first, *rest = pointer.strip("/").split("/")
         if first == "mechanism" and question.startswith(ALONE):
             return self.runs[int(question.rpartition("-")[2]) - 1], rest
@@ -112,7 +112,7 @@ class CalculatorForm:
         return self.solved_run or self.runs[0], [first]
 
     def has_value(self, name: str) -> bool:
-        """Return whether the text of a field, named as in the form, could be read."""
+        """Return whether the text of a form field could be read as a value."""
         found = dict(self.values)
         for run in self.runs:
             found |= {each + run.suffix: value for each, value in run.values.items()}
@@ -120,7 +120,7 @@ class CalculatorForm:
 
 
 def _compose(several: list[Any]) -> Any:
-    """Return mechanisms as one: a single one as it is, several composed."""
+    """Return one mechanism: a single one unchanged, several composed."""
     return several[0] if len(several) == 1 else {"kind": "composed", "mechanisms": several}
 
 
@@ -140,7 +140,7 @@ def read_form(query: Mapping[str, str]) -> CalculatorForm:
 
 
 def list_notes(query: Mapping[str, str], form: CalculatorForm) -> Iterator[str]:
-    """Yield a sentence for each choice in a URL whose value is no option."""
+    """Yield a sentence for each choice in the URL that has an unknown value."""
     yield from run_form.list_notes(query, form.runs)
     for name, choice in SHARED_CHOICES.items():
         note = choice.note(name, query.get(name))
@@ -172,14 +172,14 @@ def problem_sentences(form: CalculatorForm, problems: Iterable[tuple[str, Json]]
 
 
 def _shared_sentence(name: str, message: str) -> str:
-    """Return a sentence about a problem with a shared field or choice."""
+    """Return a sentence about a problem with a field or choice that all runs share."""
     if name in SHARED_FIELDS:
         return SHARED_FIELDS[name].sentence(message)
     return f"{SHARED_CHOICES[name].label}: {message}."
 
 
 def change_runs(form: CalculatorForm, query: Mapping[str, str]) -> dict[str, str] | None:
-    """Return the URL parameters of the form after adding or removing a run.
+    """Return the form's URL parameters after adding or removing a run; None if unchanged.
 
     Args:
         form: the form as it was sent.
@@ -203,7 +203,7 @@ def change_runs(form: CalculatorForm, query: Mapping[str, str]) -> dict[str, str
 
 
 def _new_run(form: CalculatorForm, kind: str) -> dict[str, str]:
-    """Return the texts of a new run: a copy of the last DP-SGD run, or an example of a kind."""
+    """Return a new run's texts: a copy of the last DP-SGD run, or the example of a kind."""
     if kind != "dp_sgd" and kind in run_form.EXAMPLES:
         example = {"kind": "json", run_form.MECHANISM: run_form.format_example(kind)}
         return dict(run_form.read_run({}).texts) | example

@@ -36,7 +36,7 @@ router = APIRouter(route_class=StrictRoute, include_in_schema=False)
 
 
 async def require_computation_access(request: Request) -> None:
-    """Read the session, and require one if only keys may compute.
+    """Read the session; raise if there is none and computations need an API key.
 
     Raises:
         UnauthenticatedError: only keys may compute, and nobody is signed in.
@@ -70,7 +70,7 @@ async def calculator(request: Request) -> Response:
 
 
 def _new_place(form: CalculatorForm, query: Any) -> str:
-    """Return the place on the page to show after a run was added or removed."""
+    """Return the page's anchor to show after a run was added or removed."""
     return f"run-{len(form.runs) + 1}" if "add" in query else "run-1"
 
 
@@ -97,13 +97,13 @@ def _template_context(request: Request, form: CalculatorForm, answers: Json) -> 
 
 
 def _link_with_values(form: CalculatorForm, changes: Json) -> str:
-    """Return the page's address with other values of the run that is solved for."""
+    """Return the page's address with other values for the run that is solved for."""
     texts = [{**run.texts, **changes} if run is form.solved_run else run.texts for run in form.runs]
     return "/?" + urlencode(run_form.write_runs(texts) | dict(form.texts))
 
 
 def _sort_methods(comparison: Json) -> Json:
-    """Return the answers of all methods in two lists: those of use, and the others.
+    """Return methods' answers in two lists: the useful ones, and the loose or inapplicable.
 
     The others are proved, but far above the proved interval, or do not apply.
     """
@@ -133,7 +133,7 @@ def _check_with_api(form: CalculatorForm) -> CalculatorForm:
 
 
 def find_problem(path: str, body: Json) -> Json | None:
-    """Return the problem with which the API would refuse a body, or None."""
+    """Return the problem with which the API would refuse a request body, or None."""
     try:
         ENDPOINTS[path].request.model_validate(body)
     except ValidationError as error:
@@ -142,7 +142,7 @@ def find_problem(path: str, body: Json) -> Json | None:
 
 
 def _snippets(request: Request, form: CalculatorForm) -> Json:
-    """Return code that repeats the comparison: for curl, the command line and Python."""
+    """Return code that repeats the comparison with curl, the command line and Python."""
     path, body = form.questions[calculator_form.COMPARE]
     return {
         "curl": snippets.curl(str(request.base_url), path, body),
@@ -152,7 +152,7 @@ def _snippets(request: Request, form: CalculatorForm) -> Json:
 
 
 async def _request_answers(request: Request, form: CalculatorForm) -> Json:
-    """Request all answers of the page; return each answer or problem, by name."""
+    """Request all answers of the page from the API; return answers or problems by name."""
     questions = form.questions
     found = await asyncio.gather(
         *(answer_or_problem(request, path, body) for path, body in questions.values())

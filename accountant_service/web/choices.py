@@ -11,7 +11,7 @@ _SHOWN_MAX: Final = 40  # characters of an unknown option that a note repeats
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A choice of a form.
+    """A choice between options in a form, with their labels.
 
     Attributes:
         label: its name on the page.
@@ -23,15 +23,15 @@ class Choice:
 
     @property
     def initial(self) -> str:
-        """The option that is chosen at first."""
+        """The option that is selected at first."""
         return next(iter(self.options))
 
     def read(self, text: str | None) -> str:
-        """Return the option of this value; the first option if there is none."""
+        """Return the option with this value, or the first option."""
         return text if text is not None and text in self.options else self.initial
 
     def note(self, name: str, text: str | None) -> str | None:
-        """Return a sentence if a URL has a value that is no option; None otherwise."""
+        """Return a sentence if a URL's value for this choice is no option; else None."""
         if text is None or text in self.options:
             return None
         shown = text if len(text) <= _SHOWN_MAX else text[:_SHOWN_MAX] + "…"

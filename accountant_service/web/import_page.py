@@ -95,7 +95,7 @@ async def _render_import_page(request: Request, sent: Fields) -> Response:
 
 
 def _read_texts(sent: Fields) -> dict[str, str]:
-    """Return the texts of the form, and the initial ones of fields that were not sent."""
+    """Return the form's texts; fields that were not sent have their initial texts."""
     texts = {
         name: first_value(sent, name) if name in sent else field.initial
         for name, field in FIELDS.items()
@@ -120,7 +120,7 @@ def _build_body(texts: Mapping[str, str]) -> tuple[Json, dict[str, str]]:
 
 
 def _place_problems(answer: Json) -> dict[str, str]:
-    """Return a sentence for each field that the API refuses; empty if it gave an answer."""
+    """Return a sentence for each field that the API refuses; empty for an answer."""
     found: dict[str, str] = {}
     for error in answer.get("errors", []):
         name, _, inner = error["pointer"].strip("/").partition("/")

@@ -39,7 +39,7 @@ router = APIRouter(route_class=StrictRoute, include_in_schema=False)
 
 
 def _compute_budget_shares(dataset: Json) -> Json:
-    """Return the percentages of a budget spent, spent or held, and left, and how to warn."""
+    """Return a budget's spent, taken and remaining percentages, and whether to warn."""
     spent, taken = dataset["spent"]["share"], 1 - dataset["remaining"]["share"]
     return {
         "spent": 100 * spent,
@@ -51,7 +51,7 @@ def _compute_budget_shares(dataset: Json) -> Json:
 
 
 def _describe_reference(dataset: Json) -> str | None:
-    """Describe in words the mechanism in whose steps a budget is counted; None without one."""
+    """Describe in words a budget's reference mechanism; None if it has none."""
     reference = dataset["accounting"].get("reference")
     return None if reference is None else describe_step(mechanisms.from_json(reference))
 
@@ -59,7 +59,7 @@ def _describe_reference(dataset: Json) -> str | None:
 async def _describe_steps_left(
     session: Session, ledger: TheLedger, left: StepsLeft | None, *, is_complete: bool
 ) -> Json:
-    """Return the template variables that say how many more steps and runs fit.
+    """Return template variables that say how many more steps and runs fit the budget.
 
     Args:
         session: of the reader.
@@ -128,7 +128,7 @@ async def dataset(
 async def _measure_what_fits(
     session: Session, ledger: TheLedger, dataset: Json
 ) -> tuple[StepsLeft | None, BudgetPreview]:
-    """Return the steps that fit after the last run, or what a first run may be; none if closed."""
+    """Return the steps that fit after the last run, or steps of example first runs."""
     if dataset["state"] == "closed":
         return None, BudgetPreview()
     left = await ledger.count_steps_left(session.key, dataset["name"], allow_slow=False)
@@ -182,18 +182,18 @@ def _render_dataset_page(
 
 
 def _quote_link(name: str, runs: list[Json]) -> str:
-    """Return the address of a quote for a run like the last one of a dataset."""
+    """Return the quote page's address for a run like the dataset's last one."""
     like = urlencode(run_form.write_mechanism(runs[0]["mechanism"])) if runs else ""
     return f"/datasets/{quote(name)}/quote" + (f"?{like}" if like else "")
 
 
 def _parse_count(text: str, default: int) -> int:
-    """Parse a count from a URL; return a default if it is not valid."""
+    """Parse a count in a URL; return the default if it is not valid."""
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 16 else default
 
 
 def _read_entries_page(ledger: Ledger, session: Session, dataset: Json, before: int) -> Json:
-    """Return a page of ledger entries that precede an entry's number, newest first."""
+    """Return a page of the ledger entries before an entry's number, newest first."""
     end = min(before, dataset["version"] + 1)
     start = max(end - 1 - _ENTRIES, 0)
     page = ledger.list_entries(session.key, dataset["name"], start)

@@ -99,24 +99,24 @@ async def create_dataset(
 
 
 def _write_request(holder: Any, sent: Fields, body: Json) -> WriteRequest:
-    """Return the write of a form; `once` makes a form that is sent twice take effect once."""
+    """Return the form's write request; its field `once` makes repeats take effect once."""
     return WriteRequest(
         holder, first_value(sent, "once")[:_IDEMPOTENCY_KEY_MAX], "POST /datasets", body
     )
 
 
 def _read_planned_run(sent: Fields) -> RunForm:
-    """Return the planned run of the form."""
+    """Return the run in the form that is planned for the new dataset."""
     return run_form.read_run({name: first_value(sent, name) for name in sent})
 
 
 def _is_planned(sent: Fields) -> bool:
-    """Return whether the form names a planned run."""
+    """Return whether the form describes a planned run."""
     return first_value(sent, "planned") == "planned"
 
 
 def _list_planned_faults(sent: Fields) -> dict[str, str]:
-    """Return a sentence for each field of the planned run that cannot be read."""
+    """Return a sentence for each unreadable field of the planned run."""
     return dict(_read_planned_run(sent).problems) if _is_planned(sent) else {}
 
 
@@ -139,7 +139,7 @@ def _build_dataset_body(sent: Fields) -> Json:
 
 
 def _number_or_text(text: str) -> float | str:
-    """Return a text as a number; one that is not a number is returned for the API to refuse."""
+    """Parse a number; return other text unchanged, for the API to refuse."""
     try:
         value = float(text)
     except ValueError:
@@ -157,7 +157,7 @@ _FIELD_PROBLEMS: Final = {
 
 
 def _get_problem_sentences(error: ValidationError | NameTakenError, sent: Fields) -> dict[str, str]:
-    """Return a sentence for each field of the form that is not valid."""
+    """Return a sentence for each invalid field of the form."""
     if isinstance(error, NameTakenError):
         return {"name": "A dataset of this name exists; choose another name."}
     found: dict[str, str] = {}

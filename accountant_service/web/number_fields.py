@@ -30,7 +30,7 @@ class NumberField:
     whole: bool = False
 
     def sentence(self, message: str) -> str:
-        """Return a sentence about a problem with this field."""
+        """Return a sentence that tells the user of a problem with this field."""
         return f"{self.label} {message.replace('_', ' ')}."
 
 
@@ -43,7 +43,7 @@ RECORDS: Final = NumberField(
 
 
 def parse_number(text: str, whole: bool) -> float:
-    """Parse a typed number for the API.
+    """Parse a typed number for the API; raise ValueError unless it is a finite number.
 
     Raises:
         ValueError: the text is no such number; the message continues the field's name.

@@ -39,7 +39,7 @@ _OPTIONAL: Final = {"batch_size", "steps"}
 
 @dataclass(frozen=True, slots=True)
 class PlanForm:
-    """The planner's form: typed texts, their values, and the problems found.
+    """The planner's form: typed texts, their values, and problems found.
 
     Attributes:
         texts: the text of every field and choice, by name.
@@ -53,7 +53,7 @@ class PlanForm:
 
     @property
     def body(self) -> Json:
-        """The request body for the API."""
+        """The form as a request body for the API's `POST /v1/plan`."""
         return dict(self.values) | {name: self.texts[name] for name in CHOICES}
 
 
@@ -81,6 +81,6 @@ def problem_sentence(name: str, message: str) -> str:
 
 
 def list_notes(query: Mapping[str, str]) -> list[str]:
-    """Return a sentence for each choice in a URL whose value is no option."""
+    """Return a sentence for each choice in the URL that has an unknown value."""
     notes = (choice.note(name, query.get(name)) for name, choice in CHOICES.items())
     return [note for note in notes if note is not None]

@@ -53,7 +53,7 @@ async def show_quote(
 
 
 def _check_with_api(run: RunForm) -> tuple[RunForm, Any]:
-    """Return the run with the problems that the API finds in it, and its mechanism."""
+    """Return the run with the problems that the API's models find, and its mechanism."""
     try:
         return run, QuoteRequest.model_validate({"mechanism": run.mechanism}).mechanism
     except ValidationError as error:
@@ -76,6 +76,6 @@ async def _request_quote(session: Any, ledger: Any, name: str, mechanism: Any) -
 
 
 def _link_with_values(name: str, run: RunForm, changes: Json) -> str:
-    """Return the address of the quote with other values."""
+    """Return the quote page's address with other values for the run."""
     parameters = run_form.write_runs([{**run.texts, **changes}])
     return f"/datasets/{quote_path(name)}/quote?{urlencode(parameters)}"

@@ -100,13 +100,13 @@ def _describe_response(answer: Node) -> str:
 
 
 def _get_json_schema(part: Node) -> Node:
-    """Return the schema of the JSON content of a request body, or an empty schema."""
+    """Return the JSON schema of a request body; empty if it has none."""
     found: Node = part.get("content", {}).get("application/json", {}).get("schema", {})
     return found
 
 
 def _resolve_reference(document: Node, schema: Node) -> Node:
-    """Return the schema that a `$ref` names; a schema without one is returned unchanged."""
+    """Return the schema that a `$ref` names; any other schema unchanged."""
     if "$ref" not in schema:
         return schema
     found: Node = document["components"]["schemas"][schema["$ref"].removeprefix(_REFERENCE)]

@@ -46,7 +46,7 @@ def format_moment(seconds: float | None) -> str:
 
 
 def describe_plan(mechanism: Json) -> str:
-    """Return a mechanism's JSON in words: one step of it, and the number of steps."""
+    """Return a mechanism's JSON in words: one of its steps, and their number."""
     found = mechanisms.from_json(mechanism)
     match found:
         case mechanisms.DpSgd():
@@ -60,7 +60,7 @@ def describe_plan(mechanism: Json) -> str:
 
 
 def format_sentence(text: str) -> str:
-    """Return a text with a capital first letter, unless its first word is an identifier."""
+    """Capitalise a text's first letter, unless the first word is an identifier."""
     first = text.partition(" ")[0]
     return text if "_" in first else text[:1].upper() + text[1:]
 
@@ -71,7 +71,7 @@ def format_words(name: str) -> str:
 
 
 def note_unknown_parameters(given: Iterable[str], known: Collection[str]) -> list[str]:
-    """Return a sentence for each URL parameter that a page does not read; at most five."""
+    """Return a sentence for each URL parameter that the page does not know; at most five."""
     unknown = sorted(set(given) - set(known))
     sentences = []
     for name in unknown[:_NOTES_MAX]:
@@ -129,7 +129,7 @@ def render_page(
 
 
 class Assets(StaticFiles):
-    """Static files: styles, scripts and the icon."""
+    """The pages' static files: styles, scripts and the icon."""
 
     def __init__(self) -> None:
         super().__init__(directory=_FOLDER / "static")

@@ -77,7 +77,7 @@ def format_example(kind: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RunForm:
-    """One run of a form: typed texts, their values, and the problems found.
+    """One run in a form: typed texts, their values, and problems found.
 
     Attributes:
         number: its place in the form, from 1.
@@ -93,17 +93,17 @@ class RunForm:
 
     @property
     def suffix(self) -> str:
-        """The end of the names of this run's fields."""
+        """The suffix of this run's field names, which tells several runs apart."""
         return "" if self.number == 1 else f"-{self.number}"
 
     @property
     def is_dp_sgd(self) -> bool:
-        """Return whether fields describe the run, and not JSON."""
+        """Return whether the run is described by DP-SGD fields, rather than as JSON."""
         return self.texts["kind"] == "dp_sgd"
 
     @property
     def batches(self) -> Json:
-        """The run's batch parameters and sampling, as fields of the API."""
+        """The run's batch parameters and sampling, as fields of the API's mechanism."""
         by_rate = self.texts["batches"] == "rate"
         names = ("sample_rate",) if by_rate else ("dataset_size", "batch_size")
         sampling = self.texts["sampling"]
@@ -112,12 +112,12 @@ class RunForm:
 
     @property
     def duration(self) -> Json:
-        """The run's number of steps or epochs, as a field of the API."""
+        """The run's number of steps or epochs, as a field of the API's mechanism."""
         return self.select_values(self.texts["length"])
 
     @property
     def mechanism(self) -> Any:
-        """The run as a mechanism of the API; it lacks the fields that cannot be read."""
+        """The run as a mechanism of the API, without the fields that could not be read."""
         if not self.is_dp_sgd:
             return self.values.get(MECHANISM)
         noise = self.select_values("noise_multiplier")
@@ -128,7 +128,7 @@ class RunForm:
         return {name: self.values[name] for name in names if name in self.values}
 
     def place_problem(self, names: list[str], message: str) -> tuple[str, str]:
-        """Return the field where the page shows a problem, and a sentence about it.
+        """Return the field at which the page shows a problem, and a sentence about it.
 
         Args:
             names: the path to the faulty value within the mechanism.
@@ -179,7 +179,7 @@ def read_runs(query: Mapping[str, str]) -> tuple[RunForm, ...]:
 
 
 def write_runs(runs: Iterable[Mapping[str, str]]) -> dict[str, str]:
-    """Return several runs as URL parameters: fields in use, and choices other than the first."""
+    """Return runs as URL parameters: visible fields, and choices that are not the first option."""
     found: dict[str, str] = {}
     for number, texts in enumerate(runs, 1):
         suffix = "" if number == 1 else f"-{number}"
@@ -205,7 +205,7 @@ def write_mechanism(mechanism: Json) -> dict[str, str]:
 
 
 def _write_value(value: Any) -> str:
-    """Return a value of the API as the text of a field."""
+    """Return an API value as the text of a form field."""
     return value if isinstance(value, str) else json.dumps(value)
 
 
@@ -215,7 +215,7 @@ def list_parameters(runs: Iterable[RunForm]) -> list[str]:
 
 
 def list_notes(query: Mapping[str, str], runs: Iterable[RunForm]) -> Iterator[str]:
-    """Yield a sentence for each choice in a URL whose value is no option."""
+    """Yield a sentence for each choice in the URL that has an unknown value."""
     for run in runs:
         for name, choice in CHOICES.items():
             note = choice.note(name + run.suffix, query.get(name + run.suffix))
@@ -233,7 +233,7 @@ def _list_fields_in_use(texts: Mapping[str, str]) -> list[str]:
 
 
 def _read_field(name: str, text: str) -> Any:
-    """Return the value of a field's text.
+    """Parse the text of the field `name`; return its value.
 
     Raises:
         ValueError: it has none; the message continues the field's name.
@@ -242,7 +242,7 @@ def _read_field(name: str, text: str) -> Any:
 
 
 def _parse_json(text: str) -> Any:
-    """Return the value of a short JSON text.
+    """Parse a short JSON text; return its value.
 
     Raises:
         ValueError: the text is empty, too long or not JSON; the message continues its name.
@@ -258,7 +258,7 @@ def _parse_json(text: str) -> Any:
 
 
 def _check_epochs(texts: Mapping[str, str]) -> dict[str, str]:
-    """Return a problem if a run has epochs but no sizes."""
+    """Return a problem if a run has epochs, but no batch and dataset size."""
     if texts["kind"] == "dp_sgd" and texts["length"] == "epochs" and texts["batches"] == "rate":
         return {"epochs": "To use epochs, choose batches by sizes above."}
     return {}

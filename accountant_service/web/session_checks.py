@@ -47,7 +47,7 @@ def optional_session(request: Request) -> Session | None:
 
 
 async def read_form_fields(request: Request) -> Fields:
-    """Return the fields of a submitted form, each with its values.
+    """Return the fields of a submitted form, each with its list of values.
 
     Raises:
         ForbiddenError: the body is not a form that this service can read.
@@ -85,7 +85,7 @@ FormKey = Annotated[KeyRecord, Depends(require_form_key)]
 
 
 def safe_redirect_path(path: str) -> str:
-    """Return a path of this service unchanged, and the datasets page for any other address."""
+    """Return a path of this service unchanged; for any other address, the datasets page."""
     is_local = path.startswith("/") and not path.startswith("//") and "\\" not in path
     return path if is_local and path.isprintable() else "/datasets"
 

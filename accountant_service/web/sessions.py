@@ -54,7 +54,7 @@ class Session:
 
 
 class Sessions:
-    """Signs and reads session cookies."""
+    """Creates and verifies signed session cookies, and CSRF tokens."""
 
     def __init__(self, repository: Repository, keys: Keys) -> None:
         self._repository = repository
@@ -89,11 +89,11 @@ class Sessions:
             raise SessionEndedError(error.detail) from None
 
     def csrf(self, cookie: str) -> str:
-        """Return the CSRF token of the forms that are sent with this cookie."""
+        """Return the CSRF token for forms that are sent with this cookie."""
         return self._sign("form", cookie)
 
     def require_csrf(self, cookie: str | None, token: str) -> None:
-        """Raise `ForbiddenError` unless a form carries the token of its cookie."""
+        """Raise `ForbiddenError` unless the CSRF token belongs to the cookie."""
         if not cookie or not _equals_in_constant_time(self.csrf(cookie), token):
             raise ForbiddenError("this form does not belong to your session; reload the page")
 

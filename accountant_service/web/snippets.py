@@ -35,7 +35,7 @@ def curl(address: str, path: str, body: Mapping[str, Any]) -> str:
 
 
 def command(body: Mapping[str, Any]) -> str:
-    """Return an `accountant compare` command line for the mechanism in a request body."""
+    """Return an `accountant compare` command line for a request's mechanism."""
     mechanism = body["mechanism"]
     is_run = mechanism["kind"] == "dp_sgd"
     given = {**(mechanism if is_run else {}), **body}
@@ -49,5 +49,5 @@ def command(body: Mapping[str, Any]) -> str:
 
 
 def python(body: Mapping[str, Any], relation: str) -> str:
-    """Return Python code that computes the answer to a request body."""
+    """Return Python code that computes the answer to a request."""
     return _PYTHON.format(run=dict(body["mechanism"]), relation=relation, delta=body["delta"])

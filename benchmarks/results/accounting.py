@@ -20,7 +20,7 @@ METHOD: Final = "pld"
 
 
 def describe_mechanism(experiment: Experiment, steps: int) -> dict[str, Any]:
-    """Return the JSON of the mechanism that an experiment's first steps are."""
+    """Return, as JSON, the mechanism of an experiment's first steps."""
     task, noise = TASKS[experiment.task], experiment.noise_multiplier
     if experiment.method.in_passes:  # every record is in exactly PASSES batches
         once = {"kind": "gaussian", "noise_multiplier": noise}
@@ -39,7 +39,7 @@ def describe_mechanism(experiment: Experiment, steps: int) -> dict[str, Any]:
 
 
 def certify(experiments: Sequence[Experiment], store: Store) -> None:
-    """Compute and store the certified ε of every point of every curve that is not stored yet."""
+    """Compute the certified ε of every curve's points, and store those not stored yet."""
     questions = {
         json.dumps(each, sort_keys=True): each for each in _list_questions(experiments, store)
     }
@@ -60,7 +60,7 @@ def build_question(experiment: Experiment, steps: int) -> dict[str, Any]:
 
 
 def build_claimed_question(noise: float, epochs: int) -> dict[str, Any]:
-    """Return the API request for the ε that papers/001 §5.2 claims, of training alone."""
+    """Return the API request for the ε that papers/001 §5.2 claims for training alone."""
     plan = {"noise_multiplier": noise, "sample_rate": 0.01, "steps": 100 * epochs}
     return {"mechanism": {"kind": "dp_sgd", **plan, "sampling": "poisson"}, "delta": 1e-5}
 

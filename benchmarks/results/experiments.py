@@ -17,7 +17,7 @@ PASSES: Final = 10  # over the data, by methods that cycle through the records
 
 @dataclass(frozen=True)
 class PaperResult:
-    """A result that a paper reports.
+    """A result that a paper reports, with its source.
 
     Attributes:
         source: the paper and its table or figure.
@@ -32,7 +32,7 @@ class PaperResult:
 
 @dataclass(frozen=True)
 class LinearDecay:
-    """A learning rate that falls linearly, then stays constant.
+    """A learning rate that decays linearly to a constant.
 
     Attributes:
         share: the final learning rate divided by the first.
@@ -49,7 +49,7 @@ class LinearDecay:
 
 @dataclass(frozen=True)
 class Method:
-    """A training method: an optimizer and its settings.
+    """A training method to compare: an optimizer and its settings.
 
     Attributes:
         label: name in tables and plots.
@@ -124,7 +124,7 @@ class Experiment:
 
 
 def _make_method(name: str, clip_norm: float, label: str = "", **changes: Any) -> Method:
-    """Return a method, with the registry's learning rate by default."""
+    """Return a training method, with the registry's learning rate by default."""
     if "learning_rate" not in changes:
         changes["learning_rate"] = OPTIMIZERS[name].learning_rate
     return Method(label or name, name, clip_norm=clip_norm, **changes)
@@ -275,7 +275,7 @@ def make_tuned_experiments() -> Iterator[Experiment]:
 
 
 def make_noise_shape_experiments() -> Iterator[Experiment]:
-    """Yield AdaDP with noise in an ellipsoid and in a box, on a small model."""
+    """Yield AdaDP experiments with noise in an ellipsoid and in a box, on a small model."""
     for state in ("privatised", "raw"):
         for shape in ("ellipsoid", "box"):
             options = _BETA_OPTIONS | {"box": shape == "box"}
@@ -348,7 +348,7 @@ def _make_side_information_methods(
     """Yield the methods of papers/004, with clip norms and rates from its Table 5."""
 
     def method(name: str, label: str = "", of: str = "", **changes: Any) -> Method:
-        """Return a method with the clip norm and learning rate listed for it."""
+        """Return a method with the paper's clip norm and learning rate."""
         key = of or name
         return _make_method(name, clips[key], label, learning_rate=rates[key], **changes)
 
@@ -398,7 +398,7 @@ _AUTOENCODER_RESULTS: Final = {
 def _find_table_result(
     figures: Mapping[str, tuple[float, int]], method: Method, remark: str
 ) -> PaperResult:
-    """Return what papers/004 reports for a method in a table, else point to its curves."""
+    """Return the result in a table of papers/004 for a method, else a reference to its curves."""
     if method.label not in figures:
         return PaperResult("papers/004 Figure 4: curves only")
     value, number = figures[method.label]
@@ -433,5 +433,5 @@ EXPERIMENTS: Final = (
 
 
 def shorten(experiment: Experiment) -> Experiment:
-    """Return the experiment with at most 20 steps, for a trial run."""
+    """Return an experiment with at most 20 steps, for a trial run."""
     return replace(experiment, steps=min(experiment.steps, 20))

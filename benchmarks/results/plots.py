@@ -45,7 +45,7 @@ _SHOWN: Final = 0.25  # range of accuracy below the best that a plot shows
 
 @dataclass(frozen=True)
 class ScoreCurve:
-    """Mean and standard deviation of the score over the seeds, by step."""
+    """Mean and standard deviation of the test score over the seeds, at each evaluated step."""
 
     steps: list[int]
     means: list[float]
@@ -53,7 +53,7 @@ class ScoreCurve:
 
 
 def compute_mean_curve(experiment: Experiment, store: Store) -> ScoreCurve | None:
-    """Return the mean curve over the seeds; None if every run so far broke down."""
+    """Return an experiment's mean score curve over seeds; None if every run broke down."""
     runs = [dict(run["curve"]) for run in store.list_runs(experiment) if run["score"] is not None]
     if not runs:
         return None
@@ -64,7 +64,7 @@ def compute_mean_curve(experiment: Experiment, store: Store) -> ScoreCurve | Non
 
 
 def draw(experiments: Sequence[Experiment], store: Store, file: Path) -> None:
-    """Draw a figure with a panel for each column of the report."""
+    """Draw a figure with one panel for each column of the results page."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
@@ -85,14 +85,14 @@ def draw(experiments: Sequence[Experiment], store: Store, file: Path) -> None:
 
 
 def _find_lowest_shown_score(experiments: Sequence[Experiment], store: Store) -> float:
-    """Return the lowest score to show, so that a bad run does not squeeze the other curves."""
+    """Return the lowest score to plot, so that a bad run does not squeeze the other curves."""
     found = [compute_mean_curve(experiment, store) for experiment in experiments]
     tops = [max(each.means) for each in found if each is not None]
     return max(tops) - _SHOWN if tops and TASKS[experiments[0].task].higher_is_better else -math.inf
 
 
 def _cut_off_low_scores(panels: Sequence[Any], floor: float) -> None:
-    """Cut a plot off at its lowest shown score; mark the labels of curves that stay below it."""
+    """Cut a plot off below `floor`; mark the labels of curves that stay below it."""
     if floor == -math.inf:
         return
     lines = [line for axes in panels for line in axes.get_lines()]

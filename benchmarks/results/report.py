@@ -47,7 +47,7 @@ def list_final_scores(experiment: Experiment, store: Store) -> list[float]:
 
 
 def format_mean(name: str, store: Store) -> str:
-    """Return the mean final score of an experiment."""
+    """Return a named experiment's mean final score as text."""
     found = list_final_scores(_EXPERIMENTS[name], store)
     return f"{statistics.mean(found):.3f}" if found else NOTHING
 
@@ -77,12 +77,12 @@ def _list_scores_of_pair(names: str, store: Store) -> list[list[float]]:
 
 
 def _format_points(difference: float) -> str:
-    """Return a difference of scores in hundredths, with its sign."""
+    """Format a difference of scores in hundredths, with its sign."""
     return f"{round(100 * difference, 1) or 0.0:+.1f}".replace("-", "−")
 
 
 def format_lead(names: str, store: Store) -> str:
-    """Return the difference of the mean scores of two experiments, in hundredths."""
+    """Return the difference of two experiments' mean scores, in hundredths, as text."""
     first, second = _list_scores_of_pair(names, store)
     if not (first and second):
         return NOTHING
@@ -90,7 +90,7 @@ def format_lead(names: str, store: Store) -> str:
 
 
 def format_verdict(names: str, store: Store) -> str:
-    """Return the 95 % confidence interval of a lead (Welch's t), and whether it excludes 0."""
+    """Return the 95 % confidence interval of a mean difference (Welch), and if it excludes 0."""
     first, second = _list_scores_of_pair(names, store)
     if min(len(first), len(second)) < 2:
         return NOTHING
@@ -107,14 +107,15 @@ SETTINGS: Final = {  # for MNIST at σ = 8: the pattern of the experiments' name
 
 
 def build_settings_table(_: str, store: Store) -> str:
-    """Return a table of scores by method and choice of the learning rate."""
+    """Return a Markdown table of scores by method and by choice of the learning rate."""
     return _build_table_by_setting(lambda name, label: format_score(name.format(label), store))
 
 
 def build_leads_table(_: str, store: Store) -> str:
-    """Return a table of the leads over DP-SGD, by method and choice of the learning rate."""
+    """Return a Markdown table of leads over DP-SGD, by method and choice of learning rate."""
 
     def format_cell(name: str, label: str) -> str:
+        """Return the lead of a method with one choice of learning rate over DP-SGD."""
         pair = f"{name.format(label)} over {name.format('dp_sgd')}"
         return f"{format_lead(pair, store)} ({format_verdict(pair, store)})"
 
@@ -122,7 +123,7 @@ def build_leads_table(_: str, store: Store) -> str:
 
 
 def _build_table_by_setting(format_cell: Callable[[str, str], str], without: str = "") -> str:
-    """Return a table of methods (rows) by choice of the learning rate (columns)."""
+    """Return a Markdown table: methods as rows, choices of the learning rate as columns."""
     lines = [f"| method | {' | '.join(SETTINGS)} |", "|---" * (len(SETTINGS) + 1) + "|"]
     constant = [
         each.method for each in find_experiments("mnist-8/main") if each.method.schedule is None
@@ -134,7 +135,7 @@ def _build_table_by_setting(format_cell: Callable[[str, str], str], without: str
 
 
 def format_state_range(argument: str, store: Store) -> str:
-    """Return the range of a number about the optimizer state over an experiment's runs."""
+    """Return the range of a statistic of the optimizer state over an experiment's runs."""
     fact, name = argument.split(" of ")
     values = [run[fact] for run in store.list_runs(_EXPERIMENTS[name]) if fact in run]
     if None in values:
@@ -148,7 +149,7 @@ def format_state_range(argument: str, store: Store) -> str:
 
 
 def format_paper_result(paper: PaperResult) -> str:
-    """Return the paper's number with its source."""
+    """Return a paper's reported number with its source, as text."""
     if paper.value is None:
         return paper.source
     remark = f"; {paper.remark}" if paper.remark else ""
@@ -156,11 +157,12 @@ def format_paper_result(paper: PaperResult) -> str:
 
 
 def build_results_table(argument: str, store: Store) -> str:
-    """Return a table with a row for each experiment of a section, the best first."""
+    """Return a Markdown table with a row for each experiment of a section, best first."""
     experiments = find_experiments(argument)
     unit, higher = TASKS[experiments[0].task].unit, TASKS[experiments[0].task].higher_is_better
 
     def rank(each: Experiment) -> float:
+        """Return an experiment's sort key: lower is better."""
         found = list_final_scores(each, store)
         value = statistics.mean(found) if found else float("-inf" if higher else "inf")
         return -value if higher else value
@@ -171,7 +173,7 @@ def build_results_table(argument: str, store: Store) -> str:
 
 
 def _build_result_row(experiment: Experiment, store: Store) -> str:
-    """Return an experiment's row of a results table."""
+    """Return an experiment's Markdown row of a results table."""
     method = experiment.method
     found = find_certified_epsilon(experiment, experiment.steps, store)
     guarantee = f"{found:.3g}" if found is not None else NOTHING
@@ -190,7 +192,7 @@ def _build_result_row(experiment: Experiment, store: Store) -> str:
 
 
 def build_rates_table(_: str, store: Store) -> str:
-    """Return a table of each method's scores at every learning rate tried, the best in bold."""
+    """Return a Markdown table of each method's scores by learning rate tried, best in bold."""
     lines = ["| task | method | η: score |", "|---|---|---|"]
     for task, label in dict.fromkeys((each.task, each.method.label) for each in EXPERIMENTS):
         if TASKS[task].tuned_on:
@@ -203,13 +205,13 @@ def build_rates_table(_: str, store: Store) -> str:
 
 
 def _format_tried_rate(rate: float, found: float | None, chosen: float | None) -> str:
-    """Return a tried learning rate with its score, in bold if it was chosen."""
+    """Return a tried learning rate with its score as text, in bold if it was chosen."""
     text = f"{rate:g}: {'broke down' if found is None else f'{found:.3f}'}"
     return f"**{text}**" if rate == chosen else text
 
 
 def build_table_1(_: str, store: Store) -> str:
-    """Return a table of the ε needed to reach each accuracy, beside papers/000 Table I."""
+    """Return a Markdown table of the ε needed for each accuracy, beside papers/000 Table I."""
     methods = {each.method.label: each for each in find_experiments("mnist/table-1")}
     lines = [
         "| accuracy | dp_sgd: paper | ours | AdaDP: paper | adadp raw |",
@@ -225,7 +227,7 @@ def build_table_1(_: str, store: Store) -> str:
 
 
 def _format_cost_of_accuracy(experiment: Experiment, level: float, store: Store) -> str:
-    """Return the ε at which an experiment's mean first reaches an accuracy."""
+    """Return the ε at which an experiment's mean score first reaches `level`, as text."""
     found = plots.compute_mean_curve(experiment, store)
     if found is None:
         return NOTHING
@@ -242,7 +244,7 @@ def _format_cost_of_accuracy(experiment: Experiment, level: float, store: Store)
 
 
 def build_claims_table(_: str, store: Store) -> str:
-    """Return a table of the ε that papers/001 §5.2 claims and the ε that the service certifies."""
+    """Return a Markdown table of papers/001 §5.2's claimed ε and the certified ε."""
     lines = ["| σ | epochs | ε: papers/001 | certified |", "|---|---|---|---|"]
     for noise, epochs, said in PAPER_CLAIMS:
         known = store.get({"kind": "epsilon", **build_claimed_question(noise, epochs)})
@@ -267,9 +269,10 @@ FIGURES: Final[dict[str, Callable[[str, Store], str]]] = {
 
 
 def render_page(store: Store, template: str) -> str:
-    """Return the template with its figures filled in."""
+    """Return the page template with its placeholders replaced by figures."""
 
     def render_figure(found: re.Match[str]) -> str:
+        """Return the text for one placeholder of the template."""
         return FIGURES[found[1]](found[2], store)
 
     return re.sub(r"\{(\w+):([^{}]*)\}", render_figure, template)

@@ -35,7 +35,7 @@ PUBLIC_BATCH_SIZE = 256
 
 @dataclass(frozen=True)
 class Job:
-    """One training run: an experiment with a learning rate and a seed."""
+    """One training run to make: an experiment, a learning rate and a seed."""
 
     experiment: Experiment
     learning_rate: float
@@ -44,7 +44,7 @@ class Job:
 
     @property
     def line(self) -> dict[str, Any]:
-        """The fields of the result line that are known before the run."""
+        """The fields of the run's result line that are known before the run."""
         steps = self.experiment.steps
         known = {"learning_rate": self.learning_rate, "seed": self.seed, "steps": steps}
         if not self.tuning:
@@ -54,7 +54,7 @@ class Job:
 
 
 def train(job: Job) -> dict[str, Any]:
-    """Run a job and return its result line."""
+    """Make a training run, and return its result line."""
     torch.manual_seed(job.seed)
     started, task = time.perf_counter(), TASKS[job.experiment.task]
     data = task.prepare(job.experiment.noise_multiplier, job.seed)
@@ -97,10 +97,11 @@ def _train_model(
 def _make_pooled_step(
     job: Job, task: Task, data: Dataset, stepper: NonPrivateSgd | PrivateOptimizer
 ) -> Callable[[], object]:
-    """Return a function that trains one step on a batch drawn from all records."""
+    """Return a function that trains one step on a batch from all users' records."""
     sampler = _make_sampler(job, task, len(data.train_labels))
 
     def advance() -> None:
+        """Train one step."""
         batch = sampler.draw()
         stepper.step(data.train_examples[batch], data.train_labels[batch], task.objective.loss)
 
@@ -110,7 +111,7 @@ def _make_pooled_step(
 def _make_federated_round(
     job: Job, task: Task, model: nn.Module, data: Dataset
 ) -> Callable[[], object]:
-    """Return a function that runs one round of A-DDP, with a noisy mean from each user."""
+    """Return a function that runs one A-DDP round, with a noisy mean gradient from each user."""
     method, noise = job.experiment.method, job.experiment.noise_multiplier
     size = len(data.train_labels) // task.users
     plan = Plan(size, task.sample_rate, method.clip_norm, noise)
@@ -130,12 +131,12 @@ def _make_federated_round(
 
 
 def _make_seeded_budget(job: Job, plan: Plan) -> NoBudget:
-    """Return a budget without a privacy claim, as seeded noise can be reproduced."""
+    """Return a budget without a privacy claim, since seeded noise can be reproduced."""
     return NoBudget(plan, job.experiment.steps, "it is seeded")
 
 
 def _derive_seeds(job: Job, user: int) -> tuple[int, int]:
-    """Return the seeds of a user's noise and of the user's batches."""
+    """Return the seeds of one user's noise and of the user's batches."""
     first = 10_000 * job.seed + 2 * user
     return first, first + 1
 
@@ -143,7 +144,7 @@ def _derive_seeds(job: Job, user: int) -> tuple[int, int]:
 def _summarize_state(
     stepper: NonPrivateSgd | PrivateOptimizer | None, local_steps: int
 ) -> dict[str, Any]:
-    """Return a number about the optimizer state that explains the result, if there is one.
+    """Return a statistic of the optimizer state that explains the result, if there is one.
 
     AdaDP: the number of steps in which half axes replaced the ball. PIGDO: the largest √s at the
     end, to which ε is added.
@@ -166,7 +167,7 @@ PublicExamples = tuple[torch.Tensor, torch.Tensor]
 def _split_off_public_examples(
     method: Method, task: Task, data: Dataset
 ) -> tuple[Dataset, PublicExamples | None]:
-    """Set some examples aside as public if the method needs them; return both parts."""
+    """Set examples aside as public if the method needs them; return private and public data."""
     known = OPTIMIZERS.get(method.optimizer)
     state = method.state or (known.states[0] if known else "")
     if state != "public" and not method.warm_start:
@@ -175,7 +176,7 @@ def _split_off_public_examples(
 
 
 def _make_sampler(job: Job, task: Task, rows: int) -> PoissonSampler | CyclicSampler:
-    """Return the sampler that an experiment's batches are drawn with."""
+    """Return the sampler of an experiment's batches: Poisson or cyclic."""
     if job.experiment.method.in_passes:
         return CyclicSampler(rows, round(1 / task.sample_rate))
     return PoissonSampler(rows, task.sample_rate, torch.Generator().manual_seed(job.seed))
@@ -188,7 +189,7 @@ class CyclicSampler:
         self._rows, self._steps, self._at = torch.arange(rows), steps, -1
 
     def draw(self) -> torch.Tensor:
-        """Return the indices of the next batch."""
+        """Return the record indices of the next batch."""
         self._at = (self._at + 1) % self._steps
         return self._rows[self._at :: self._steps]
 
@@ -196,7 +197,7 @@ class CyclicSampler:
 def _make_stepper(
     job: Job, task: Task, model: nn.Module, data: Dataset, public: PublicExamples | None
 ) -> NonPrivateSgd | PrivateOptimizer:
-    """Return the optimizer of a job, with seeded noise (for measurements only).
+    """Return the optimizer of a training run, with seeded noise (for measurements only).
 
     Users who each add noise to their own mean are equivalent to one mean whose noise is larger by
     the square root of their number.
@@ -236,7 +237,7 @@ class NonPrivateSgd:
 
 
 def list_tuning_jobs(experiments: Sequence[Experiment]) -> Iterator[Job]:
-    """Yield a job for every learning rate of every method's grid, scored on held-out training data.
+    """Yield a run per learning rate to try and method, scored on held-out training data.
 
     A tuning run is never longer than the experiment itself.
     """
@@ -250,7 +251,7 @@ def list_tuning_jobs(experiments: Sequence[Experiment]) -> Iterator[Job]:
 
 
 def list_result_jobs(experiments: Sequence[Experiment], seeds: int, store: Store) -> Iterator[Job]:
-    """Yield a job for every seed and every experiment with a tuned learning rate, seed by seed."""
+    """Yield a run per seed and experiment, with tuned learning rates, one seed after another."""
     for seed in range(FIRST_SEED, FIRST_SEED + seeds):
         for experiment in experiments:
             rate = store.find_best_rate(experiment.task, experiment.method.label)
@@ -274,7 +275,7 @@ def run_jobs(jobs: Sequence[Job], store: Store, workers: int, title: str) -> Non
 
 
 def _set_up_worker() -> None:
-    """Set up a worker process: one thread, low priority."""
+    """Set up a worker process: one thread and low priority."""
     for library in ("NUMBA", "OMP"):  # numba would otherwise reset PyTorch's number of threads
         os.environ[f"{library}_NUM_THREADS"] = "1"
     torch.set_num_threads(1)

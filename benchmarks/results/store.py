@@ -25,14 +25,14 @@ IDENTIFYING_FIELDS = (
 
 
 def identify(line: ResultLine) -> str:
-    """Return a line's identity, which is equal for lines that hold the same result."""
+    """Return a result line's identity, which is equal for lines that hold the same result."""
     return json.dumps(
         {name: line[name] for name in IDENTIFYING_FIELDS if name in line}, sort_keys=True
     )
 
 
 class Store:
-    """The lines of a results file, which grows as results are added.
+    """The lines of a results file; new results are appended.
 
     Args:
         file: created with the first line if it does not exist.
@@ -55,13 +55,13 @@ class Store:
         return self.lines.get(identify(line))
 
     def add(self, line: ResultLine) -> None:
-        """Append a line to the file."""
+        """Append a result line to the file."""
         self.lines[identify(line)] = line
         with self.file.open("a") as file:
             file.write(json.dumps(line) + "\n")
 
     def list_kind(self, kind: str) -> Iterator[ResultLine]:
-        """Return all lines of a kind."""
+        """Yield all lines of a kind, such as runs."""
         return (line for line in self.lines.values() if line["kind"] == kind)
 
     def list_runs(self, experiment: Experiment) -> list[ResultLine]:
@@ -74,7 +74,7 @@ class Store:
         return sorted(found, key=lambda line: line["seed"])
 
     def list_tuning_scores(self, task: str, method: str) -> dict[float, float | None]:
-        """Return the tuning scores by learning rate; None for a run that broke down."""
+        """Return a method's tuning scores by learning rate; None for a run that broke down."""
         return {
             line["learning_rate"]: line["score"]
             for line in self.list_kind("tuning")
@@ -82,7 +82,7 @@ class Store:
         }
 
     def find_best_rate(self, task: str, method: str) -> float | None:
-        """Return the best learning rate of the grid; None before the whole grid was tried."""
+        """Return a method's best learning rate; None before all rates of the grid were tried."""
         task = TASKS[task].tuned_on or task
         scores = {
             rate: s for rate, s in self.list_tuning_scores(task, method).items() if s is not None

@@ -61,12 +61,12 @@ class Task:
 
     @property
     def objective(self) -> Objective:
-        """The loss to minimise and the score to measure."""
+        """The training objective: the loss to minimise, and the score to measure."""
         return MODELS[self.model].objective
 
     @property
     def unit(self) -> str:
-        """The unit of the scores."""
+        """The unit of the task's scores, as text."""
         times = "" if self.factor == 1 else f" × {self.factor:g}"
         return f"{self.objective.measure}{times}"
 
@@ -111,7 +111,7 @@ def _make_image_task(name: str, hidden: int = 1000, tuned_on: str = "") -> Task:
 
 
 def _load_adult() -> Dataset:
-    """Return the records of Adult, cut to whole users."""
+    """Return the records of Adult, cut to a whole number of users."""
     data = _load_dataset("adult")
     return data.select(slice(len(data.train_labels) // USER_ROWS * USER_ROWS))
 

@@ -649,7 +649,7 @@ def test_the_serving_process_computes_nothing(tmp_path: Path) -> None:
     """Policies, charges, quotes, totals and certificates are calculated elsewhere."""
     plans = [
         {"kind": "composed", "mechanisms": [run(1e-3, j + i / 50, 999) for i in range(25, 65)]}
-        for j in range(8)
+        for j in range(3)
     ]
     with service(tmp_path) as http:
         key = admin(http)

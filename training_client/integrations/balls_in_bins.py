@@ -56,7 +56,7 @@ class BallsInBinsBatches(Sampler[list[int]]):
         self.is_drawing = self.requires_steps = False
 
     def __len__(self) -> int:
-        """Return the number of batches in a pass."""
+        """Return the number of batches in an epoch."""
         return self.bins
 
     def __iter__(self) -> Iterator[list[int]]:

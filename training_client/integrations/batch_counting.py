@@ -48,7 +48,7 @@ class BatchCounter:
 
     @property
     def epoch(self) -> tuple[object, int]:
-        """An identifier of the epoch whose batches are drawn now; constant without epochs."""
+        """The sampler and number of the current epoch; constant without epochs."""
         return self._sampler, getattr(self._sampler, "epochs", 0)
 
     def require_unused_batch(self) -> None:
@@ -65,7 +65,7 @@ class BatchCounter:
             )
 
     def use_batch(self) -> None:
-        """Count a batch as used by a step, or as refused for a reason that is public."""
+        """Count a batch as used: by a step, or refused for a reason that is public."""
         self._sampler.unused -= 1
 
     def stop(self) -> None:
@@ -80,7 +80,7 @@ def _draw_batches(sampler: Any) -> Iterator[list[int]]:
 
 
 def _draw_mask(sampler: Any, records: int) -> torch.Tensor:
-    """Draw for each record, with the sample rate as probability, whether it is in the batch."""
+    """Draw a Boolean per record: in the batch with probability of the sample rate."""
     # one generator for all samplers, and not an attribute of them: accelerate would copy its state
     # to all ranks, and checkpoints could contain it
     generator = find_generator(sampler.generator, torch.device("cpu"))

@@ -18,7 +18,7 @@ COUNTERS: Final[dict[str, int | bool]] = {  # the initial values of a counting s
 
 
 def count_draws(draw: DrawBatches) -> DrawBatches:
-    """Wrap a sampler's `__iter__` to count its batches, and raise if one got no step."""
+    """Wrap a sampler's `__iter__` to count its batches; raise if one got no step."""
 
     def draw_and_count(sampler: Any) -> Iterator[Any]:
         """Draw and count the batches of one pass over the data."""
@@ -35,7 +35,7 @@ def count_draws(draw: DrawBatches) -> DrawBatches:
 
 
 def _require_steps(sampler: Any) -> None:
-    """Raise if an earlier batch got no step; called before the next batch is drawn."""
+    """Raise if an earlier batch got no optimizer step; call it before drawing the next."""
     missing = sampler.unused - sampler.prefetched
     if sampler.requires_steps and missing > 0:
         raise NoGuaranteeError(

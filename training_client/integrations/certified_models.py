@@ -21,7 +21,7 @@ _SECONDS_MAX: Final = 600.0
 
 
 def require_certified(model: str | Path, certificate: str | Path, *, public_key: str) -> Json:
-    """Return a certificate if it is valid and about this model's file.
+    """Return a certificate if it is valid and names this model's file; else raise.
 
     Args:
         model: the model's file.
@@ -41,7 +41,7 @@ def require_certified(model: str | Path, certificate: str | Path, *, public_key:
 
 
 def _find_faults(model: Path, certificate: Path, public_key: str) -> list[str]:
-    """Return the faults that `accountant verify` finds; none only if it says so."""
+    """Return the faults that `accountant verify` finds; empty only if it reports none."""
     folder = Path(sys.executable).parent
     program = shutil.which(_PROGRAM, path=str(folder)) or shutil.which(_PROGRAM)
     if program is None:
@@ -64,7 +64,7 @@ def _find_faults(model: Path, certificate: Path, public_key: str) -> list[str]:
 
 
 def _read_faults(printed: str) -> list[str] | None:
-    """Return the faults in the answer of `accountant verify --json`; None if it has no list."""
+    """Return the faults in the output of `accountant verify --json`; None if it has no list."""
     try:
         answer = json.loads(printed)
     except ValueError:

@@ -75,7 +75,7 @@ class PrivacyCallback(GatedRun, TrainerCallback):
         self.gate.check_next_step()
 
     def on_step_begin(self, *_: Any, **__: Any) -> None:
-        """Permit the optimizer one step on the batch just drawn.
+        """Permit the optimizer one step on the batch that was just drawn.
 
         Raises:
             BudgetExhaustedError: training goes on although it was asked to stop.

@@ -95,7 +95,7 @@ class PrivacyCallback(GatedRun, Callback):
         self.settle(pl_module)
 
     def _guard_optimizer(self, trainer: Trainer, steps_made: int = 0) -> None:
-        """Make the optimizer check the budget before each step; `steps_made` were made before."""
+        """Make the optimizer check the budget before each step after the first `steps_made`."""
         require_no_accumulation(trainer.accumulate_grad_batches)
         limited = trainer.max_steps != -1 or trainer.limit_train_batches != 1.0
         limit = "max_steps or limit_train_batches" if limited else None

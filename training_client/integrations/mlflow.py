@@ -45,7 +45,7 @@ class MlflowTracker:
         self._every = every
 
     def log_spent(self, step: int, epsilon: float, delta: float) -> None:
-        """Log ε and δ after a step.
+        """Log ε and δ after a training step.
 
         Raises:
             DataError: no run of MLflow is active.
@@ -57,7 +57,7 @@ class MlflowTracker:
         client.log_metric(run_id, DELTA, delta, step=step)
 
     def log_run(self, folder: Path) -> None:
-        """Log the guarantee as tags, and the claim and the certificate as artifacts.
+        """Log a run's guarantee as tags, and its claim and certificate as artifacts.
 
         Raises:
             DataError: no run of MLflow is active.

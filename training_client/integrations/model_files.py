@@ -18,7 +18,7 @@ _SUFFIXES: Final = (".pt", _TENSORS)
 
 
 def check_model_file(name: str) -> str:
-    """Return the name of a model's file.
+    """Return the name of a model's file; raise if its suffix is not supported.
 
     Raises:
         DataError: it names a folder, or another kind of file.
@@ -31,7 +31,7 @@ def check_model_file(name: str) -> str:
 
 
 def model_saver(model: nn.Module, name: str | None) -> SaveModel | None:
-    """Return a function that saves a model under a name in a folder; None without a name."""
+    """Return a function that saves a model in a folder under a name; None without a name."""
     return None if name is None else partial(_save_model, model, name)
 
 

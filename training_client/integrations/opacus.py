@@ -69,7 +69,7 @@ Parameters = tuple[Any, ...]  # the same without the number
 
 @dataclass
 class _Connection:
-    """The accounting service and the budget that new Opacus accountants use."""
+    """The accounting service and the budget for Opacus accountants that are made later."""
 
     service: AccountingService
     epsilon: float | None
@@ -204,7 +204,7 @@ class RemoteAccountant(IAccountant):  # type: ignore[misc]
         self.history = _append_steps(self.history, parameters, steps)
 
     def _take_from_ledger(self, budget: LedgerBudget, parameters: Parameters) -> None:
-        """Take the next step from the ledger's reservation; raise if its parameters differ."""
+        """Take the next step of the ledger's reservation; raise if its parameters differ."""
         if parameters != _parameters(budget.plan):
             raise NoGuaranteeError(
                 f"the step has σ, q = {parameters}, but the ledger's plan is "
@@ -214,7 +214,7 @@ class RemoteAccountant(IAccountant):  # type: ignore[misc]
         run_on_rank_zero(partial(budget.take, self.made + 1))
 
     def _request_block(self, parameters: Parameters, steps: int) -> int:
-        """Return how many charges of `steps` more steps each fit ε, at most one block."""
+        """Return how many charges of `steps` steps each still fit ε, at most a block."""
         limit, block = self._connection.epsilon, -(-self._connection.block // steps)
         while block > 0:
             longer = _append_steps(self.history, parameters, block * steps)
@@ -236,7 +236,7 @@ class RemoteAccountant(IAccountant):  # type: ignore[misc]
         return self._epsilon(self.history, delta) if self.history else 0.0
 
     def _epsilon(self, history: list[Run], delta: float) -> float:
-        """Ask the service for ε at δ of all steps in a history."""
+        """Ask the service for ε at δ of all steps in an Opacus history."""
         runs = [
             {"kind": "dp_sgd", "noise_multiplier": sigma, "sample_rate": rate, "steps": steps}
             | ({"sampling": sampling[0]} if sampling else {})
@@ -246,7 +246,7 @@ class RemoteAccountant(IAccountant):  # type: ignore[misc]
         return self._connection.service.epsilon(whole, delta).epsilon
 
     def __len__(self) -> int:
-        """Return the number of runs of equal steps, as Opacus' own accountants do."""
+        """Return the number of history entries (runs of equal steps), as Opacus' accountants do."""
         return len(self.history)
 
     @classmethod
@@ -267,7 +267,7 @@ class RemoteAccountant(IAccountant):  # type: ignore[misc]
 
 
 def _find_callers_loader() -> Any:
-    """Find, in the caller's stack frame, the loader that was passed to `make_private`.
+    """Find in the call stack the data loader that was passed to `make_private`.
 
     The charge depends on the sampler, but Opacus tells its accountant only a rate. Batch sizes
     would reveal the sampler only after private steps were made, and not reliably.
@@ -285,14 +285,14 @@ def _find_callers_loader() -> Any:
 
 
 class _ChargedEpoch:
-    """Remembers the epoch of balls-in-bins sampling that was charged last."""
+    """The balls-in-bins epoch that was charged last."""
 
     def __init__(self) -> None:
         self._plan: Plan | None = None
         self._epoch: tuple[object, int] | None = None
 
     def must_charge(self, plan: Plan, epoch: tuple[object, int]) -> bool:
-        """Return whether a step needs a charge: any Poisson-sampled step, or an epoch's first.
+        """Return whether a step must be charged: each with Poisson sampling, else an epoch's first.
 
         Args:
             plan: the plan of the step.
@@ -319,13 +319,13 @@ def _parameters(plan: Plan) -> Parameters:
 
 
 def _parameters_of_run(run: Run) -> Parameters:
-    """Return the parameters of equal steps in a history, without the number of steps."""
+    """Return a history entry's parameters, without its number of steps."""
     sigma, rate, _, *sampling = run
     return (sigma, rate, *sampling)
 
 
 def _is_continuation(longer: list[Run], history: list[Run]) -> bool:
-    """Return whether the history `longer` starts with all steps of `history`."""
+    """Return whether the history `longer` begins with all steps of `history`."""
     if not history:
         return True
     last = len(history) - 1
@@ -339,7 +339,7 @@ def _is_continuation(longer: list[Run], history: list[Run]) -> bool:
 
 
 def _append_steps(history: list[Run], parameters: Parameters, steps: int) -> list[Run]:
-    """Return a history with `steps` more steps that have these parameters."""
+    """Return an Opacus history with `steps` more steps that have these parameters."""
     sigma, rate, *sampling = parameters
     if history and _parameters_of_run(history[-1]) == parameters:
         return [*history[:-1], (sigma, rate, history[-1][2] + steps, *sampling)]

@@ -111,7 +111,7 @@ def require_plan(optimizer: Any, loader: Any, plan: Plan) -> None:
 
 
 def find_sampler(loader: Any) -> Any:
-    """Return a loader's sampler; raise unless it is Opacus' Poisson sampler or balls-in-bins.
+    """Return a loader's batch sampler; raise unless it samples by Poisson or balls-in-bins.
 
     Raises:
         NoGuaranteeError: it is another sampler, or each of several processes would draw from all
@@ -141,7 +141,7 @@ def find_sampler(loader: Any) -> Any:
 
 
 def round_down_sample_rate(sampler: Any) -> float:
-    """Round a sampler's rate down to a multiple of 2⁻²⁴; return the rate that is charged.
+    """Round a sampler's rate down to a multiple of 2⁻²⁴, and return it, to be charged.
 
     Opacus draws a record if one of 2²⁴ equally likely numbers is below q, which rounds q up: at
     q = 1e-4 it draws 0.017 % more than is charged. It draws exactly with multiples of 2⁻²⁴, so its
@@ -202,7 +202,7 @@ def require_private_optimizer(optimizer: Any) -> None:
 
 
 def require_one_batch(optimizer: DPOptimizer) -> None:
-    """Raise if a step adds up several batches, in which a record could exceed the clip norm.
+    """Raise if a step adds up several batches, where one record may exceed the clip norm.
 
     Raises:
         NoGuaranteeError: gradients of several batches were accumulated.
@@ -215,7 +215,7 @@ def require_one_batch(optimizer: DPOptimizer) -> None:
 
 
 def require_no_skipped_steps(optimizer: DPOptimizer) -> None:
-    """Raise if a step adds up several batches by `signal_skip_step`; parts of one are allowed.
+    """Raise if `signal_skip_step` makes a step add up several batches; parts of one are fine.
 
     Opacus does not count skipped steps; it knows only whether the last one was skipped.
 
@@ -248,7 +248,7 @@ def require_no_accumulation(batches: int) -> None:
 
 
 def _require_batch_size(optimizer: DPOptimizer, plan: Plan) -> None:
-    """Raise unless the optimizer divides its sums by the plan's expected batch size."""
+    """Raise unless the optimizer divides gradient sums by the plan's expected batch size."""
     if optimizer.loss_reduction != "mean":
         return
     divisor = float(optimizer.expected_batch_size) * world_size()

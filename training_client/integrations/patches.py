@@ -39,9 +39,11 @@ class VersionRange:
     end: str
 
     def __contains__(self, version: str) -> bool:
+        """Return whether a version is in the range."""
         return _parse_version(self.first) <= _parse_version(version) < _parse_version(self.end)
 
     def __str__(self) -> str:
+        """Return the range as text."""
         return f">={self.first},<{self.end}"
 
 
@@ -101,7 +103,7 @@ def _parse_version(version: str) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Patch:
-    """The record of a function that changes another library, and of the objects it changes.
+    """A record of a function that changes another library, and of the objects that it changes.
 
     Attributes:
         function: the name of the function in this module that makes it.
@@ -136,7 +138,7 @@ def _register_patch(library: str, *targets: str) -> Callable[[_F], _F]:
 def replace_sampler_iteration(
     sampler_class: Any, iterate: Callable[[Any], Iterator[Any]], **counters: int | bool
 ) -> None:
-    """Replace a Poisson sampler class's `__iter__`, and add counters to the class.
+    """Replace a Poisson sampler class's `__iter__`, and add counters as class attributes.
 
     A step is charged as one of a batch drawn for it alone, and a batch without a step can reveal a
     record: the sampler is the only object that knows how many batches were drawn. Opacus also drops
@@ -178,7 +180,7 @@ def replace_noise_draws(
 
 @_register_patch("opacus", "opacus.utils.uniform_sampler:UniformWithReplacementSampler.sample_rate")
 def replace_sample_rate(sampler: Any, rate: float) -> None:
-    """Set a sampler's rate to one that its float32 random numbers can represent.
+    """Set a Poisson sampler's rate to one that its float32 random numbers can represent.
 
     Opacus draws a record if a multiple of 2⁻²⁴ is below q. Without this change the effective rate
     is q rounded up, more than is charged.
@@ -215,7 +217,7 @@ def replace_split_passes(
     "opacus.optimizers:DPOptimizer.summed_grad",
 )
 def reset_accumulation(optimizer: Any, skip_queue: list[bool]) -> None:
-    """Discard the gradient sum of an unfinished batch, and replace the queue of skip signals.
+    """Discard an unfinished batch's gradient sum, and replace the queue of skip signals.
 
     What an earlier pass over split batches left would be added to the next batch. The new queue
     counts the signals that the optimizer takes from it, so that a missing step is noticed.
@@ -254,7 +256,7 @@ def check_before_grad_scaler(check: Callable[[Any, Any], None]) -> None:
     """
 
     def checked(original: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a method of `GradScaler` with the check before it."""
+        """Return the `GradScaler` method `original` with the check before it."""
 
         def method(scaler: Any, optimizer: Any, *arguments: Any, **options: Any) -> Any:
             """Call `check`, then the original method."""
@@ -269,7 +271,7 @@ def check_before_grad_scaler(check: Callable[[Any, Any], None]) -> None:
 
 @contextmanager
 def tune_process() -> Iterator[None]:
-    """Inside the `with` block, flush denormal numbers to zero; keep freed memory for reuse."""
+    """Context manager: flush denormal numbers to zero; keep freed memory for reuse."""
     keep_freed_memory()
     with flush_denormals():
         yield
@@ -278,7 +280,7 @@ def tune_process() -> Iterator[None]:
 @_register_patch("torch", "torch:set_flush_denormal")
 @contextmanager
 def flush_denormals() -> Iterator[None]:
-    """Flush denormal numbers to zero inside the `with` block, then restore the setting.
+    """Context manager: flush denormal numbers to zero, then restore the setting.
 
     Running mean squares of gradients that have vanished decay below 1e-38, the smallest normal
     float32 number; a CPU takes many times as long for those.

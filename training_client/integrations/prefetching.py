@@ -26,7 +26,7 @@ def count_prefetched_batches() -> int:
 
 
 def _prefetch_size(method_owner: object, module_name: object) -> int:
-    """Return how many batches ahead a stack frame's loader fetches; 0 if it has none."""
+    """Return how many batches ahead a stack frame's data loader fetches; 0 without a loader."""
     if isinstance(method_owner, _MultiProcessingDataLoaderIter):
         return int(method_owner._num_workers * method_owner._prefetch_factor)
     return int(isinstance(method_owner, DataLoader) and module_name == _ACCELERATE_LOADERS)

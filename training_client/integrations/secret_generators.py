@@ -26,7 +26,7 @@ _OF_DEVICES: Final = dict[torch.device, FreshGenerator]()
 
 
 def find_generator(given: torch.Generator | None, device: torch.device) -> torch.Generator:
-    """Return the given generator; without one, the process's own secret one for the device."""
+    """Return the given random generator, or else the process's secret one for the device."""
     if given is not None:
         return given
     if device not in _OF_DEVICES:
@@ -61,12 +61,12 @@ def require_secret_generators(optimizer: DPOptimizer, sampler: Any) -> None:
 
 
 def _is_fresh(generator: Any) -> bool:
-    """Return whether a generator is one that the operating system seeded."""
+    """Return whether a random generator was seeded by the operating system."""
     return isinstance(generator, FreshGenerator)
 
 
 def _draw_secretly(draw: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """Wrap Opacus' noise function so that its default generator is a secret one."""
+    """Wrap Opacus' noise function to use a secret generator by default."""
 
     def draw_noise(
         std: float,

@@ -66,7 +66,7 @@ def require_finite_gradients(optimizer: DPOptimizer) -> None:
 
 
 def _refuse_private_optimizer(scaler: Any, optimizer: Any) -> None:
-    """Raise if a `GradScaler` is about to step an Opacus optimizer."""
+    """Raise if a `GradScaler` is about to make an Opacus optimizer's step."""
     wrapped = getattr(optimizer, "optimizer", optimizer)  # a framework's wrapper
     if scaler.is_enabled() and isinstance(wrapped, DPOptimizer):
         require_no_grad_scaler(scaler, "this loop")

@@ -44,14 +44,14 @@ class SkipQueue(list[bool]):
     last: bool | None = None
 
     def pop(self, at: SupportsIndex = -1) -> bool:
-        """Remove and return a signal, and count it; the optimizer calls this in each step."""
+        """Remove, count and return a skip signal; the optimizer calls this in each step."""
         self.taken += 1
         self.last = super().pop(at)
         return self.last
 
 
 def find_skip_queue(optimizer: DPOptimizer) -> SkipQueue | None:
-    """Return the optimizer's skip queue; None if no pass over split batches has begun."""
+    """Return the optimizer's skip queue; None before the first pass over split batches."""
     queue = optimizer._step_skip_queue
     return queue if isinstance(queue, SkipQueue) else None
 
@@ -107,7 +107,7 @@ def require_finished_batch(optimizer: DPOptimizer) -> None:
 
 
 def require_no_batch_limit(loader: Any, limit: str | None) -> None:
-    """Raise if a framework limits steps or batches while the loader splits batches.
+    """Raise if a framework limits the number of batches while the loader splits batches.
 
     Args:
         loader: the training loader.
@@ -149,7 +149,7 @@ def _iterate_pass(sampler: Any) -> Iterator[Any]:
 
 
 def _physical_batches_max(sampler: Any) -> int:
-    """Return an upper bound on the number of physical batches in one pass.
+    """Return an upper bound on the number of physical batches in one pass over the data.
 
     T batches with R records in all have at most T + R/m physical batches. R is binomial with mean
     μ, and above μ + 8√μ + 32 with probability 1e-13 at most, by Bernstein's inequality.

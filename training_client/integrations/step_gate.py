@@ -34,7 +34,7 @@ from training_client.run_report import settle
 
 
 class StepGate:
-    """Lets an Opacus optimizer make only the steps that the run's budget covers.
+    """Lets an Opacus optimizer make only those steps that the run's budget covers.
 
     A framework asks before it uses a batch, and so before noise is drawn, when it can still end the
     run cleanly. The optimizer's step hook asks again: after the noise is drawn, but before
@@ -65,7 +65,7 @@ class StepGate:
         self._next_hook: Callable[[DPOptimizer], None] | None = None
 
     def guard(self, optimizer: Any, loader: Any, steps_made: int = 0) -> None:
-        """Attach to an Opacus optimizer, so that each step is checked before it is made.
+        """Attach this gate to an Opacus optimizer, so that each step is checked first.
 
         Args:
             optimizer: an optimizer of Opacus.
@@ -85,7 +85,7 @@ class StepGate:
             self._next_hook = replace_step_hook(optimizer, self._check_step)
 
     def permit_step(self) -> None:
-        """Permit one step on the batch just drawn; call it once per batch or physical batch.
+        """Permit one step on the batch just drawn; call it once per (physical) batch.
 
         Raises:
             BudgetExhaustedError: the allowance covers no further step.
@@ -105,7 +105,7 @@ class StepGate:
             self._is_permitted = is_end_of_batch(self._optimizer, self._loader)
 
     def check_next_step(self) -> None:
-        """Raise unless the budget covers one more step; only check, without permitting it.
+        """Raise unless the budget covers one more step, without permitting it.
 
         Raises:
             BudgetExhaustedError: it does not.
@@ -115,7 +115,7 @@ class StepGate:
         run_on_rank_zero(partial(self._allowance.allow, self.steps + 1))
 
     def settle(self, folder: str | Path, save_model: SaveModel | None = None) -> None:
-        """End the run: save the model, commit the run, and write its guarantee to a folder.
+        """End the run: save the model, commit the budget, and write the guarantee to a folder.
 
         Args:
             folder: the folder for `privacy.json` and `certificate.json`.
@@ -135,14 +135,14 @@ class StepGate:
         run_on_rank_zero(partial(self._write_end, Path(folder), save_model))
 
     def _write_end(self, folder: Path, save_model: SaveModel | None) -> None:
-        """Save the model, commit the run, write its guarantee, and tell the trackers."""
+        """Save the model, commit the budget, write the guarantee, and notify the trackers."""
         model = None if save_model is None else save_model(folder)
         settle(self._allowance, self.steps, folder, model=model)
         for tracker in self._trackers:
             tracker.log_run(folder)
 
     def _check_step(self, optimizer: DPOptimizer) -> None:
-        """Check the step that the optimizer is about to make, and take it from the budget."""
+        """Check the step that the optimizer is about to make, and charge it to the budget."""
         require_one_batch(optimizer)
         require_plan(optimizer, self._loader, self._allowance.plan)
         self._require_permission()
@@ -190,7 +190,7 @@ class StepGate:
 
 
 class GatedRun:
-    """A run behind a gate: the part that the callbacks of all frameworks share.
+    """A run whose steps a `StepGate` permits: what the callbacks of all frameworks share.
 
     Args:
         allowance: the run's budget.
@@ -213,5 +213,5 @@ class GatedRun:
         self._model_file = None if model_file is None else check_model_file(model_file)
 
     def settle(self, model: Any) -> None:
-        """End the run: save the model if wanted, commit, and write both documents."""
+        """End the run: save the model if wanted, commit, and write guarantee and certificate."""
         self.gate.settle(self._output, model_saver(model, self._model_file))

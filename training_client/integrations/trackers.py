@@ -14,10 +14,10 @@ DELTA: Final = "privacy/delta"
 
 
 class RunTracker(Protocol):
-    """Told about a run's steps and its end."""
+    """Interface of an experiment tracker, which logs a run's privacy."""
 
     def log_spent(self, step: int, epsilon: float, delta: float) -> None:
-        """Log the privacy spent.
+        """Log ε and δ after a training step.
 
         Args:
             step: the step that was just charged, counted from 1.
@@ -26,7 +26,7 @@ class RunTracker(Protocol):
         """
 
     def log_run(self, folder: Path) -> None:
-        """Log the end of a run.
+        """Log the guarantee, claim and certificate at the end of a run.
 
         Args:
             folder: the folder with `privacy.json`, and `certificate.json` if there is a ledger.
@@ -34,19 +34,19 @@ class RunTracker(Protocol):
 
 
 def list_documents(folder: Path) -> list[Path]:
-    """Return the privacy claim and the certificate that a run has written."""
+    """Return the files of a run's privacy claim and certificate."""
     return [file for name in (PRIVACY, CERTIFICATE) if (file := folder / name).exists()]
 
 
 def summarise_claim(folder: Path) -> dict[str, str | float]:
-    """Return the run's guarantee, by the names under which trackers show it."""
+    """Return a run's guarantee as values, by the names under which trackers show them."""
     claim: Json = json.loads((folder / PRIVACY).read_text())
     shown = ("epsilon", "delta", "status", "method", "steps", "model_sha256")
     return {f"privacy.{name}": claim[name] for name in shown if name in claim}
 
 
 def summarise_certificate(certificate: Json) -> dict[str, str]:
-    """Return what a registry shows beside a certified model."""
+    """Return the facts of a certificate that a registry shows beside a model."""
     guarantee = certificate["guarantee"]
     return {
         "privacy.epsilon": str(guarantee["epsilon"]),

@@ -40,12 +40,12 @@ class WandbTracker:
         run.define_metric("privacy/*", step_metric="privacy/step")
 
     def log_spent(self, step: int, epsilon: float, delta: float) -> None:
-        """Log ε and δ after a step."""
+        """Log ε and δ after a training step."""
         if step % self._every == 0:
             self._run.log({EPSILON: epsilon, DELTA: delta, "privacy/step": step})
 
     def log_run(self, folder: Path) -> None:
-        """Log the guarantee in the summary, and the claim and the certificate as an artifact."""
+        """Log a run's guarantee in the summary, and its claim and certificate as an artifact."""
         claim = summarise_claim(folder)
         self._run.summary.update(claim)
         artifact = wandb.Artifact(f"privacy-{self._run.id}", type="certificate", metadata=claim)

@@ -22,7 +22,7 @@ _EPSILON_MAX: Final = 50.0
 
 @dataclass(frozen=True, slots=True)
 class AuditResult:
-    """The result of a canary audit: a lower bound on ε, and the guesses that prove it.
+    """The result of a canary audit: a lower bound on ε, and the numbers of guesses behind it.
 
     Attributes:
         epsilon_lower: a lower bound on the run's ε, at the confidence asked for.
@@ -38,7 +38,7 @@ class AuditResult:
 
 
 def p_value(correct: int, guesses: int, canaries: int, epsilon: float, delta: float) -> float:
-    """Return an upper bound on P(at least `correct` correct guesses) if training is (ε, δ)-DP.
+    """Return an upper bound on P(at least `correct` right guesses) if training is (ε, δ)-DP.
 
     With W binomial of r trials and success probability e^ε/(1 + e^ε) the bound is
 

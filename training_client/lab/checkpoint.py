@@ -33,7 +33,7 @@ _UNREADABLE: Final = (
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The state of a run between two steps, from which it can be resumed.
+    """The state of a training run between two steps, from which it can be resumed.
 
     Attributes:
         recipe: the run's configuration, as in `Recipe.document`.
@@ -103,7 +103,7 @@ class Checkpoint:
 
 @contextmanager
 def report_unreadable(folder: Path) -> Iterator[None]:
-    """Turn any error raised while using a folder's checkpoint into a DataError with its file.
+    """Context manager: turn errors in using a folder's checkpoint into a DataError.
 
     Raises:
         DataError: the checkpoint does not have the expected content.
@@ -134,7 +134,7 @@ def _load(folder: Path) -> Any:
 
 
 def _unreadable_error(folder: Path, reason: str) -> DataError:
-    """Make the error for a checkpoint that cannot be used, with the reason."""
+    """Return the error for a checkpoint that cannot be used, with the reason."""
     return DataError(
         f"no checkpoint to resume in {folder}: {reason}. Restore a copy of {folder / CHECKPOINT}, "
         "or remove it and start a new run without --resume; granted steps stay spent"
@@ -142,7 +142,7 @@ def _unreadable_error(folder: Path, reason: str) -> DataError:
 
 
 def _require_known(recipe: Recipe) -> None:
-    """Raise if a checkpoint's recipe names an unknown model, optimizer or optimizer state."""
+    """Raise if a checkpoint names an unknown model, optimizer or source of optimizer state."""
     if recipe.model not in MODELS:
         raise ValueError(f"unknown model {recipe.model!r}: there are {', '.join(MODELS)}")
     entry = OPTIMIZERS.get(recipe.optimizer)

@@ -26,7 +26,7 @@ _COLOURS: Final = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4
 
 @dataclass(frozen=True)
 class LearningCurve:
-    """Test scores of one optimizer during training, with the steps, epochs and ε of each.
+    """Test scores of one optimizer during training, with step, epoch and ε of each.
 
     Attributes:
         name: the optimizer, as NAME or NAME:STATE.
@@ -69,7 +69,7 @@ class LearningCurve:
 
     @property
     def document(self) -> dict[str, Any]:
-        """The learning curve as a JSON document."""
+        """The learning curve as JSON."""
         return asdict(self) | {"final": self.final, "deviation": self.deviation}
 
 

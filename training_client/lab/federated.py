@@ -49,7 +49,7 @@ class Contributor(Protocol):
 
 
 class Participant:
-    """A participant of federated training, with data, a plan and a budget.
+    """A participant of federated training, with its own data, plan and budget.
 
     Args:
         name: a unique name.
@@ -119,7 +119,7 @@ class Participant:
         ).to_tensors()
 
     def guarantee(self) -> Guarantee:
-        """Return the privacy claim, which covers all planned contributions."""
+        """Return the privacy guarantee of all planned contributions."""
         return self.budget.guarantee(self.steps)
 
 
@@ -220,7 +220,7 @@ def _copy_parameters(parameters: Sequence[torch.Tensor], model: nn.Module) -> No
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """A completed round of federated training, and who took part in it.
+    """A completed round of federated training, with the participants that took part.
 
     Attributes:
         number: the number of the round, from 1.

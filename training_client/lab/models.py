@@ -40,7 +40,7 @@ def logistic(predictions: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 
 def squared_error(predictions: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Return the squared error of each example, averaged over the outputs."""
+    """Return each example's squared error, averaged over the model's outputs."""
     return (predictions - targets).square().mean(1)
 
 
@@ -61,7 +61,7 @@ class Objective:
     reconstructs: bool = False
 
     def with_targets(self, data: Dataset) -> Dataset:
-        """Return the data set with its labels replaced by the targets of this objective."""
+        """Return the data set with labels replaced by this objective's targets."""
         if not self.reconstructs:
             return data
         return replace(data, train_labels=data.train_examples, test_labels=data.test_examples)

@@ -32,7 +32,7 @@ _ROUNDING: Final = 1 + 1e-12  # a norm may be rounded down; scaled examples must
 
 @dataclass(frozen=True, slots=True)
 class PrivatePca:
-    """The parameters of a private PCA, which determine its computation and its privacy cost.
+    """The parameters of a private PCA, which determine its result and its privacy cost.
 
     Attributes:
         components: k, the number of principal components to keep.
@@ -53,7 +53,7 @@ class PrivatePca:
         return {"kind": "gaussian", "noise_multiplier": self.noise_multiplier}
 
     def require_fits(self, inputs: int) -> None:
-        """Raise unless examples with `inputs` features can be projected to that many dimensions.
+        """Raise unless examples with `inputs` features have enough dimensions to project to.
 
         Raises:
             DataError: there are too many inputs, or fewer than components.
@@ -65,7 +65,7 @@ class PrivatePca:
             )
 
     def fit(self, examples: torch.Tensor, generator: torch.Generator | None = None) -> Projection:
-        """Release noisy principal components; each call has its own privacy cost.
+        """Release noisy principal components; each call costs privacy anew.
 
         Args:
             examples: private, one example per row.
@@ -87,7 +87,7 @@ class PrivatePca:
 
 @dataclass(frozen=True, slots=True)
 class Projection:
-    """A projection onto released principal components; applying it costs no privacy.
+    """A projection onto released principal components; it costs no further privacy.
 
     Attributes:
         directions: a matrix of inputs by components with orthonormal columns, strongest first.
@@ -96,7 +96,7 @@ class Projection:
     directions: torch.Tensor
 
     def __call__(self, examples: torch.Tensor) -> torch.Tensor:
-        """Return each example's coordinates along the components; examples are not scaled."""
+        """Return each example's coordinates along the principal components, not rescaled."""
         return examples @ self.directions.to(examples.device)
 
     def project_dataset(self, data: Dataset) -> Dataset:
@@ -111,7 +111,7 @@ class Projection:
 
 
 def second_moments(examples: torch.Tensor) -> torch.Tensor:
-    """Return the private matrix Σ x xᵀ over the examples x, each scaled to norm at most 1.
+    """Return the private matrix Σ x·xᵀ over examples x, each scaled to norm at most 1.
 
     A non-finite example counts as zero.
 

@@ -28,7 +28,7 @@ _NOISE_TOLERANCE = 1.001  # the search ends when the bounds differ by this facto
 
 @dataclass(frozen=True, slots=True)
 class RunSpec:
-    """A run whose noise multiplier is not chosen yet.
+    """A run's specification without its noise multiplier, which is chosen later.
 
     Attributes:
         size: the number of private records.
@@ -99,7 +99,7 @@ def plan_budget(
     notify: Notify,
     noise: float | None = None,
 ) -> Budget:
-    """Choose a run's noise for a budget (ε, δ) of its own, without a ledger.
+    """Choose a run's noise for its own budget (ε, δ), without a ledger.
 
     Args:
         accounting: the accounting service.
@@ -254,7 +254,7 @@ def _reserve_release(
 def _find_fitting_plan(
     accounting: AccountingService, spec: RunSpec, dataset: str, noise: float | None
 ) -> tuple[Plan, Quote]:
-    """Return a plan that fits the dataset's remaining budget, with its quote; raise if none."""
+    """Return a plan that fits the dataset's remaining budget, and its quote; else raise."""
     if noise is None:
         noise = accounting.affordable_noise(dataset, spec.plan(1.0).mechanism(spec.steps))
     plan = spec.plan(noise)
@@ -271,7 +271,7 @@ def _find_fitting_plan(
 
 
 def _count_in_steps(quote: Quote, plan: Plan) -> Quote:
-    """Return the quote with its numbers of charges converted to numbers of training steps."""
+    """Return the quote with numbers of charges converted to numbers of training steps."""
     fitting, alone = (
         None if charges is None else charges * plan.steps_per_charge
         for charges in (quote.steps, quote.steps_alone)
@@ -280,14 +280,14 @@ def _count_in_steps(quote: Quote, plan: Plan) -> Quote:
 
 
 def _describe_whole_budget(quote: Quote) -> str:
-    """Describe how many steps the whole budget, unspent, would allow; "" if no more than now."""
+    """Describe how many steps the unspent budget would allow; "" if no more than now."""
     if quote.steps is None or quote.steps_alone is None or quote.steps_alone <= quote.steps:
         return ""
     return f". As the only run of the whole budget, {quote.steps_alone} would"
 
 
 def _describe_rest(share: float, affordable: int | None, steps: int) -> str:
-    """Describe which share of the budget a run takes, and how many steps fit after it."""
+    """Describe the share of the budget that a run takes, and the steps that still fit after it."""
     taken = f"It takes {format_upper_bound(100 * share)} % of the dataset's budget"
     if affordable is None:
         return taken
@@ -303,7 +303,7 @@ def resume_budget(
     initial_releases: tuple[Mechanism, ...],
     notify: Notify,
 ) -> LedgerBudget:
-    """Return the reservation of an interrupted run, with the steps not yet granted.
+    """Return an interrupted run's reservation, with the steps not yet granted.
 
     If the reservation has ended, no step is left and the run only gets its certificate.
 

@@ -37,7 +37,7 @@ PublicExamples = tuple[torch.Tensor, torch.Tensor] | None
 
 @dataclass(frozen=True)
 class TrainingData:
-    """The private training and test data of a run, and its public examples.
+    """A run's private training data, test data and public examples.
 
     Attributes:
         private: the private training set, and the test set.
@@ -55,7 +55,7 @@ class TrainingData:
         return TrainingData(projection.project_dataset(self.private), public)
 
     def with_targets(self, objective: Objective) -> TrainingData:
-        """Return the data with labels replaced by the targets of the objective."""
+        """Return the data with labels replaced by the objective's targets."""
         public = self.public
         if public is not None and objective.reconstructs:
             public = (public[0], public[0])
@@ -93,7 +93,7 @@ class Recipe:
     side_information: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse a recipe without private records, and a projection for a model of images."""
+        """Refuse a configuration without private records, or with PCA for an image model."""
         if self.private_size <= 0:
             raise DataError(
                 f"--public-examples {self.public_examples} leaves no private record of {self.size}"
@@ -105,13 +105,13 @@ class Recipe:
 
     @classmethod
     def from_document(cls, document: dict[str, Any]) -> Recipe:
-        """Make a configuration from the plain values that `document` returns."""
+        """Make a configuration from a dictionary of plain values, as `document` returns it."""
         pca = document.get("pca")
         return cls(**(document | {"pca": pca and PrivatePca(**pca)}))
 
     @property
     def document(self) -> dict[str, Any]:
-        """The configuration as plain values, for a checkpoint."""
+        """The configuration as a dictionary of plain values, for a checkpoint."""
         return asdict(self)
 
     @property
@@ -126,7 +126,7 @@ class Recipe:
 
     @property
     def declared_public(self) -> str | None:
-        """A text that names the data that no guarantee covers; None if all are covered."""
+        """A text that names the data without a guarantee; None if all have one."""
         parts = [declared_public(self.data)]
         if self.uses_public_examples:
             parts.append(f"{self.public_examples} records of the training set (--public-examples)")
@@ -139,7 +139,7 @@ class Recipe:
 
     @property
     def private_size(self) -> int:
-        """The number of protected records."""
+        """The number of records that the guarantee protects."""
         return self.size - (self.public_examples if self.uses_public_examples else 0)
 
     @property
@@ -153,7 +153,7 @@ class Recipe:
         return MODELS[self.model].objective
 
     def load_data(self, folder: Path, device: str) -> TrainingData:
-        """Load the run's data; this is the first time that they are read.
+        """Load the run's data; no earlier step reads them.
 
         Raises:
             DataError: the data cannot be loaded, or do not fit the recipe.
@@ -171,7 +171,7 @@ class Recipe:
         return TrainingData(*data.split_public(self.public_examples))
 
     def require_buildable(self, plan: Plan, data: TrainingData) -> None:
-        """Raise unless the model and optimizer can be built for these data; takes no budget.
+        """Raise unless model and optimizer can be built for these data; use no budget.
 
         Args:
             plan: what each step does and costs.
@@ -191,7 +191,7 @@ class Recipe:
         )
 
     def build(self, allowance: Allowance, data: TrainingData) -> tuple[nn.Module, PrivateOptimizer]:
-        """Return the model, trained on public data first if configured, and its optimizer.
+        """Return the model, warm-started on public data if configured, and its optimizer.
 
         Args:
             allowance: the budget that the optimizer's steps draw on.

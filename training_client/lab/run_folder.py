@@ -40,7 +40,7 @@ from training_client.run_report import (
 
 @dataclass
 class RunFolder:
-    """Writes the model, the privacy claim and the checkpoints of one run to its folder.
+    """Writes one run's model, privacy claim and checkpoints to its output folder.
 
     Attributes:
         recipe: the run's configuration.
@@ -63,11 +63,11 @@ class RunFolder:
     steps: int = field(init=False)
 
     def __post_init__(self) -> None:
-        """Begin with the number of steps that the run made before it was resumed."""
+        """Start from the number of steps that a resumed run made before."""
         self.steps = self.budget.made
 
     def with_checkpoints(self, show: Callable[[Progress], None]) -> Callable[[Progress], None]:
-        """Return a progress callback that calls `show` and writes a checkpoint when one is due."""
+        """Return a progress callback that calls `show`, and writes checkpoints when due."""
 
         def report(now: Progress) -> None:
             """Show the progress, and write a checkpoint if one is due."""
@@ -95,7 +95,7 @@ class RunFolder:
 
     @contextmanager
     def save_on_error(self) -> Iterator[None]:
-        """Save the model and a checkpoint if an error stops the `with` block."""
+        """Context manager: save the model and a checkpoint if an error is raised."""
         try:
             yield
         except TrainingStoppedError as error:
@@ -107,7 +107,7 @@ class RunFolder:
             raise
 
     def save_model(self) -> None:
-        """Save the parameters, the projection and a privacy.json that claims nothing yet."""
+        """Save parameters, projection, and a privacy.json that claims nothing yet."""
         (self.folder / CERTIFICATE).unlink(missing_ok=True)
         write_json(
             self.folder / PRIVACY, describe_missing_guarantee(self.steps)
@@ -128,5 +128,5 @@ class RunFolder:
         (self.folder / CHECKPOINT).unlink(missing_ok=True)
 
     def _bind_to_model(self, claim: Json) -> Json:
-        """Return a privacy claim with the saved model's hash added."""
+        """Return a privacy claim with the saved model's SHA-256 added."""
         return bind_to_model(claim, self.folder, self.recipe.declared_public)

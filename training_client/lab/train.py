@@ -24,7 +24,7 @@ _EVALUATION_BATCH: Final = 1000  # test examples per forward pass
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The state of a run after a step: step number, loss and ε of the steps allowed so far."""
+    """The state of a run after a step: step number, loss, and ε of all steps allowed so far."""
 
     step: int
     loss: float
@@ -132,7 +132,7 @@ def train(
 
 @torch.no_grad()
 def evaluate(model: nn.Module, data: Dataset, objective: Objective = CLASSES) -> float:
-    """Return the mean of the objective's measure over the test set, in evaluation mode."""
+    """Return the objective's mean test measure over the test set, in evaluation mode."""
     examples = torch.split(data.test_examples, _EVALUATION_BATCH)
     labels = torch.split(data.test_labels, _EVALUATION_BATCH)
     with evaluation_mode(model):

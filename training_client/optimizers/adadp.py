@@ -112,7 +112,7 @@ class AdaDp(PrivateOptimizer):
         self.half_axes: float | None = None  # ‖s‖₂ of the current step; None for a ball
 
     def transform(self) -> Transform:
-        """Return how the next step clips: to a ball at first, then to an ellipsoid or a box."""
+        """Return the next step's clipping: to a ball at first, later to an ellipsoid or a box."""
         self.half_axes = None
         if not self.adaptive_noise:
             return super().transform()
@@ -127,7 +127,7 @@ class AdaDp(PrivateOptimizer):
         least = max(least, _HALF_AXIS_MIN**2 * mean_square)
 
         def scale(block: Block) -> torch.Tensor:
-            """Return the inverses of the clipping region's half axes on a block."""
+            """Return the inverse half axes of the clipping ellipsoid or box on a block."""
             return inverse_square_roots(
                 block.view_in(self.prior_squares), 1 / self.beta, least=least
             )
@@ -135,7 +135,7 @@ class AdaDp(PrivateOptimizer):
         return Transform(math.sqrt(self.size), scale, box=self.box)
 
     def _root_moments(self, least: float) -> tuple[float, float]:
-        """Return the means, over all mean squares s, of √max(s, least) and of max(s, least)."""
+        """Return the means of √max(s, least) and max(s, least) over all mean squares s."""
         root, square = sum_square_roots(self.prior_squares, least)
         return root / self.size, square / self.size
 
@@ -150,7 +150,7 @@ class AdaDp(PrivateOptimizer):
             self._update_uncertainty(step.noisy_mean.noise_deviation**2)
 
     def _estimate_gradients(self, step: StepContext) -> GradientEstimate:
-        """Return the gradients that update the running mean squares."""
+        """Return the gradient estimate that updates the running mean squares."""
         if not self.adaptive_noise:
             return NoisyEstimate()
         if self.example_squares:

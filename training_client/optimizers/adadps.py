@@ -21,7 +21,7 @@ _SIDE_INFORMATION_MIN: Final = 1e-18  # and 1/_SIDE_INFORMATION_MIN is the large
 
 
 class SquareStatistic:
-    """A running mean or sum of squared gradients, from which a preconditioner is computed.
+    """A running mean or sum of squared gradients, which gives a preconditioner.
 
     Args:
         zeros: a vector of zeros, for the squares.
@@ -148,7 +148,7 @@ class AdaDps(_StatisticOptimizer):
         self.velocities = self.zeros() if momentum else None
 
     def transform(self) -> Transform:
-        """Return how the next step scales gradients by the preconditioner and then clips them."""
+        """Return the next step's clipping: scale gradients by the preconditioner, then clip."""
         return Transform(self.clip_norm, partial(self._scale, self.statistics.steps))
 
     def _scale(self, steps: int, block: Block) -> torch.Tensor:
@@ -213,7 +213,7 @@ class PublicPreconditioner(_StatisticOptimizer):
         self.firsts = self.zeros() if first else None
 
     def update(self, step: StepContext) -> None:
-        """Descend along the noisy mean, or its moving average, divided by the preconditioner."""
+        """Update parameters by the noisy mean, or its moving average, over the preconditioner."""
         step.noisy_mean.for_each_block(partial(self._update_block, self.source.gradients(step)))
         self.statistics.steps += 1
 
@@ -228,5 +228,5 @@ class PublicPreconditioner(_StatisticOptimizer):
 
 
 def _shapes(tensors: Sequence[torch.Tensor]) -> list[tuple[int, ...]]:
-    """Return the shapes of the tensors, for comparison."""
+    """Return the tensors' shapes."""
     return [tuple(each.shape) for each in tensors]

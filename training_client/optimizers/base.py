@@ -99,17 +99,17 @@ class PrivateOptimizer(ABC):
 
     @property
     def share_of_records(self) -> tuple[int, int]:
-        """The number of this process, and how many processes share the records out."""
+        """This process's number, and the number of processes that divide the records."""
         return self.private_sum.processes.share_of_records
 
     @property
     def is_first_process(self) -> bool:
-        """True in one of the processes that share the budget: the one that writes files."""
+        """True in one of the processes that share the budget, which writes files."""
         return self.share_of_records[0] == 0
 
     @property
     def param_groups(self) -> NoReturn:
-        """Raise: tools for PyTorch optimizers, such as GradScaler, must not handle this one.
+        """Raise, so that tools for PyTorch optimizers, such as GradScaler, refuse this one.
 
         Raises:
             NoGuaranteeError: always.
@@ -121,7 +121,7 @@ class PrivateOptimizer(ABC):
         )
 
     def take(self) -> None:
-        """Charge the next step to the budget; call it before the batch is drawn.
+        """Charge the next step to the budget; call it before drawing the batch.
 
         `step` charges it otherwise.
 
@@ -135,11 +135,11 @@ class PrivateOptimizer(ABC):
         self.private_sum.take()
 
     def expect_examples(self, count: int) -> None:
-        """Announce how many records were drawn for the step taken; `private_batches` does so."""
+        """Announce how many records were drawn for the step; `private_batches` calls it."""
         self.private_sum.expect_examples(count)
 
     def continue_epoch(self, position: int) -> None:
-        """Resume an epoch at batch `position`; at 0, begin one and skip steps left of the last.
+        """Resume an epoch at batch `position`; at 0, start one and skip the last one's rest.
 
         Raises:
             NoGuaranteeError: the place is not that of the steps made.
@@ -185,7 +185,7 @@ class PrivateOptimizer(ABC):
         return self.plan.clip_norm * self.clip_factor
 
     def _complete(self, transform: Transform) -> Transform:
-        """Return a step's transform with automatic clipping, or with the count for adaptive."""
+        """Add automatic clipping, or adaptive clipping's count, to a step's transform."""
         if self.automatic_clipping is not None:
             return transform.automatic(self.automatic_clipping)
         if self.plan.adaptive_clipping is not None:
@@ -194,7 +194,7 @@ class PrivateOptimizer(ABC):
 
     @contextmanager
     def _scaled_learning_rate(self, schedule: Schedule | None, step: int) -> Iterator[None]:
-        """Multiply the learning rate by the schedule's factor inside the `with` block."""
+        """Context manager: multiply the learning rate by the schedule's factor for a step."""
         if schedule is None:
             yield
             return
@@ -208,12 +208,12 @@ class PrivateOptimizer(ABC):
     def _adapt_clip_norm(
         self, clipping: AdaptiveClipping | None, unclipped: float | None, is_ball: bool
     ) -> None:
-        """Adapt the clip norm to the noisy share of unclipped examples; half axes are no ball."""
+        """Adapt the clip norm to the noisy fraction of unclipped examples; only for balls."""
         if clipping is not None and unclipped is not None and is_ball:
             self.clip_factor = clipping.next_factor(self.clip_factor, unclipped)
 
     def zeros(self) -> torch.Tensor:
-        """Return a vector of zeros, one for each trained coordinate, for use as state."""
+        """Return a flat vector of zeros, one per trained coordinate, to use as state."""
         return self.private_sum.clipper.zeros()
 
     def descend(self, block: Block, direction: torch.Tensor, rate: float) -> None:
@@ -228,7 +228,7 @@ class PrivateOptimizer(ABC):
             piece.select_rows(self.parameters).sub_(piece.view_in(direction), alpha=rate)
 
     def transform(self) -> Transform:
-        """Return how the next step scales and clips gradients; by default it only clips."""
+        """Return how the next step scales and clips per-example gradients; by default it clips."""
         return Transform(self.clip_norm)
 
     def state_dict(self) -> dict[str, Any]:
@@ -237,12 +237,12 @@ class PrivateOptimizer(ABC):
         return own | self.clipping_state()
 
     def clipping_state(self) -> dict[str, Any]:
-        """Return the state of adaptive clipping; empty without it."""
+        """Return adaptive clipping's state for a checkpoint; empty without it."""
         adapts = self.allowance.plan.adaptive_clipping is not None
         return {"clip_factor": self.clip_factor} if adapts else {}
 
     def load_clipping_state(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        """Restore the state of adaptive clipping, if there is any, and return the other state.
+        """Restore adaptive clipping's state, if any; return the remaining state.
 
         Raises:
             DataError: the checkpoint has it and the plan has not, or the other way round.
@@ -281,7 +281,7 @@ class PrivateOptimizer(ABC):
 
 
 def _check_automatic_clipping(stability: float | None, adaptive: AdaptiveClipping | None) -> None:
-    """Raise unless γ is positive and finite, and the clip norm is not adapted as well.
+    """Raise unless γ is positive and finite, and adaptive clipping is not used as well.
 
     Raises:
         ValueError: see above.

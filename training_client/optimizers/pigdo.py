@@ -80,7 +80,7 @@ class PiGdo(PrivateOptimizer):
         self.squares = self.zeros()  # s
 
     def transform(self) -> Transform:
-        """Return the adaptive rule as a shift and scale of each gradient, followed by clipping.
+        """Return the next step's clipping: apply the adaptive rule as shift and scale, then clip.
 
         D = k/(√(p·s₋) + ε), and for Adam b = β₁/(1 − β₁)·f₋, so that k·b is f₋'s part of f.
 
@@ -106,7 +106,7 @@ class PiGdo(PrivateOptimizer):
         return Transform(self.clip_norm, scale, shifted, damping=own**0.5 / factor)
 
     def _gradient_factor(self) -> float:
-        """Return the factor by which the rule multiplies a gradient; 1 except for Adam."""
+        """Return the adaptive rule's factor of a gradient: 1, but for Adam."""
         first = self.betas[0]
         return (1 - first) / (1 - first ** (self.steps + 1)) if self.rule == "adam" else 1.0
 
@@ -116,7 +116,7 @@ class PiGdo(PrivateOptimizer):
         return 1 / seen if self.rule == "adam" else 1.0
 
     def _square_weights(self) -> tuple[float, float]:
-        """Return the weights of the old mean squares and of an example's own squared gradient."""
+        """Return the weights of the old mean squares and of the example's own squared gradient."""
         second = self.betas[1]
         if self.rule == "adagrad":
             return 1.0, 1.0

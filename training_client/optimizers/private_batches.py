@@ -28,7 +28,7 @@ def private_batches(
     sampler: Sampler | None = None,
     workers: int = 0,
 ) -> Iterator[Any]:
-    """Yield batches until the budget is spent; each is charged before its records are loaded.
+    """Yield batches until the budget is spent; charge each before its records are loaded.
 
     Make exactly one `optimizer.step` with each batch, also with an empty one: a step that is taken
     but not made ends the run.
@@ -87,7 +87,7 @@ def private_batches(
 
 
 class _DrawnIndices:
-    """An endless sequence of sampled batches, each a list of one process's record indices.
+    """An endless sequence of sampled batches, as lists of this process's record indices.
 
     Attributes:
         sizes: the numbers of records in the batches that were drawn and not used yet.
@@ -102,7 +102,7 @@ class _DrawnIndices:
         self.sizes = deque[int]()
 
     def __iter__(self) -> Iterator[list[int]]:
-        """Yield the indices of one batch after another."""
+        """Yield the record indices of one batch after another."""
         while True:
             rows = self._sampler.draw()
             own = rows[rows % self._processes == self._rank].tolist()
@@ -111,13 +111,13 @@ class _DrawnIndices:
 
 
 class _CollateOrEmpty:
-    """Collates a batch of records; without records, makes an empty batch of the same shape."""
+    """Collates records to a batch; without records, makes an empty batch of the same shape."""
 
     def __init__(self, dataset: Dataset[Any], collate: Collate) -> None:
         self._dataset, self._collate = dataset, collate
 
     def __call__(self, records: Sequence[Any]) -> Any:
-        """Return the batch."""
+        """Return the batch of these records."""
         if records:
             return self._collate(list(records))
         one = self._collate([self._dataset[0]])

@@ -52,12 +52,12 @@ class RegisteredOptimizer:
 def _register_torch(
     optimizer: Callable[..., torch.optim.Optimizer], title: str, source: str, rate: float
 ) -> RegisteredOptimizer:
-    """Return the registry's entry for a PyTorch optimizer that gets noisy gradients."""
+    """Return the registry entry for a PyTorch optimizer on noisy gradients."""
 
     def make(
         model: nn.Module, allowance: Allowance, *, learning_rate: float, **options: Any
     ) -> NoisyTorchOptimizer:
-        """Return a private optimizer that gives noisy gradients to this optimizer of PyTorch."""
+        """Return a private optimizer that feeds noisy gradients to the PyTorch optimizer."""
         torch_options = {name: options.pop(name) for name in ("momentum",) if name in options}
         return NoisyTorchOptimizer(
             model, allowance, partial(optimizer, lr=learning_rate, **torch_options), **options
@@ -67,10 +67,10 @@ def _register_torch(
 
 
 def _register_pigdo(rule: Rule, title: str) -> RegisteredOptimizer:
-    """Return the registry's entry for PIGDO with one of its adaptive rules."""
+    """Return the registry entry for PIGDO with one of its adaptive rules."""
 
     def make(model: nn.Module, allowance: Allowance, **options: Any) -> PiGdo:
-        """Return a PIGDO optimizer with this rule."""
+        """Return a PIGDO optimizer with the rule."""
         return PiGdo(model, allowance, rule, **options)
 
     return RegisteredOptimizer(make, title, "papers/001", 3.0, _ALL_STATES, "own_squares")

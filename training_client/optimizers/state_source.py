@@ -41,7 +41,7 @@ class GradientEstimate(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ExactEstimate:
-    """A mean gradient computed without clipping and noise, used as its own estimate.
+    """A mean gradient without clipping and noise, as its own exact estimate.
 
     Attributes:
         mean: the mean gradient, as a blockwise sum.
@@ -58,7 +58,7 @@ class ExactEstimate:
 
 @dataclass(frozen=True, slots=True)
 class ExampleSquares:
-    """The mean of the squares of per-example gradients, in place of the mean gradient's square.
+    """The mean of squared per-example gradients, used instead of the squared mean gradient.
 
     Attributes:
         squares: a vector of all coordinates.
@@ -84,7 +84,7 @@ class NoisyEstimate:
 
 @dataclass(frozen=True, slots=True)
 class StepContext:
-    """The data of one step from which state may be updated: noisy mean and private batch.
+    """One step's noisy mean and private batch, from which optimizer state may be updated.
 
     The affine map of a block may depend on the optimizer's state there, so that state must change
     only after the block was read from `noisy_mean`.
@@ -108,7 +108,7 @@ class StepContext:
 
 
 class StateSource(Protocol):
-    """Interface of what gives an optimizer the gradients for its running averages.
+    """Interface of the sources of gradients for an optimizer's running averages.
 
     Attributes:
         state: its name.
@@ -123,7 +123,7 @@ class StateSource(Protocol):
         ...
 
     def example_squares(self, step: StepContext, /) -> GradientEstimate:
-        """Return the mean of per-example squares, in place of the mean gradient's square."""
+        """Return the mean of squared per-example gradients, for the state's running squares."""
         ...
 
 
@@ -138,7 +138,7 @@ class NoisySource:
         return NoisyEstimate()
 
     def example_squares(self, _: StepContext, /) -> GradientEstimate:
-        """Raise: a noisy mean does not tell the squares of the gradients that it is the mean of.
+        """Raise: a noisy mean gradient does not determine per-example squares.
 
         Raises:
             NoGuaranteeError: always.
@@ -147,7 +147,7 @@ class NoisySource:
 
 
 class PublicSource:
-    """Updates state from gradients of public data: a random batch of them in each step.
+    """Updates state from gradients on public data, on a random public batch in each step.
 
     Args:
         examples, targets: public, on the model's device.
@@ -180,7 +180,7 @@ class PublicSource:
         return _make_exact_estimate(found, "public")
 
     def example_squares(self, step: StepContext) -> GradientEstimate:
-        """Return the mean of per-example squares of a public batch, without noise.
+        """Return a public batch's mean of squared per-example gradients, without noise.
 
         Raises:
             DataError: its loss is not finite; the state would keep that for good.
@@ -198,7 +198,7 @@ class PublicSource:
 
 
 class RawSource:
-    """Updates state from private gradients without noise, so that no guarantee holds.
+    """Updates state from private gradients without noise: no guarantee holds.
 
     The papers do so.
     """
@@ -242,7 +242,7 @@ def _make_example_squares(squares: torch.Tensor, mean_loss: float, kind: str) ->
 
 
 def _require_finite(mean_loss: float, kind: str) -> None:
-    """Raise if the mean loss of public or private examples is not finite."""
+    """Raise if the mean loss of the public or private examples is not finite."""
     if not math.isfinite(mean_loss):
         raise DataError(
             f"the loss of the {kind} examples has become {mean_loss}: lower the learning rate"

@@ -15,7 +15,7 @@ from training_client.optimizers.state_source import StepContext
 
 
 class NoisyTorchOptimizer(PrivateOptimizer):
-    """Clips and adds noise, and then lets a PyTorch optimizer make the step.
+    """Clips and adds noise, then lets a PyTorch optimizer make the step.
 
     With `torch.optim.SGD` it is DP-SGD (papers/002; Abadi et al. 2016, Algorithm 1); with Adam,
     RMSprop and Adagrad the baselines of papers/004 (§6 and its Algorithm 2).

@@ -28,7 +28,7 @@ def run_attention(
     average_attn_weights: bool = True,
     is_causal: bool = False,  # noqa: ARG001 (only a hint about `attn_mask`)
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Run an attention layer on one sequence per example, and record its linear maps.
+    """Run an attention layer on one sequence per example; record its linear maps for clipping.
 
     Args:
         recorder: records the uses.
@@ -110,7 +110,7 @@ def _project_with_part_of_bias(
     shifted = found + bias[part]
 
     def differentiate(_: Tensors, gradients: Tensors) -> dict[torch.Tensor, ExampleGradients]:
-        """Return the per-example gradients of the bias, which are 0 outside of the part."""
+        """Return per-example gradients of the whole bias, 0 outside the slice `part`."""
         held = gradients[0].new_zeros(len(gradients[0]), len(bias))
         held[:, part] = gradients[0].sum(1)
         return {bias: MaterializedGradients(held)} if bias.requires_grad else {}
@@ -131,7 +131,7 @@ def _join_masks(
     attention: torch.Tensor | None,
     like: torch.Tensor,
 ) -> torch.Tensor | None:
-    """Return both masks as one tensor to add to attention scores; None without masks.
+    """Merge padding and attention mask into a tensor to add to attention scores; None without.
 
     A boolean mask is true where attention is not allowed.
     """
@@ -147,7 +147,7 @@ def _join_masks(
 
 
 def _as_numbers(mask: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """Convert a mask to numbers that are added to scores: −∞ where a boolean mask is true."""
+    """Convert a boolean mask to numbers to add to attention scores: −∞ where it is true."""
     if mask.dtype != torch.bool:
         return mask.to(like.dtype)
     return torch.zeros_like(mask, dtype=like.dtype).masked_fill_(mask, -math.inf)

@@ -46,7 +46,7 @@ def count_examples(examples: Examples) -> int:
 
 
 def select_examples(examples: Examples, rows: Rows) -> Examples:
-    """Return a batch with only some examples of a batch."""
+    """Return a batch with only the examples (rows) that are selected."""
     if isinstance(examples, torch.Tensor):
         return examples[rows]
     return {
@@ -56,7 +56,7 @@ def select_examples(examples: Examples, rows: Rows) -> Examples:
 
 
 def device_of(examples: Examples) -> torch.device:
-    """Return the device of a batch.
+    """Return the device that a batch's tensors are on.
 
     Raises:
         DataError: its tensors are on several devices.

@@ -21,7 +21,7 @@ _ROW_MULTIPLE: Final = 64  # rows of a piece: matrix products are faster for mul
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Consecutive rows of one parameter that lie in one block of coordinates.
+    """Consecutive rows of one parameter tensor that lie in one block of the flat parameter vector.
 
     Attributes:
         index: the parameter's index among the trained parameters.
@@ -40,13 +40,13 @@ class Piece:
         return tensors[self.index][self.rows]
 
     def view_in(self, block_values: torch.Tensor) -> torch.Tensor:
-        """Return a view of these rows, in their own shape, given a vector of the block's values."""
+        """Return a view of the rows, in their own shape, given the values of the whole block."""
         return block_values[self.coordinates].view(self.shape)
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A range of consecutive coordinates in the vector of all trained parameters.
+    """A range of consecutive coordinates in the flat vector of all trained parameters.
 
     Attributes:
         coordinates: the position of the block in the vector.
@@ -57,7 +57,7 @@ class Block:
     pieces: tuple[Piece, ...]
 
     def view_in(self, vector: torch.Tensor) -> torch.Tensor:
-        """Return a view of the block's values, given a vector of all coordinates."""
+        """Return a view of the block, given a flat vector of all trained coordinates."""
         return vector[self.coordinates]
 
     @property
@@ -67,12 +67,12 @@ class Block:
 
 
 def flatten_tensors(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
-    """Copy tensors, one per parameter, into one vector of all coordinates."""
+    """Copy tensors, one per parameter, into one flat vector of all trained coordinates."""
     return torch.cat([each.detach().reshape(-1) for each in tensors])
 
 
 def unflatten_vector(vector: torch.Tensor, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Return views of a vector of all coordinates, one shaped like each parameter."""
+    """Return views of a flat vector, one shaped like each parameter."""
     sizes = [each.numel() for each in like]
     parts = zip(torch.split(vector, sizes), like, strict=True)
     return [part.view(each.shape) for part, each in parts]
@@ -94,7 +94,7 @@ def cut_into_blocks(parameters: Sequence[torch.Tensor]) -> list[Block]:
 
 
 def _cut_rows(parameters: Sequence[torch.Tensor]) -> Iterator[tuple[int, slice, tuple[int, ...]]]:
-    """Yield groups of rows that fit into a block: parameter index, slice of rows and shape."""
+    """Yield rows of parameters that fit into a block: parameter index, slice of rows and shape."""
     for index, parameter in enumerate(parameters):
         step = _rows_per_block(parameter)
         for start in range(0, len(parameter), step):

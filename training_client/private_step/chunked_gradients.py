@@ -51,20 +51,20 @@ class ChunkedGradients(ABC):
     @property
     @abstractmethod
     def element_count(self) -> int:
-        """The number of elements of the tensors in which the gradients are stored."""
+        """The number of elements of the tensors that store the per-example gradients."""
 
     @property
     @abstractmethod
     def terms(self) -> int:
-        """The number of terms that are added up to one example's gradient."""
+        """The number of terms that are summed to one example's gradient."""
 
     @abstractmethod
     def dense(self, examples: slice, rows: slice) -> torch.Tensor:
-        """Compute some rows of some examples' gradients: one tensor of rows per example."""
+        """Compute some examples' gradients on the parameter's rows, one tensor per example."""
 
     @abstractmethod
     def magnitudes(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return bounds per example on squared norms of Σ|terms| and of a term's larger factor.
+        """Return, per example, squared norms that bound rounding: of Σ|terms| and of a factor.
 
         Returns:
             M², the squared norm of an upper bound on the sum of the terms' magnitudes; and an upper
@@ -74,15 +74,15 @@ class ChunkedGradients(ABC):
 
     @abstractmethod
     def mapped_magnitudes(self, rows: slice, scale: torch.Tensor) -> torch.Tensor:
-        """Return ‖scale∘m‖² per example on some rows, where m bounds the sum of |terms|."""
+        """Return, per example, the squared norm of a bound on Σ|scaled terms|, on some rows."""
 
     @abstractmethod
     def weighted_sum(self, rows: slice, weights: torch.Tensor, out: torch.Tensor) -> None:
-        """Write the weighted sum Σ wᵢ∇ᵢ of some rows of the gradients ∇ᵢ into `out`."""
+        """Write Σ wᵢ∇ᵢ over examples i, on the parameter's rows `rows`, into `out`."""
 
     @abstractmethod
     def select(self, kept: torch.Tensor) -> ExampleGradients:
-        """Return the gradients of the examples where `kept` is true."""
+        """Return the per-example gradients of those examples where `kept` is true."""
 
     @property
     @abstractmethod
@@ -97,17 +97,17 @@ class ChunkedGradients(ABC):
     @property
     @abstractmethod
     def sample(self) -> torch.Tensor:
-        """Any tensor with the gradients' dtype and device."""
+        """One of the stored tensors, whose dtype and device are those of the gradients."""
 
     def squared_norms(self, bound: float) -> torch.Tensor:
-        """Return upper bounds on squared norms; ∞ for examples whose gradients underflow."""
+        """Return an upper bound on each example's squared gradient norm; ∞ if it underflows."""
         found = self._zeros()
         for part, each in self._chunks(slice(0, self.shape[0])):
             found[part] = squared_norms(each)
         return self._upper_bounds(found, 2, bound)
 
     def _upper_bounds(self, computed: torch.Tensor, products: int, bound: float) -> torch.Tensor:
-        """Increase computed squared norms to upper bounds on the exact ones.
+        """Increase computed squared norms until they exceed the exact ones, despite rounding.
 
         Args:
             computed: the squared norms of the gradients.
@@ -124,7 +124,7 @@ class ChunkedGradients(ABC):
         return found.masked_fill_(excluded, torch.inf)
 
     def mapped_squared_norms(self, pieces: MappedPieces, bound: float) -> torch.Tensor:
-        """Bound each example's squared gradient norm after affine maps; ∞ if it underflows."""
+        """Bound each example's squared gradient norm after scale and shift; ∞ if it underflows."""
         found, mapped = self._zeros(), self._zeros()
         scale_norm: Scalar = 0.0
         shift_norm: Scalar = 0.0
@@ -150,14 +150,14 @@ class ChunkedGradients(ABC):
         return found.masked_fill_(excluded, torch.inf)
 
     def clamped_sum(self, rows: slice, scale: torch.Tensor) -> torch.Tensor:
-        """Return Σ clamp(scale∘∇ᵢ, ±1) over examples i on some rows; NaN counts as 0."""
+        """Return Σ clamp(scale·∇ᵢ, ±1) over examples i on some rows; NaN counts as 0."""
         total, row = torch.zeros_like(scale), scale.reshape(1, -1)
         for _, each in self._chunks(rows):
             total += clamp_in_place(each.mul_(row)).sum(0).view_as(total)
         return total
 
     def damped_squared_norms(self, pieces: MappedPieces, damping: float) -> torch.Tensor:
-        """Return squared norms after affine maps and a soft limit per coordinate (damping)."""
+        """Return squared gradient norms after scale, shift and a smooth limit per coordinate."""
         found = self._zeros()
         for piece, affine in pieces:
             for part, each in self._chunks(piece.rows):
@@ -168,7 +168,7 @@ class ChunkedGradients(ABC):
     def damped_sum(
         self, rows: slice, affine: AffineMap, damping: float, weights: torch.Tensor
     ) -> torch.Tensor:
-        """Return the weighted sum of some rows after an affine map and a soft limit (damping)."""
+        """Return Σ wᵢ∇ᵢ on some rows, each ∇ᵢ scaled, shifted and smoothly limited first."""
         row = affine.as_row()
         assert row.scale is not None
         total = torch.zeros_like(row.scale)
@@ -177,7 +177,7 @@ class ChunkedGradients(ABC):
         return total
 
     def _chunks(self, rows: slice) -> Iterator[tuple[slice, torch.Tensor]]:
-        """Yield the slice of a few examples, with their gradients on some rows as a matrix."""
+        """Yield a few examples at a time: their slice, and their gradients as a matrix."""
         size = max(1, (rows.stop - rows.start) * (self.shape.numel() // max(1, self.shape[0])))
         limit = _CHUNK_SIZE if self.sample.is_cpu else _ACCELERATOR_CHUNK_SIZE
         step = max(1, limit // size)

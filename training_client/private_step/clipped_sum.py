@@ -17,7 +17,7 @@ _MEMORY_RATIO: Final = 4  # of factors to sum, from which on a sum is computed e
 
 
 class BlockwiseSum(Protocol):
-    """Interface of a batch's gradient sum that is computed one block of coordinates at a time.
+    """Interface of a batch's gradient sum, computed one block of coordinates at a time.
 
     Of private data it is clipped but has no noise, so only `PrivateSum` may read it.
     """
@@ -29,17 +29,17 @@ class BlockwiseSum(Protocol):
 
     @property
     def unclipped(self) -> int:
-        """The number of examples that were not clipped, if the transform counts them; else 0."""
+        """The number of examples whose gradient was not clipped, if counted; else 0."""
         ...
 
     def write_block(self, block: Block, affine: AffineMap, out: torch.Tensor) -> None:
-        """Write the sum on a block into `out`, after the block's affine map of each gradient."""
+        """Write one block of the sum into `out`, with `affine` applied to each gradient."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ClippedSum:
-    """The clipped gradient sum of a batch; each block of coordinates is computed when read.
+    """A batch's sum of clipped gradients; each block of coordinates is computed when it is read.
 
     It is Σᵢ wᵢ·D∘(∇ᵢ + b); in a box Σᵢ clamp(D∘∇ᵢ, ±1); with damping Σᵢ wᵢuᵢ (see `transform`).
 
@@ -67,7 +67,7 @@ class ClippedSum:
         parameters: Sequence[torch.Tensor],
         unclipped: int = 0,
     ) -> ClippedSum:
-        """Build a clipped sum; compute at once those sums that need less memory than gradients.
+        """Build a clipped sum; compute those parameters' sums at once that save memory.
 
         Args:
             gradients: per-example gradients of the examples that count, for each parameter.
@@ -82,7 +82,7 @@ class ClippedSum:
         return cls(found, weights, mean_loss, unclipped=unclipped)
 
     def write_block(self, block: Block, affine: AffineMap, out: torch.Tensor) -> None:
-        """Write the clipped sum on a block into `out`.
+        """Write one block of coordinates of the clipped sum into `out`.
 
         Args:
             block: the block.
@@ -99,7 +99,7 @@ class ClippedSum:
                 affine.map_sum(out, self.weights)
 
     def _write_piece(self, piece: Piece, affine: AffineMap, out: torch.Tensor) -> None:
-        """Write the sum on some rows into `out`; apply the affine map only for a box or damping."""
+        """Write the sum on some rows of one parameter into `out`."""
         gradients = self.gradients[piece.index]
         if isinstance(gradients, torch.Tensor):
             out.copy_(gradients[piece.rows])
@@ -126,7 +126,7 @@ def _sum_if_smaller(
 
 @dataclass(frozen=True, slots=True)
 class AccumulatedSum:
-    """A gradient sum over several physical batches, stored as a vector of all coordinates.
+    """A gradient sum over several physical batches, stored as a flat vector of all coordinates.
 
     Attributes:
         sums: the vector; already mapped.
@@ -139,5 +139,5 @@ class AccumulatedSum:
     unclipped: int = 0
 
     def write_block(self, block: Block, _: AffineMap, out: torch.Tensor) -> None:
-        """Write the sum on a block into `out`."""
+        """Write one block of coordinates of the sum into `out`."""
         out.copy_(block.view_in(self.sums))

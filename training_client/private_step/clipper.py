@@ -79,7 +79,7 @@ class Clipper:
         self.size = sum(block.size for block in self.blocks)
 
     def zeros(self) -> torch.Tensor:
-        """Return a vector of zeros, one for each trained coordinate."""
+        """Return a flat vector of zeros, one for each trained coordinate."""
         return self.parameters[0].new_zeros(self.size)
 
     @torch.no_grad()
@@ -156,7 +156,7 @@ class Clipper:
     def mean_of_squares(
         self, examples: Examples, targets: torch.Tensor, loss: Loss, size: float
     ) -> tuple[torch.Tensor, float]:
-        """Return Σᵢ ∇ᵢ∘∇ᵢ over `size`, a vector of all coordinates, and the mean loss.
+        """Return Σᵢ ∇ᵢ² / `size`, the mean of squared per-example gradients, and the mean loss.
 
         It is for public data, and for runs without a privacy guarantee. The gradients are formed
         one example at a time.
@@ -176,7 +176,7 @@ class Clipper:
     def _add_squares(
         self, gradients: Sequence[ExampleGradients], count: int, squares: torch.Tensor
     ) -> None:
-        """Add the squares of each example's gradient to a vector of all coordinates."""
+        """Add each example's squared gradient to a flat vector of all coordinates."""
         weight = self.parameters[0].new_ones(1)
         numbers = torch.arange(count, device=weight.device)
         for number in range(count):
@@ -187,7 +187,7 @@ class Clipper:
                 total.addcmul_(found, found)
 
     def _pieces_of(self, vector: torch.Tensor) -> Iterator[tuple[Piece, torch.Tensor]]:
-        """Yield each piece of the parameters, with a view of its values in a vector."""
+        """Yield the rows of parameters in each block, with a view of their values in a vector."""
         for block in self.blocks:
             for piece in block.pieces:
                 yield piece, piece.view_in(block.view_in(vector))
@@ -199,7 +199,7 @@ class Clipper:
         sum_physical_batch: Callable[[Examples, torch.Tensor], ClippedSum],
         map_for_block: Callable[[Block], AffineMap],
     ) -> BlockwiseSum:
-        """Return a gradient sum over all examples, computed one physical batch at a time."""
+        """Return a gradient sum over all examples, computed by physical batches."""
         count = count_examples(examples)
         if len(targets) != count:
             raise DataError(f"there are {count} examples and {len(targets)} targets")
@@ -234,7 +234,7 @@ class Clipper:
     def _example_gradients(
         self, examples: Examples, targets: torch.Tensor, loss: Loss
     ) -> tuple[list[ExampleGradients], float]:
-        """Return the per-example gradients of each parameter, and the mean loss."""
+        """Return one set of per-example gradients per parameter, and the mean loss."""
         sparse = examples if self._sparse_inputs and isinstance(examples, torch.Tensor) else None
         model_pass = run_model_pass(
             self._model, self._layers, examples, targets, loss,
@@ -266,7 +266,7 @@ class Clipper:
     def _clip_weights(
         self, gradients: list[ExampleGradients], transform: Transform
     ) -> torch.Tensor:
-        """Return the weight of each example's gradient: min(1, bound / (norm + stability)).
+        """Return each example's clipping weight min(1, bound / (gradient norm + stability)).
 
         It is 0 for an example whose gradient is not finite, or so large that the weighted gradient
         would underflow.
@@ -282,7 +282,7 @@ class Clipper:
     def _squared_norms(
         self, gradients: list[ExampleGradients], transform: Transform
     ) -> list[torch.Tensor]:
-        """Return, for each parameter, upper bounds on its share of each squared gradient norm."""
+        """Return, per parameter, upper bounds on its part of each example's squared norm."""
         if transform.scale is None:
             return [each.squared_norms(transform.bound) for each in gradients]
         by_parameter = groupby(self._mapped_pieces(transform), key=lambda pair: pair[0].index)
@@ -297,7 +297,7 @@ class Clipper:
         ]
 
     def _mapped_pieces(self, transform: Transform) -> Iterator[tuple[Piece, AffineMap]]:
-        """Yield groups of rows of the parameters, each with its affine map."""
+        """Yield groups of rows of the parameters, each with its scale and shift."""
         for block in self.blocks:
             affine = transform.for_block(block)
             for piece in block.pieces:

@@ -63,15 +63,15 @@ class ExampleGradients(Protocol):
 
     @property
     def element_count(self) -> int:
-        """The number of elements of the tensors in which the gradients are stored."""
+        """The number of elements of the tensors that store the per-example gradients."""
         ...
 
     def squared_norms(self, bound: float, /) -> torch.Tensor:
-        """Return upper bounds on squared norms; ∞ for examples whose gradients underflow."""
+        """Return an upper bound on each example's squared gradient norm; ∞ if it underflows."""
         ...
 
     def mapped_squared_norms(self, pieces: MappedPieces, bound: float) -> torch.Tensor:
-        """Bound each example's squared gradient norm after affine maps; ∞ if it underflows.
+        """Bound each example's squared gradient norm after scale and shift; ∞ if it underflows.
 
         Args:
             pieces: all pieces of the parameter, each with its map.
@@ -82,15 +82,15 @@ class ExampleGradients(Protocol):
         ...
 
     def weighted_sum(self, rows: slice, weights: torch.Tensor, out: torch.Tensor) -> None:
-        """Write the weighted sum Σ wᵢ∇ᵢ of some rows of the gradients ∇ᵢ into `out`."""
+        """Write Σ wᵢ∇ᵢ over examples i, on the parameter's rows `rows`, into `out`."""
         ...
 
     def clamped_sum(self, rows: slice, scale: torch.Tensor) -> torch.Tensor:
-        """Return Σ clamp(scale∘∇ᵢ, ±1) over examples i on some rows; NaN counts as 0."""
+        """Return Σ clamp(scale·∇ᵢ, ±1) over examples i on some rows; NaN counts as 0."""
         ...
 
     def damped_squared_norms(self, pieces: MappedPieces, damping: float) -> torch.Tensor:
-        """Return squared norms after affine maps and a soft limit per coordinate (damping).
+        """Return squared gradient norms after scale, shift and a smooth limit per coordinate.
 
         The affine map gives v = D∘(∇ + b), and damping by c limits it to v/√(1 +
         (c·D∘∇)²).
@@ -100,17 +100,17 @@ class ExampleGradients(Protocol):
     def damped_sum(
         self, rows: slice, affine: AffineMap, damping: float, weights: torch.Tensor
     ) -> torch.Tensor:
-        """Return the weighted sum of some rows after an affine map and a soft limit (damping)."""
+        """Return Σ wᵢ∇ᵢ on some rows, each ∇ᵢ scaled, shifted and smoothly limited first."""
         ...
 
     def select(self, kept: torch.Tensor) -> ExampleGradients:
-        """Return the gradients of the examples where `kept` is true."""
+        """Return the per-example gradients of those examples where `kept` is true."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class _SquaredMap:
-    """The squares D² and D²∘b of an affine map D∘(∇ + b), with which squared norms are computed.
+    """The squares D² and D²·b of an affine map D·(∇ + b), by which squared norms are computed.
 
     Attributes:
         squares: D².
@@ -126,7 +126,7 @@ class _SquaredMap:
 
     @classmethod
     def from_map(cls, affine: AffineMap) -> _SquaredMap:
-        """Compute the squares of an affine map that has a scale."""
+        """Compute the squares, given an affine map that has a scale."""
         assert affine.scale is not None
         squares, shift = affine.scale.square(), affine.shift
         scale_norm = squared_norm(affine.scale)
@@ -142,7 +142,7 @@ class _SquaredMap:
 
 @dataclass(slots=True)
 class _NormTerms:
-    """The terms that add up to squared norms after affine maps, summed over all rows.
+    """The terms whose sum is each example's squared gradient norm after an affine map.
 
     Attributes:
         input_squares: ‖a‖², for each example.
@@ -161,7 +161,7 @@ class _NormTerms:
 
 @dataclass(frozen=True)
 class OuterProducts:
-    """Per-example gradients of a Linear layer's weight, stored as factors gᵢ and aᵢ of gᵢaᵢᵀ.
+    """Per-example gradients of a Linear weight, stored as factors gᵢ and aᵢ of ∇ᵢ = gᵢaᵢᵀ.
 
     gᵢ is the gradient of the layer's output, and aᵢ its input.
 
@@ -177,11 +177,11 @@ class OuterProducts:
 
     @property
     def element_count(self) -> int:
-        """The number of elements of both factors."""
+        """The number of elements of both stored factors."""
         return self.gradients.numel() + self.inputs.numel()
 
     def squared_norms(self, bound: float) -> torch.Tensor:
-        """Return upper bounds on squared norms; ∞ for examples whose gradients underflow."""
+        """Return an upper bound on each example's squared gradient norm; ∞ if it underflows."""
         gradient_squares = squared_norm_upper_bounds(self.gradients)
         input_squares = squared_norm_upper_bounds(self.inputs, self._input_factor.squared_norms())
         return self._exclude_underflowing(
@@ -192,7 +192,7 @@ class OuterProducts:
         )
 
     def mapped_squared_norms(self, pieces: MappedPieces, bound: float) -> torch.Tensor:
-        """Bound each example's squared gradient norm after affine maps; ∞ if it underflows."""
+        """Bound each example's squared gradient norm after scale and shift; ∞ if it underflows."""
         terms, dtype = self._norm_terms(pieces), self.inputs.dtype
         gradient_squares = squared_norm_upper_bounds(self.gradients)
         input_squares = squared_norm_upper_bounds(self.inputs, terms.input_squares)
@@ -217,7 +217,7 @@ class OuterProducts:
     def _exclude_underflowing(
         self, norms: torch.Tensor, largest: torch.Tensor, scale_norm: Scalar, bound: float
     ) -> torch.Tensor:
-        """Set squared norms to ∞ for examples whose weighted gradient would underflow."""
+        """Set squared norms to ∞ for examples whose clipped gradient would underflow."""
         excluded = has_excessive_underflow(
             largest, scale_norm, bound, self._gradient_size, self.inputs.dtype
         )
@@ -234,7 +234,7 @@ class OuterProducts:
         return terms
 
     def _add_terms(self, start: int, squared: _SquaredMap, unit: Factor, terms: _NormTerms) -> None:
-        """Add the terms of the squared norms that come from rows `start` and following to `terms`.
+        """Add to `terms` the squared-norm terms of the weight's rows from `start` on.
 
         `start` is the piece's first row, and `unit` holds the squares of a/‖a‖, a the layer's
         input.
@@ -253,22 +253,22 @@ class OuterProducts:
 
     @cached_property
     def _input_factor(self) -> Factor:
-        """The layer's inputs as a dense or sparse matrix."""
+        """The layer's inputs aᵢ as a dense or sparse matrix."""
         return make_factor(self.inputs, self.gradients.shape[1], sparse=self.sparse)
 
     def weighted_sum(self, rows: slice, weights: torch.Tensor, out: torch.Tensor) -> None:
-        """Write the weighted sum Σ wᵢgᵢaᵢᵀ of some rows of the gradients into `out`.
+        """Write Σ wᵢgᵢaᵢᵀ over examples i, on the weight's rows `rows`, into `out`.
 
         It takes one matrix product.
         """
         self._input_factor.weighted_product(self.gradients[:, rows], weights, out)
 
     def clamped_sum(self, rows: slice, scale: torch.Tensor) -> torch.Tensor:
-        """Return Σ clamp(scale∘(gᵢaᵢᵀ), ±1) over examples i on some rows."""
+        """Return Σ clamp(scale·∇ᵢ, ±1) over examples i, on the parameter's rows `rows`."""
         return clamped_sum(self.gradients[:, rows], self.inputs, scale)
 
     def damped_squared_norms(self, pieces: MappedPieces, damping: float) -> torch.Tensor:
-        """Return squared norms after affine maps and a soft limit per coordinate (damping)."""
+        """Return squared gradient norms after scale, shift and a smooth limit per coordinate."""
         found = self.gradients.new_zeros(len(self.gradients), dtype=torch.float64)
         for piece, affine in pieces:
             gradients = self.gradients[:, piece.rows]
@@ -278,11 +278,11 @@ class OuterProducts:
     def damped_sum(
         self, rows: slice, affine: AffineMap, damping: float, weights: torch.Tensor
     ) -> torch.Tensor:
-        """Return the weighted sum of some rows after an affine map and a soft limit (damping)."""
+        """Return Σ wᵢ∇ᵢ on some rows, each ∇ᵢ scaled, shifted and smoothly limited first."""
         return damped_sum(self.gradients[:, rows], self.inputs, affine, damping, weights)
 
     def select(self, kept: torch.Tensor) -> OuterProducts:
-        """Return the gradients of the examples where `kept` is true."""
+        """Return the per-example gradients of those examples where `kept` is true."""
         return OuterProducts(self.gradients[kept], self.inputs[kept], self.sparse)
 
 
@@ -298,7 +298,7 @@ class MaterializedGradients:
 
     @property
     def element_count(self) -> int:
-        """The number of elements of all gradients."""
+        """The number of elements of all examples' gradients."""
         return self.gradients.numel()
 
     def squared_norms(self, _: float) -> torch.Tensor:
@@ -306,7 +306,7 @@ class MaterializedGradients:
         return squared_norms(self.gradients.flatten(1))
 
     def mapped_squared_norms(self, pieces: MappedPieces, bound: float) -> torch.Tensor:
-        """Bound each example's squared gradient norm after affine maps; ∞ if it underflows."""
+        """Bound each example's squared gradient norm after scale and shift; ∞ if it underflows."""
         dtype = self.gradients.dtype
         found = squared_norms(self.gradients.flatten(1)).mul_(overflow_guard(bound, dtype))
         scale_norm: Scalar = 0.0
@@ -326,15 +326,15 @@ class MaterializedGradients:
         return found.masked_fill_(excluded, torch.inf)
 
     def weighted_sum(self, rows: slice, weights: torch.Tensor, out: torch.Tensor) -> None:
-        """Write the weighted sum Σ wᵢ∇ᵢ of some rows of the gradients ∇ᵢ into `out`."""
+        """Write Σ wᵢ∇ᵢ over examples i, on the parameter's rows `rows`, into `out`."""
         torch.mv(self.gradients[:, rows].flatten(1).T, weights, out=out.view(-1))
 
     def clamped_sum(self, rows: slice, scale: torch.Tensor) -> torch.Tensor:
-        """Return Σ clamp(scale∘∇ᵢ, ±1) over examples i on some rows."""
+        """Return Σ clamp(scale·∇ᵢ, ±1) over examples i, on the parameter's rows `rows`."""
         return clamp_in_place(self.gradients[:, rows] * scale).sum(0)
 
     def damped_squared_norms(self, pieces: MappedPieces, damping: float) -> torch.Tensor:
-        """Return squared norms after affine maps and a soft limit per coordinate (damping)."""
+        """Return squared gradient norms after scale, shift and a smooth limit per coordinate."""
         found = self.gradients.new_zeros(len(self.gradients), dtype=torch.float64)
         for piece, affine in pieces:
             factors = self._as_outer_products(piece.rows)
@@ -344,20 +344,20 @@ class MaterializedGradients:
     def damped_sum(
         self, rows: slice, affine: AffineMap, damping: float, weights: torch.Tensor
     ) -> torch.Tensor:
-        """Return the weighted sum of some rows after an affine map and a soft limit (damping)."""
+        """Return Σ wᵢ∇ᵢ on some rows, each ∇ᵢ scaled, shifted and smoothly limited first."""
         return damped_sum(*self._as_outer_products(rows), affine.as_row(), damping, weights)
 
     def _as_outer_products(self, rows: slice) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return two factors of some rows of the gradients: ones, and the gradients themselves."""
+        """Write gradients as outer products: return a factor of ones, and the gradients."""
         return self.gradients.new_ones(len(self.gradients), 1), self.gradients[:, rows].flatten(1)
 
     def select(self, kept: torch.Tensor) -> MaterializedGradients:
-        """Return the gradients of the examples where `kept` is true."""
+        """Return the per-example gradients of those examples where `kept` is true."""
         return MaterializedGradients(self.gradients[kept])
 
 
 def as_scalar(tensor: torch.Tensor) -> Scalar:
-    """Convert a one-element tensor to a float; on a GPU return it unchanged, to avoid waiting."""
+    """Convert a one-element tensor to a float; on a GPU return it unchanged, to avoid a wait."""
     return float(tensor) if is_on_cpu(tensor) else tensor
 
 

@@ -28,11 +28,11 @@ class Factor(Protocol):
         ...
 
     def normalized_squares(self) -> tuple[Factor, torch.Tensor]:
-        """Return the squared entries of rows scaled to norm 1, and the rows' squared norms."""
+        """Scale each row to norm 1 and square its entries; also return the rows' squared norms."""
         ...
 
     def products(self, right: torch.Tensor, /) -> Iterator[tuple[slice, slice, torch.Tensor]]:
-        """Yield self @ right in blocks that fit into the cache.
+        """Yield self @ right in cache-sized blocks, each with its row and column slices.
 
         Yields:
             A slice of rows, a slice of columns, and the product there.
@@ -42,7 +42,7 @@ class Factor(Protocol):
     def weighted_product(
         self, left: torch.Tensor, weights: torch.Tensor, out: torch.Tensor, /
     ) -> None:
-        """Write the weighted sum over examples leftᵀ @ diag(w) @ self into `out`.
+        """Write the weighted sum of outer products Σ wᵢ·leftᵢ·selfᵢᵀ over rows i into `out`.
 
         Args:
             left: one row per example.
@@ -53,7 +53,7 @@ class Factor(Protocol):
 
 
 def make_factor(rows: torch.Tensor, columns: int, *, sparse: bool) -> Factor:
-    """Wrap a matrix of one row per example: sparse if so declared and faster, else dense.
+    """Wrap a matrix of one row per example: as sparse if declared so and faster, else as dense.
 
     The choice depends neither on the examples nor on their number: the two kinds add up in another
     order, and one record must not change how the others are rounded.
@@ -84,7 +84,7 @@ class DenseFactor:
         return squared_norms(self.rows)
 
     def normalized_squares(self) -> tuple[DenseFactor, torch.Tensor]:
-        """Return the squared entries of rows scaled to norm 1, and the rows' squared norms."""
+        """Scale each row to norm 1 and square its entries; also return the rows' squared norms."""
         unit, norms = normalized_squares(self.rows)
         return DenseFactor(unit), norms
 
@@ -96,5 +96,5 @@ class DenseFactor:
     def weighted_product(
         self, left: torch.Tensor, weights: torch.Tensor, out: torch.Tensor
     ) -> None:
-        """Write the weighted sum over examples leftᵀ @ diag(w) @ self into `out`."""
+        """Write the weighted sum of outer products Σ wᵢ·leftᵢ·selfᵢᵀ over rows i into `out`."""
         weighted_product(left, self.rows, weights, out)

@@ -100,7 +100,7 @@ class LayerRecorder:
         bias: torch.Tensor | None,
         rows: slice | None = None,
     ) -> torch.Tensor:
-        """Apply a linear map, or only some of its rows, and record that use of its parameters."""
+        """Apply a linear map, or only some of its output rows, and record it for clipping."""
         part = slice(None) if rows is None else rows
         used = weight if rows is None else weight[part]
         output = linear(inputs, used, bias if bias is None or rows is None else bias[part])
@@ -111,7 +111,7 @@ class LayerRecorder:
     def record_use(
         self, layer: nn.Module, inputs: Tensors, output: torch.Tensor, differentiate: Differentiate
     ) -> None:
-        """Record one use of a layer: inputs, output, and how to get per-example gradients later."""
+        """Record a layer's inputs, output, and the function for its per-example gradients."""
         for each in (*inputs, output):
             self._require_rows(layer, each)
         if not output.requires_grad:
@@ -126,12 +126,12 @@ class LayerRecorder:
             self.uses.append(use)
 
     def _differentiate_early(self, use: LayerUse, output: torch.Tensor) -> None:
-        """Compute a use's per-example gradients as soon as its output's gradient is known."""
+        """Compute a call's per-example gradients as soon as its output's gradient is known."""
         inputs, without_inputs = list(use.inputs), replace(use, inputs=(), edges=())
         parts = self.parts  # the hook must not refer to `self`, which refers to the graph
 
         def add_parts(gradient: torch.Tensor) -> None:
-            """Add the per-example gradients, and forget the inputs."""
+            """Add the call's per-example gradients, and free its inputs."""
             with torch.no_grad():
                 parts.append(without_inputs.example_gradients(inputs, [gradient]))
             inputs.clear()
@@ -146,7 +146,7 @@ class LayerRecorder:
     def _observe(
         self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
     ) -> Any:
-        """Record one call of a layer, as a forward hook, and return the output to use."""
+        """Forward hook: record one call of a layer, and return the output to use."""
         differentiate = None if self.path == "replay" else self._differentiator(layer)
         if differentiate is None:
             return self._record_replayed(layer, args, kwargs, output)
@@ -162,7 +162,7 @@ class LayerRecorder:
         return output
 
     def _differentiator(self, layer: nn.Module) -> Differentiate | None:
-        """Return the layer's per-example gradient function; None if it must be run again."""
+        """Return the layer's per-example gradient function; None if the layer must be rerun."""
         found: Any = layer  # of the type that is asked for
         if keeps_forward_of(layer, nn.Linear):
             return partial(self._project_back, found.weight, found.bias, None, False)
@@ -188,7 +188,7 @@ class LayerRecorder:
         inputs: Tensors,
         gradients: Tensors,
     ) -> Gradients:
-        """Return a linear map's per-example gradients, from inputs and output gradients."""
+        """Return a linear map's per-example gradients from its inputs and output gradients."""
         is_sparse = self.sparse is not None and inputs[0].data_ptr() == self.sparse.data_ptr()
         return projection_gradients(
             weight, bias, inputs[0], gradients[0],
@@ -198,7 +198,7 @@ class LayerRecorder:
     def _record_replayed(
         self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
     ) -> Any:
-        """Record a call of a layer that is run again to get its gradients; return its output.
+        """Record a call of a layer that is rerun to get its gradients; return its output.
 
         One output may be computed from another, as an LSTM's hidden state is from its cell state.
         So outputs are returned as views, whose gradients do not include each other.
@@ -252,7 +252,7 @@ class LayerRecorder:
             )
 
     def _expand_shared(self, _: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        """Copy a row of tokens that all examples share, so that each example has its own.
+        """Forward pre-hook: repeat a row of tokens that examples share, once per example.
 
         Otherwise its output gradient would be summed over the examples.
         """
@@ -273,7 +273,7 @@ def _sample_gradients(
 
 
 def _own_forward(layer: nn.Module) -> Callable[..., Any] | None:
-    """Return this package's forward function for a recurrent or attention layer, else None."""
+    """Return this package's forward function for a recurrent or attention layer; else None."""
     if keeps_forward_of(layer, nn.MultiheadAttention):
         assert isinstance(layer, nn.MultiheadAttention)
         is_plain = layer.bias_k is None and not layer.add_zero_attn

@@ -33,7 +33,7 @@ EnginePath = Literal["gram", "product", "held", "replay"]
 
 @dataclass(frozen=True, slots=True)
 class LayerUse:
-    """One call of a layer in a forward pass, and how to compute its per-example gradients.
+    """One call of a layer in a forward pass, with the function for its per-example gradients.
 
     Attributes:
         layer: the layer.
@@ -69,7 +69,7 @@ class LayerUse:
 
 
 class UseRecorder(Protocol):
-    """The interface by which a layer's forward pass applies linear maps and records their use."""
+    """Interface by which a layer's forward pass records the linear maps that it applies."""
 
     def project(
         self,
@@ -79,13 +79,13 @@ class UseRecorder(Protocol):
         bias: torch.Tensor | None,
         rows: slice | None = None,
     ) -> torch.Tensor:
-        """Apply a linear map, or only some of its rows, and record that use of its parameters."""
+        """Apply a linear map, or only some of its output rows, and record it for clipping."""
         ...
 
     def record_use(
         self, layer: nn.Module, inputs: Tensors, output: torch.Tensor, differentiate: Differentiate
     ) -> None:
-        """Record one use of a layer: inputs, output, and how to get per-example gradients later."""
+        """Record a layer's inputs, output, and the function for its per-example gradients."""
         ...
 
     def unsupported_error(self, layer: nn.Module, problem: str) -> UnsupportedModelError:
@@ -138,7 +138,7 @@ def projection_gradients(
 
 
 def _as_sequence(factor: torch.Tensor) -> torch.Tensor:
-    """Reshape a factor of shape (examples, ..., width) to (examples, positions, width)."""
+    """Reshape (examples, ..., width) to (examples, positions, width)."""
     return factor.flatten(1, -2) if factor.dim() > 2 else factor[:, None]
 
 
@@ -161,7 +161,7 @@ def bag_gradients(
     weights: torch.Tensor | None,
     gradient: torch.Tensor,
 ) -> dict[torch.Tensor, ExampleGradients]:
-    """Return the per-example gradients of an embedding table used through bags of tokens.
+    """Return the per-example gradients of an embedding table in an `EmbeddingBag`.
 
     Args:
         layer: the layer, of mode sum or mean.
@@ -203,7 +203,7 @@ def normalization_gradients(
 
 
 def merge_parts(parts: Sequence[ExampleGradients], path: EnginePath | None) -> ExampleGradients:
-    """Return the sum of one parameter's gradients from several uses.
+    """Sum one parameter's per-example gradients over the calls that use it.
 
     Args:
         parts: at least one.
@@ -220,7 +220,7 @@ def merge_parts(parts: Sequence[ExampleGradients], path: EnginePath | None) -> E
 
 
 def _merge(parts: Sequence[ExampleGradients]) -> ExampleGradients:
-    """Return the sum of two or more sets of per-example gradients of one parameter."""
+    """Sum two or more sets of per-example gradients of one parameter."""
     held = [each for each in parts if isinstance(each, MaterializedGradients)]
     tokens = [each for each in parts if isinstance(each, TokenGradients)]
     products = [
@@ -239,7 +239,7 @@ def _merge(parts: Sequence[ExampleGradients]) -> ExampleGradients:
 
 
 def _add(parts: Sequence[MaterializedGradients]) -> torch.Tensor:
-    """Return the sum of per-example gradients that are stored in full."""
+    """Sum per-example gradients that are stored in full."""
     total = parts[0].gradients.clone()
     for each in parts[1:]:
         total += each.gradients

@@ -50,7 +50,7 @@ def is_checked(batch: int) -> bool:
 def check_model(
     model: nn.Module, run: RunModel, batch: Batch, parameters: Sequence[nn.Parameter]
 ) -> None:
-    """Raise unless a model keeps examples apart and its per-example gradients are complete.
+    """Raise if examples affect one another, or a per-example gradient misses a part.
 
     Every other example is first replaced, then left out: the rest must pass as before. A model that
     draws random numbers, such as dropout, would draw others for fewer examples, so where examples
@@ -143,7 +143,7 @@ def _is_sum(found: torch.Tensor, expected: torch.Tensor, tolerance: float, size:
 
 
 def _gradients_of_magnitudes(uses: Sequence[UsePass]) -> dict[torch.Tensor, list[ExampleGradients]]:
-    """Return per-example gradients computed from the absolute values of all factors.
+    """Return per-example gradients computed from the absolute values of their factors.
 
     They bound the sum of the magnitudes of the true gradients' terms, to which rounding errors
     are relative.
@@ -160,7 +160,7 @@ def _gradients_of_magnitudes(uses: Sequence[UsePass]) -> dict[torch.Tensor, list
 
 
 def _largest_sum(parts: Sequence[ExampleGradients], piece: Piece, weights: torch.Tensor) -> float:
-    """Return the largest coordinate, on some rows, of a weighted sum over examples."""
+    """Return the largest coordinate, on some rows, of a weighted sum of per-example gradients."""
     total = weights.new_empty(piece.shape)
     merge_parts(parts, None).weighted_sum(piece.rows, weights, total)
     return _largest_magnitude(total)
@@ -182,7 +182,7 @@ def _random_state(device: torch.device) -> torch.Tensor:
 
 
 def _replace_others(examples: Examples, kept: torch.Tensor) -> Examples:
-    """Return the batch with the examples outside `kept` replaced by other values."""
+    """Return the batch with all examples outside `kept` replaced by other values."""
     if isinstance(examples, torch.Tensor):
         return _replace_rows(examples, kept)
     return {
@@ -192,7 +192,7 @@ def _replace_others(examples: Examples, kept: torch.Tensor) -> Examples:
 
 
 def _replace_rows(rows: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
-    """Return the rows with those outside `kept` replaced by a multiple of a neighbouring row."""
+    """Return the tensor with rows outside `kept` replaced by a multiple of a neighbouring row."""
     others = rows.roll(1, 0)
     others = others * _REPLACEMENT_FACTOR if others.is_floating_point() else others
     return torch.where(kept.view(-1, *(1,) * (rows.dim() - 1)), rows, others)
@@ -201,7 +201,7 @@ def _replace_rows(rows: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
 def _require_equal_passes(
     first: ModelPass, first_rows: torch.Tensor, second: ModelPass, second_rows: torch.Tensor
 ) -> None:
-    """Raise unless each call of a layer got the same inputs and gradients in both passes."""
+    """Raise unless layers got equal inputs and gradients for the same examples in both passes."""
     for one, other in _paired_uses(first, second):
         pairs = zip((*one.inputs, *one.gradients), (*other.inputs, *other.gradients), strict=True)
         if not all(_is_close(a[first_rows], b[second_rows]) for a, b in pairs):
@@ -209,7 +209,7 @@ def _require_equal_passes(
 
 
 def _paired_uses(first: ModelPass, second: ModelPass) -> Iterator[tuple[UsePass, UsePass]]:
-    """Yield the layer calls of two passes in pairs; raise if the layers differ."""
+    """Yield the layer calls of two forward passes in pairs; raise if the layers differ."""
     for at, one in enumerate(first.uses):
         if at >= len(second.uses) or second.uses[at].use.layer is not one.use.layer:
             raise _mixing_error(one.use.layer)
@@ -235,12 +235,12 @@ def _is_close(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _relative_tolerance(tensor: torch.Tensor) -> float:
-    """Return the relative tolerance for values computed in a tensor's precision: √epsilon."""
+    """Return √(machine epsilon) of a tensor's dtype, as a relative tolerance."""
     return float(torch.finfo(tensor.dtype).eps) ** 0.5 if tensor.is_floating_point() else 0.0
 
 
 def _sum_tolerances(model_pass: ModelPass) -> dict[torch.Tensor, tuple[float, bool]]:
-    """Return, by parameter, the tolerance of its gradient sums and if Σ|terms| is computable.
+    """Return, per parameter, the tolerance for its gradient sums, and whether Σ|terms| is known.
 
     Half precision loses more in a term than in the sum, and so does an accelerator, where
     convolutions are in TF32 by default.
@@ -260,7 +260,7 @@ def _sum_tolerances(model_pass: ModelPass) -> dict[torch.Tensor, tuple[float, bo
 
 
 def _term_count(gradient: torch.Tensor) -> int:
-    """Return an upper bound on the number of terms in the sums of a parameter's gradient."""
+    """Return an upper bound on the number of terms that a parameter's gradient sums."""
     return gradient.numel() // max(1, min(gradient.shape[1:], default=1))
 
 

@@ -64,7 +64,7 @@ class ModelPass:
     full_gradients: Sequence[torch.Tensor | None] = ()
 
     def take_example_gradients(self, parameters: Sequence[nn.Parameter]) -> list[ExampleGradients]:
-        """Return each parameter's per-example gradients, and free the memory; call it once.
+        """Return each parameter's per-example gradients, and free their inputs; call it once.
 
         Args:
             parameters: the layers' parameters.

@@ -47,7 +47,7 @@ class FreshGenerator(torch.Generator):
 
 
 def _replace_state_words(state: torch.Tensor, words: bytes) -> torch.Tensor:
-    """Return a generator's state with its words replaced by new random 32-bit words."""
+    """Return a generator's state with its words replaced by given random 32-bit words."""
     found = state.clone()
     table = found[_HEADER_BYTES : _HEADER_BYTES + 8 * _STATE_WORDS].view(torch.int64)
     table.copy_(torch.frombuffer(bytearray(words), dtype=torch.uint32).to(torch.int64))
@@ -73,7 +73,7 @@ def gaussian_like(
 
 
 def _reseed_all() -> None:
-    """Reseed every generator after a fork, so that the noise of the parent is not repeated."""
+    """Reseed every generator after a fork, so that parent and child draw different noise."""
     for generator in _GENERATORS:
         if generator.device.type == "cpu":  # nothing else can be used in a forked process
             generator.reseed()

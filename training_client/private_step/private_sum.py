@@ -46,13 +46,13 @@ class NoisyBlock:
     noise_deviation: float
 
     def gradient_moments(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return estimates of the mean gradient and of its square; the latter may be negative."""
+        """Estimate the mean gradient and its square on the block; the square may be negative."""
         return self.affine.gradient_moments(self.mean, self.noise_deviation)
 
 
 @dataclass(frozen=True, slots=True)
 class _StepSum:
-    """A step's clipped sum, private data, with the noise that the step adds to it.
+    """A step's clipped gradient sum (private), with the standard deviation of the noise to add.
 
     Attributes:
         total: the clipped sum.
@@ -184,12 +184,12 @@ class PrivateSum:
 
     @property
     def plan(self) -> Plan:
-        """The plan of the step that is begun or made next: its own clip norm and noise."""
+        """The plan of the current step: sampling, clip norm and noise."""
         return self.allowance.plan.at(self.current_step)
 
     @property
     def current_step(self) -> int:
-        """The number of the step that is begun or made next."""
+        """The number of the step that is begun, or made next."""
         return self.steps if self._is_step_open else self.steps + 1
 
     def take(self) -> None:
@@ -218,7 +218,7 @@ class PrivateSum:
         self._examples_drawn = None
 
     def expect_examples(self, count: int) -> None:
-        """Announce how many records were drawn for the open step, in this process.
+        """Announce how many records this process drew for the step that was charged.
 
         From then on each step needs a batch drawn for it. Several processes make no step without
         it, because nothing else shows that each took its own share of the records.
@@ -226,7 +226,7 @@ class PrivateSum:
         self._examples_drawn, self._needs_drawn_examples = count, True
 
     def continue_epoch(self, position: int) -> None:
-        """Resume an epoch at batch `position`; at 0, begin one and skip the steps left of the last.
+        """Resume an epoch at batch `position`; at 0, start one and skip the last one's rest.
 
         An epoch of balls-in-bins sampling is charged as one draw of its bins. After others are
         drawn, the steps left of it cover nothing.
@@ -248,7 +248,7 @@ class PrivateSum:
     def release(
         self, examples: Examples, targets: torch.Tensor, loss: Loss, transform: Transform
     ) -> NoisyMean:
-        """Return the noisy mean of one sampled batch; an empty batch gets the same noise.
+        """Return the noisy mean gradient of one sampled batch; an empty batch gets the same noise.
 
         Raises:
             BudgetExhaustedError, NoGuaranteeError, ServiceError: see `take`; nothing was computed.
@@ -286,7 +286,7 @@ class PrivateSum:
         )
 
     def _require_drawn_batch(self) -> None:
-        """Raise unless a batch was drawn for the step, where that can be known.
+        """Raise if no batch was drawn for the step, as far as that can be known.
 
         Raises:
             NoGuaranteeError: it was not, or a step was made with it before.
@@ -320,7 +320,7 @@ class PrivateSum:
         return NoisyBlock(block, mean, affine, deviation)
 
     def _noisy_count(self, count: int, deviation: float) -> float:
-        """Return the number of examples that were not clipped, in all processes, with noise."""
+        """Return the number of unclipped examples, over all processes, with Gaussian noise."""
         noisy = torch.full((1,), float(count), dtype=torch.float64, device=self._device)
         if self.processes.adds_noise:
             noisy += gaussian_like(noisy, deviation, self._generator)
@@ -335,7 +335,7 @@ class PrivateSum:
         loss: Loss,
         transform: Transform,
     ) -> BlockwiseSum:
-        """Return a batch's clipped sum, if it has one example for each of the `drawn` records.
+        """Return a batch's clipped sum; raise unless its size is the number of `drawn` records.
 
         Raises:
             DataError: it has more or fewer.
@@ -356,7 +356,7 @@ class PrivateSum:
 
 
 def _is_shared(allowance: Allowance) -> bool:
-    """Return whether several processes share a budget."""
+    """Return whether several processes share a run's budget."""
     return isinstance(allowance, SharedBudget) and allowance.group.size > 1
 
 
@@ -368,7 +368,7 @@ def _processes_of(allowance: Allowance, parameters: Sequence[torch.Tensor]) -> S
 
 
 def _without_wrapper(model: nn.Module, allowance: Allowance) -> nn.Module:
-    """Return the model inside DistributedDataParallel, if a shared budget does its work.
+    """Return the model inside DistributedDataParallel if the budget is shared by processes.
 
     Sums are added up here, with the noise, so the wrapper's own all-reduce of gradients is not
     used.

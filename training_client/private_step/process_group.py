@@ -32,7 +32,7 @@ def is_rank_zero() -> bool:
 
 
 def run_on_rank_zero(function: Callable[[], T]) -> T:
-    """Call a function on rank 0 only, and return its result, or raise its exception, on all ranks.
+    """Call a function on rank 0 only; return its result, or raise its exception, on all ranks.
 
     Args:
         function: its result or exception must be picklable.
@@ -57,7 +57,7 @@ class ProcessGroup:
         self._problem: str | None = None  # why the group cannot be used any more
 
     def run_on_rank_zero(self, function: Callable[[], T]) -> T:
-        """Call a function on rank 0 only, and return or raise its outcome on all ranks.
+        """Call a function on rank 0 only; return its result, or raise its error, on all ranks.
 
         Args:
             function: its result or exception must be picklable.
@@ -85,7 +85,7 @@ class ProcessGroup:
         return tensor
 
     def add_up(self, tensor: torch.Tensor) -> None:
-        """Overwrite a tensor with its sum over all processes; all get the same."""
+        """Overwrite a tensor with its sum over all processes (all-reduce)."""
         if self.size > 1:
             with self._call():
                 distributed.all_reduce(tensor)
@@ -107,7 +107,7 @@ class ProcessGroup:
 
     @contextmanager
     def _call(self) -> Iterator[None]:
-        """Make a call of torch.distributed inside the `with` block; report why it failed.
+        """Context manager for one call of torch.distributed; report why it failed.
 
         Raises:
             NoGuaranteeError: the processes are not those that the group was made of.
@@ -139,7 +139,7 @@ class ProcessGroup:
 
 
 def _call_alone(function: Callable[[], T]) -> tuple[T | None, Exception | None]:
-    """Call a function; return its result and None, or None and the exception."""
+    """Call a function; return its result and None, or None and its exception."""
     before = _IS_ALONE.set(True)
     try:
         return function(), None
@@ -150,6 +150,6 @@ def _call_alone(function: Callable[[], T]) -> tuple[T | None, Exception | None]:
 
 
 def _first_line(error: Exception) -> str:
-    """Return the first line of an error's message, without what follows a C++ trace."""
+    """Return the first line of an error's message, without a C++ stack trace."""
     lines = str(error).splitlines() or [type(error).__name__]
     return lines[0].removesuffix(".")

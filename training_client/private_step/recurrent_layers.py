@@ -25,7 +25,7 @@ State = tuple[torch.Tensor, ...]  # hidden state; LSTM: and cell state
 
 @dataclass(slots=True)
 class _RecordedProduct:
-    """A linear map applied at every position of a sequence and recorded as a single use.
+    """A linear map that is applied at every position of a sequence, and recorded once for all.
 
     Attributes:
         weight, bias: of the product.
@@ -44,12 +44,12 @@ class _RecordedProduct:
     def over(
         cls, weight: torch.Tensor, bias: torch.Tensor | None, rows: torch.Tensor
     ) -> _RecordedProduct:
-        """Make the product for sequences of the shape of `rows`: (examples, positions, width)."""
+        """Make the product for sequences shaped like `rows`: (examples, positions, width)."""
         whole = weight.new_zeros(*rows.shape[:2], len(weight), requires_grad=True)
         return cls(weight, bias, whole, whole.unbind(1), [None] * rows.shape[1])
 
     def __call__(self, position: int, inputs: torch.Tensor) -> torch.Tensor:
-        """Return the product with the inputs at a position."""
+        """Return the linear map's output for the inputs at a position."""
         self.inputs[position] = inputs.detach()
         return linear(inputs, self.weight, self.bias) + self.offsets[position]
 
@@ -73,7 +73,7 @@ def _rnn_step(
     of_hidden: torch.Tensor,
     _: State,
 ) -> State:
-    """Return a plain RNN's next state from its mapped input and mapped hidden state."""
+    """Return a plain RNN's next state from its linearly mapped input and hidden state."""
     return (activation(of_input + of_hidden),)
 
 
@@ -85,7 +85,7 @@ def _lstm_step(of_input: torch.Tensor, of_hidden: torch.Tensor, state: State) ->
 
 
 def _gru_step(of_input: torch.Tensor, of_hidden: torch.Tensor, state: State) -> State:
-    """Return a GRU's next state from its mapped input and mapped hidden state."""
+    """Return a GRU's next state from its linearly mapped input and hidden state."""
     reset_in, update_in, new_in = of_input.chunk(3, -1)
     reset_hidden, update_hidden, new_hidden = of_hidden.chunk(3, -1)
     reset, update = (reset_in + reset_hidden).sigmoid(), (update_in + update_hidden).sigmoid()
@@ -97,7 +97,7 @@ Step = Callable[[torch.Tensor, torch.Tensor, State], State]
 
 
 def _step_of(layer: nn.RNNBase | nn.RNNCellBase) -> Step:
-    """Return the function that computes this layer's next state."""
+    """Return the function that computes the next state of this kind of recurrent layer."""
     if isinstance(layer, nn.LSTM | nn.LSTMCell):
         return _lstm_step
     if isinstance(layer, nn.GRU | nn.GRUCell):
@@ -109,7 +109,7 @@ def _step_of(layer: nn.RNNBase | nn.RNNCellBase) -> Step:
 def run_recurrent_cell(
     recorder: UseRecorder, layer: nn.RNNCellBase, inputs: torch.Tensor, state: Any = None
 ) -> Any:
-    """Run `RNNCell`, `LSTMCell` or `GRUCell` on one row per example; record its linear maps.
+    """Run `RNNCell`, `LSTMCell` or `GRUCell` on a row per example; record its linear maps.
 
     Raises:
         UnsupportedModelError: the inputs are not one row per example.
@@ -174,7 +174,7 @@ def run_recurrent_layer(
 
 
 def _first_state(layer: nn.RNNBase, rows: torch.Tensor, state: Any, index: int) -> State:
-    """Return the initial state of one direction of one stacked layer."""
+    """Return the initial state of one direction of one of the stacked recurrent layers."""
     if state is not None:
         return (
             tuple(each[index] for each in state) if isinstance(layer, nn.LSTM) else (state[index],)
@@ -194,7 +194,7 @@ def _run_direction(
     depth: int,
     direction: int,
 ) -> tuple[torch.Tensor, State]:
-    """Run one stacked layer forwards or backwards; return its outputs and its final state."""
+    """Run one stacked layer forwards or backwards in time; return outputs and final state."""
     suffix = f"_l{depth}" + ("_reverse" if direction else "")
     of_inputs = recorder.project(
         layer, rows, getattr(layer, f"weight_ih{suffix}"), _bias(layer, f"bias_ih{suffix}")

@@ -54,7 +54,7 @@ class LayerCall:
         examples: int,
         wanted: tuple[int, ...],
     ) -> tuple[LayerCall, Values]:
-        """Return the call, and separately its tensor arguments with one example per row."""
+        """Return the call without its per-example tensors, and these tensors."""
         leaves, structure = tree_flatten(arguments)
         places = tuple(
             place
@@ -69,7 +69,7 @@ class LayerCall:
         return cls(layer, parameters, rest, structure, places, wanted), inputs
 
     def run(self, parameters: Mapping[str, torch.Tensor], inputs: Sequence[torch.Tensor]) -> Values:
-        """Repeat the call with other inputs; return those outputs that need gradients."""
+        """Repeat the call with other parameters and inputs; return outputs that need gradients."""
         leaves = list(self.leaves)
         for place, each in zip(self.places, inputs, strict=True):
             leaves[place] = each
@@ -108,13 +108,13 @@ class LayerCall:
     def _differentiate(
         self, inputs: list[torch.Tensor], gradients: list[torch.Tensor]
     ) -> dict[str, torch.Tensor]:
-        """Return the gradients of a few examples, one per row, by `vmap` if it can."""
+        """Return the parameter gradients of a few examples, one per row, by `vmap` if possible."""
         values = {name: each.detach() for name, each in self.parameters.items()}
 
         def differentiate_one(
             rows: list[torch.Tensor], gradient: list[torch.Tensor]
         ) -> dict[str, torch.Tensor]:
-            """Return the gradients of one example."""
+            """Return the parameter gradients of one example."""
             one = [each[None] for each in rows]
             pull_back = vjp(lambda changed: self.run(changed, one), values)[1]
             found: dict[str, torch.Tensor] = pull_back(tuple(each[None] for each in gradient))[0]
@@ -133,7 +133,7 @@ class LayerCall:
     def _differentiate_one_by_one(
         self, inputs: list[torch.Tensor], gradients: list[torch.Tensor]
     ) -> dict[str, torch.Tensor]:
-        """Return the gradients of a few examples, one per row, by a loop over the examples."""
+        """Return the parameter gradients of a few examples, one per row, by a loop."""
         names, rows = list(self.parameters), []
         before = torch.get_rng_state()
         for at in range(len(gradients[0])):

@@ -43,17 +43,17 @@ Scalar = float | torch.Tensor  # a one-element tensor on an accelerator
 
 
 def weight_rounding(dtype: torch.dtype) -> float:
-    """Return by which share of the clipping bound rounding may raise a weighted gradient's norm."""
+    """Return how far rounding may raise a clipped gradient's norm, relative to the clip norm."""
     return _WEIGHT_ROUNDING[dtype]
 
 
 def negligible_share(dtype: torch.dtype) -> float:
-    """Return the share of the clipping bound that one example may lose by underflow."""
+    """Return the loss by underflow that one example may have, relative to the clip norm."""
     return _NEGLIGIBLE_PART * weight_rounding(dtype)
 
 
 def safe_bound_range(dtype: torch.dtype, size: int) -> tuple[float, float]:
-    """Return the smallest and largest safe clipping bound for gradients of `size` coordinates."""
+    """Return the smallest and largest safe clip norm for gradients of `size` coordinates."""
     smallest = _smallest_normal(dtype) * math.sqrt(size) / negligible_share(dtype)
     return max(smallest, _BOUND_MIN), min(_largest_finite(dtype) / _EXAMPLES_MAX, 1 / _BOUND_MIN)
 
@@ -67,7 +67,7 @@ def smallest_safe_factor(dtype: torch.dtype) -> float:
 
 
 def rounding_error(dtype: torch.dtype, terms: int = 0) -> float:
-    """Return an upper bound on a sum's rounding error, relative to the sum of |terms|.
+    """Return an upper bound on a sum's rounding error, relative to the sum of its |terms|.
 
     Args:
         dtype: the precision in which the terms are computed.
@@ -77,7 +77,7 @@ def rounding_error(dtype: torch.dtype, terms: int = 0) -> float:
 
 
 def sequence_rounding(dtype: torch.dtype, terms: int) -> float:
-    """Bound the rounding error of a matrix product over a sequence, relative to the sum of |terms|.
+    """Bound the rounding error of a matrix product over positions, relative to Σ|terms|.
 
     Each of the additions, in any order, and each rounding of a term or of its weight takes at most
     half an epsilon of the sum of magnitudes, and 1 % more pays for products of roundings.
@@ -108,7 +108,7 @@ def sequence_underflow(
 def gram_underflow(
     gradient_squares: torch.Tensor, input_squares: torch.Tensor, rows: int, columns: int, terms: int
 ) -> torch.Tensor:
-    """Return upper bounds on the underflow errors of squared norms computed by Gram matrices.
+    """Bound the underflow errors of squared gradient norms that are computed by Gram matrices.
 
     The Gram matrices G of g and A of a are computed in double precision; an entry of G loses at
     most the smallest normal number t for each of its terms, which an entry of A multiplies, and
@@ -130,7 +130,7 @@ def gram_underflow(
 def mapped_magnitude_underflow(
     gradient_squares: torch.Tensor, input_squares: torch.Tensor, coordinates: int
 ) -> torch.Tensor:
-    """Return upper bounds on the underflow errors of Σ g²·D²·a² for products gaᵀ scaled by D.
+    """Bound the underflow errors of Σ g²·D²·a², the squared norm of gaᵀ scaled by D.
 
     Args:
         gradient_squares: Σₒ g²ₒ of each example.
@@ -143,7 +143,7 @@ def mapped_magnitude_underflow(
 
 
 def overflow_guard(bound: float, dtype: torch.dtype) -> float:
-    """Return the multiple of ‖gradient‖² that, added to a squared norm, prevents overflow of sums.
+    """Return c such that clipping by norm² + c·‖gradient‖² keeps gradient sums from overflow.
 
     It is (B/m)², where m is the largest norm that a weighted gradient may have: with ‖∇‖²(B/m)² in
     ‖u‖², the weight w = B/‖u‖ makes w‖∇‖ ≤ m.
@@ -171,7 +171,7 @@ def squared_norm_upper_bounds(
 def shift_norm_upper_bound(
     computed: Scalar, scale_norm: Scalar, shift_norm: Scalar, dtype: torch.dtype
 ) -> Scalar:
-    """Return an upper bound on ‖D∘b‖² for scale D and shift b, even if squares underflow.
+    """Return an upper bound on ‖D·b‖² for scale D and shift b, even if squares underflow.
 
     Args:
         computed: the computed Σ D²b², with D² in the precision of `dtype`.
@@ -189,7 +189,7 @@ def norm_underflow(
     coordinates: int,
     dtype: torch.dtype,
 ) -> torch.Tensor:
-    """Return upper bounds on underflow errors in squared norms of affinely mapped gradients.
+    """Bound the underflow errors of squared norms of scaled and shifted gradients.
 
     Each underflow takes at most the smallest normal number t, once per coordinate: where D² or a
     product with it underflows, t is multiplied by ‖g‖²‖a‖²; where a square does, by D²; where a
@@ -211,7 +211,7 @@ def norm_underflow(
 
 
 def weighted_underflow(coordinates: int, scale_norm: Scalar, dtype: torch.dtype) -> Scalar:
-    """Return an upper bound on the norm of the underflow error of one weighted gradient.
+    """Return an upper bound on the norm of the underflow error of one clipped gradient.
 
     The smallest numbers are rounded up or to 0, and D multiplies the error. A shift is weighted
     separately, so it no longer cancels what has underflowed.
@@ -233,7 +233,7 @@ def has_excessive_underflow(
     dtype: torch.dtype,
     terms: int = 1,
 ) -> torch.Tensor:
-    """Return, per example, whether underflow would change its weighted gradient too much.
+    """Return, per example, whether underflow would change its clipped gradient too much.
 
     That happens where one factor is so large that the other, weighted, underflows. The other is
     multiplied by the first, or by the 1 of a shift, and by D: the error has at most the norm
@@ -265,5 +265,5 @@ def _largest_finite(dtype: torch.dtype) -> float:
 
 
 def _underflow_square(dtype: torch.dtype) -> float:
-    """Return an upper bound on x² for numbers x that underflow, or whose square does."""
+    """Return an upper bound on x² for all x of which x or x² underflows in a dtype."""
     return max(_smallest_normal(dtype) ** 2, 2 * _smallest_normal(torch.float64))

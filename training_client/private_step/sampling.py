@@ -40,7 +40,7 @@ class Sampler(Protocol):
 
 
 def sampler_for_plan(plan: Plan, records: int, sampler: Sampler | None = None) -> Sampler:
-    """Return the given sampler if it draws batches as the plan is charged, or a new one.
+    """Return the given sampler, if it samples as the plan charges; without one, a new sampler.
 
     Args:
         plan: the plan.
@@ -129,7 +129,7 @@ class BallsInBinsSampler:
         self.position = 0
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle so that a copy draws its own bins."""
+        """Pickle such that a copy draws its own assignment of records to batches."""
         return type(self), (self.dataset_size, self.bins, self._generator)
 
     def draw(self) -> torch.Tensor:

@@ -60,18 +60,18 @@ class SequenceProducts(ChunkedGradients):
 
     @classmethod
     def merge(cls, parts: Sequence[SequenceProducts]) -> SequenceProducts:
-        """Return the summed gradients of one weight's uses: their positions are joined."""
+        """Sum the gradients of several uses of one weight, by joining their positions."""
         gradients = torch.cat([each.gradients for each in parts], 1)
         return cls(gradients, torch.cat([each.inputs for each in parts], 1), parts[0].method)
 
     @property
     def element_count(self) -> int:
-        """The number of elements of both factors."""
+        """The number of elements of both stored factors."""
         return self.gradients.numel() + self.inputs.numel()
 
     @property
     def terms(self) -> int:
-        """The length of the sequence: the number of products added to one gradient."""
+        """The length of the sequence: the number of products summed to one gradient."""
         return self.gradients.shape[1]
 
     @property
@@ -86,12 +86,12 @@ class SequenceProducts(ChunkedGradients):
 
     @property
     def sample(self) -> torch.Tensor:
-        """Any tensor with the gradients' dtype and device."""
+        """One of the stored tensors, whose dtype and device are those of the gradients."""
         return self.gradients
 
     @property
     def uses_gram_matrices(self) -> bool:
-        """Return whether norms are computed by Gram matrices; only sizes decide."""
+        """Return whether norms are computed by Gram matrices; tensor sizes alone decide."""
         if self.method is not None:
             return self.method == "gram"
         rows, columns = self.shape
@@ -99,11 +99,11 @@ class SequenceProducts(ChunkedGradients):
         return by_gram < rows * columns * (self.terms + _READING_COST)
 
     def dense(self, examples: slice, rows: slice) -> torch.Tensor:
-        """Compute some rows of some examples' gradients: one matrix per example."""
+        """Compute some examples' gradients on the weight's rows `rows`, one matrix per example."""
         return torch.bmm(self.gradients[examples, :, rows].mT, self.inputs[examples])
 
     def squared_norms(self, bound: float) -> torch.Tensor:
-        """Return upper bounds on squared norms; ∞ for examples whose gradients underflow."""
+        """Return an upper bound on each example's squared gradient norm; ∞ if it underflows."""
         if not self.uses_gram_matrices:
             return super().squared_norms(bound)
         rows, columns = self.shape
@@ -121,7 +121,7 @@ class SequenceProducts(ChunkedGradients):
         return self._upper_bounds(found.clamp_min_(0.0), 1, bound)
 
     def magnitudes(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return bounds per example on squared norms of Σ|terms| and of a term's larger factor."""
+        """Return, per example, squared norms that bound rounding: of Σ|terms| and of a factor."""
         gradient_squares, input_squares = self._squared_sizes
         return gradient_squares * input_squares, torch.maximum(gradient_squares, input_squares)
 
@@ -132,7 +132,7 @@ class SequenceProducts(ChunkedGradients):
         return gradient_squares, squared_norm_upper_bounds(self.inputs.flatten(1))
 
     def mapped_magnitudes(self, rows: slice, scale: torch.Tensor) -> torch.Tensor:
-        """Return ‖scale∘m‖² per example on some rows, rounded up; m bounds the sum of |terms|."""
+        """Return, per example, the squared norm of a bound on Σ|scaled terms|, on some rows."""
         g, a = (each[:, rows] if at == 0 else each for at, each in enumerate(self._column_squares))
         found = torch.mm(a, scale.double().square().T).mul_(g).sum(1)
         size = scale.numel()
@@ -145,17 +145,17 @@ class SequenceProducts(ChunkedGradients):
         return _sum_squares(self.gradients), _sum_squares(self.inputs)
 
     def weighted_sum(self, rows: slice, weights: torch.Tensor, out: torch.Tensor) -> None:
-        """Write the weighted sum Σ wᵢ·Σₜ gₜaₜᵀ of some rows of the gradients into `out`."""
+        """Write Σᵢ wᵢ·Σₜ gₜaₜᵀ over examples i, on the weight's rows `rows`, into `out`."""
         left, right = self.gradients[:, :, rows].flatten(0, 1), self.inputs.flatten(0, 1)
         weighted_product(left, right, weights.repeat_interleave(self.terms), out)
 
     def select(self, kept: torch.Tensor) -> SequenceProducts:
-        """Return the gradients of the examples where `kept` is true."""
+        """Return the per-example gradients of those examples where `kept` is true."""
         return SequenceProducts(self.gradients[kept], self.inputs[kept], self.method)
 
 
 def _sum_squares(factor: torch.Tensor) -> torch.Tensor:
-    """Return Σₜ f²ₜⱼ of each example's factor f, in double precision, without a copy of it."""
+    """Return each example's squared factor entries summed over positions, in double precision."""
     found = factor.new_zeros((len(factor), factor.shape[2]), dtype=torch.float64)
     for each in factor.unbind(1):
         found += each.double().square()

@@ -18,7 +18,7 @@ _Summary = tuple[Plan, int, int, float]  # the plan; steps made and taken; ε of
 
 
 class SharedBudget(Allowance):
-    """The budget of one run that several processes make together; `share_budget` makes it.
+    """A run's budget that several processes share: rank 0 holds it, and all get its answers.
 
     Every method asks rank 0 and gives its answer, or its exception, to all processes. So all must
     call it, in the same order. The attributes are those of the last answer.
@@ -37,7 +37,7 @@ class SharedBudget(Allowance):
         )
 
     def _create(self, make_budget: Callable[[], Allowance]) -> _Summary:
-        """Make the budget on rank 0, and return what the other processes have to know of it."""
+        """Make the budget on rank 0; return its plan, step counts and ε for all processes."""
         self._own = make_budget()
         if isinstance(self._own, SharedBudget):
             raise NoGuaranteeError("the budget is shared already: share it once")
@@ -45,12 +45,12 @@ class SharedBudget(Allowance):
 
     @property
     def made(self) -> int:
-        """The number of steps already made, as rank 0 last said."""
+        """The number of steps already made, as last broadcast by rank 0."""
         return self._made
 
     @property
     def taken(self) -> int:
-        """The last step taken, as rank 0 last said."""
+        """The number of the last step taken, as last broadcast by rank 0."""
         return self._taken
 
     def run(self, function: Callable[[Allowance], T]) -> T:
@@ -68,7 +68,7 @@ class SharedBudget(Allowance):
         return result
 
     def _run_own(self, function: Callable[[Allowance], T]) -> tuple[T, _Summary]:
-        """Call a function with rank 0's budget; return its result and the budget's summary."""
+        """Call a function with rank 0's budget; return the result, and plan, step counts and ε."""
         assert self._own is not None
         return function(self._own), _summarise(self._own)
 
@@ -85,11 +85,11 @@ class SharedBudget(Allowance):
         return self.run(lambda budget: budget.count_resumed(steps))
 
     def allow(self, step: int) -> None:
-        """Raise on all processes unless the budget covers a step; the step is not taken."""
+        """Raise on all processes unless the budget covers a step; do not take the step."""
         self.run(lambda budget: budget.allow(step))
 
     def take(self, step: int) -> None:
-        """Take a step, once for all processes; raise on all of them if `allow` would."""
+        """Take a step, once for all processes; raise on all if the budget does not cover it."""
         self.run(lambda budget: budget.take(step))
 
     def guarantee(self, steps: int) -> Guarantee:
@@ -123,5 +123,5 @@ def share_budget(make_budget: Callable[[], Allowance]) -> SharedBudget:
 
 
 def _summarise(budget: Allowance) -> _Summary:
-    """Return what the other processes have to know of rank 0's budget."""
+    """Return a budget's plan, steps made, steps taken and ε, to broadcast to all processes."""
     return budget.plan, budget.made, budget.taken, budget.spent

@@ -9,7 +9,7 @@ from training_client.private_step.process_group import world_size
 
 
 def count_launched() -> int:
-    """Return the number of processes that the launcher announces by WORLD_SIZE; 1 without it."""
+    """Return the number of processes that the launcher set in WORLD_SIZE; 1 if unset."""
     launched = os.environ.get("WORLD_SIZE", "")
     return int(launched) if launched.isdecimal() else 1
 

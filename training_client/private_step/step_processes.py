@@ -25,7 +25,7 @@ _PARAMETER_TOLERANCE: Final = 1e-5  # of the sum of magnitudes: other hardware r
 
 @dataclass(frozen=True, slots=True)
 class StepTerms:
-    """The terms of a step that all processes must agree on.
+    """A step's number, clip norm and noise, on which all processes must agree.
 
     Attributes:
         step: the step's number.
@@ -39,7 +39,7 @@ class StepTerms:
 
 
 class StepProcesses(Protocol):
-    """The processes that make a step together.
+    """Interface of the processes that make a private step together.
 
     Attributes:
         adds_noise: whether this process adds the noise.
@@ -52,7 +52,7 @@ class StepProcesses(Protocol):
     share_of_records: tuple[int, int]
 
     def require_usable(self) -> None:
-        """Raise unless all processes that train make this one run."""
+        """Raise if the launcher started processes that do not take part in this run."""
 
     def clip(
         self, terms: StepTerms, examples: int, compute: Callable[[], BlockwiseSum]
@@ -69,7 +69,7 @@ class StepProcesses(Protocol):
 
 
 class OneProcess:
-    """A step in the only process that trains."""
+    """The private steps of a run with a single process."""
 
     adds_noise = True
     are_several = False
@@ -87,15 +87,15 @@ class OneProcess:
         return total, total.mean_loss
 
     def add_up(self, tensor: torch.Tensor) -> None:
-        """Leave the tensor as it is: there is nothing to add."""
+        """Leave the tensor as it is: there is no other process to add."""
 
     def from_rank_zero(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the tensor."""
+        """Return the tensor unchanged: there is no other process."""
         return tensor
 
 
 class SharedStep:
-    """A step that several processes make together, each with its share of the batch.
+    """The private steps of several processes, each of which clips a share of the batch.
 
     Args:
         group: the processes.
@@ -111,7 +111,7 @@ class SharedStep:
             group.broadcast(parameter.data)
 
     def require_usable(self) -> None:
-        """Raise if the launcher started other processes, too."""
+        """Raise if the launcher started processes that do not take part in this run."""
         require_all_processes(self._group.size)
 
     def clip(
@@ -149,7 +149,7 @@ class SharedStep:
         return self._parameters[0].device
 
     def _magnitude(self, step: int) -> float:
-        """Return the sum of the parameters' magnitudes at some steps; 0 at others, to save time."""
+        """Return Σ|parameters| on checked steps, to compare processes; 0 on other steps."""
         if not is_checked(step):
             return 0.0
         sums = [each.detach().abs().sum(dtype=torch.float64) for each in self._parameters]
@@ -159,7 +159,7 @@ class SharedStep:
 def _compute_or_catch(
     compute: Callable[[], BlockwiseSum],
 ) -> tuple[BlockwiseSum | None, Exception | None]:
-    """Compute a clipped sum; return it, or the exception that all processes have to know of."""
+    """Compute a clipped sum; return it and None, or None and the exception."""
     try:
         return compute(), None
     except Exception as error:  # any exception: the other processes would wait forever
@@ -167,7 +167,7 @@ def _compute_or_catch(
 
 
 def _require_no_failure(failed: torch.Tensor, step: int) -> None:
-    """Raise if a process could not compute its sum."""
+    """Raise if any process failed to compute its clipped sum."""
     if bool(failed.any()):
         ranks = ", ".join(str(rank) for rank in failed.nonzero().flatten().tolist())
         raise ProcessLostError(
@@ -177,7 +177,7 @@ def _require_no_failure(failed: torch.Tensor, step: int) -> None:
 
 
 def _require_same_terms(terms: torch.Tensor) -> None:
-    """Raise unless all processes are at the same step, with the same bound and the same noise."""
+    """Raise unless all processes have the same step number, clip norm and noise."""
     if not bool((terms == terms[0]).all()):
         listed = "; ".join(
             f"process {rank}: step {step:g}, bound {bound:g}, noise {noise:g}"
@@ -190,7 +190,7 @@ def _require_same_terms(terms: torch.Tensor) -> None:
 
 
 def _require_same_parameters(magnitudes: torch.Tensor) -> None:
-    """Raise unless the parameters' sums of magnitudes are equal up to rounding."""
+    """Raise unless the processes' Σ|parameters| are equal up to rounding."""
     largest, smallest = float(magnitudes.max()), float(magnitudes.min())
     if not largest - smallest <= _PARAMETER_TOLERANCE * largest:
         raise NoGuaranteeError(

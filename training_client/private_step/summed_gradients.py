@@ -20,7 +20,7 @@ Part = MaterializedGradients | TokenGradients | SequenceProducts
 
 @dataclass(frozen=True)
 class SummedGradients(ChunkedGradients):
-    """Per-example gradients that are the sum of parts in different representations.
+    """Per-example gradients that are sums of parts stored in different representations.
 
     Attributes:
         parts: two or more, each of all examples.
@@ -35,7 +35,7 @@ class SummedGradients(ChunkedGradients):
 
     @property
     def terms(self) -> int:
-        """The number of terms that are added up to one example's gradient."""
+        """The number of terms that are summed to one example's gradient."""
         longest = max(each.terms for each in self.parts if isinstance(each, ChunkedGradients))
         return longest + len(self.parts)
 
@@ -51,11 +51,11 @@ class SummedGradients(ChunkedGradients):
 
     @property
     def sample(self) -> torch.Tensor:
-        """Any tensor with the gradients' dtype and device."""
+        """One of the stored tensors, whose dtype and device are those of the gradients."""
         return next(each.sample for each in self.parts if isinstance(each, ChunkedGradients))
 
     def dense(self, examples: slice, rows: slice) -> torch.Tensor:
-        """Compute some rows of some examples' gradients, summed over the parts."""
+        """Compute some examples' gradients on the parameter's rows, summed over the parts."""
         total = self._dense_of(self.parts[0], examples, rows).clone()
         for each in self.parts[1:]:
             total += self._dense_of(each, examples, rows)
@@ -63,24 +63,24 @@ class SummedGradients(ChunkedGradients):
 
     @staticmethod
     def _dense_of(part: Part, examples: slice, rows: slice) -> torch.Tensor:
-        """Compute some rows of some examples' gradients, of one part."""
+        """Compute some examples' gradients on the parameter's rows, of one part."""
         if isinstance(part, MaterializedGradients):
             return part.gradients[examples, rows]
         return part.dense(examples, rows)
 
     def magnitudes(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return bounds per example on squared norms of Σ|terms| and of a term's larger factor."""
+        """Return, per example, squared norms that bound rounding: of Σ|terms| and of a factor."""
         pairs = [_magnitudes_of(each) for each in self.parts]
         total = torch.stack([each.sqrt() for each, _ in pairs]).sum(0).square_()
         return total, torch.stack([largest for _, largest in pairs]).amax(0)
 
     def mapped_magnitudes(self, rows: slice, scale: torch.Tensor) -> torch.Tensor:
-        """Return an upper bound on ‖scale∘m‖² per example on some rows; m bounds Σ|terms|."""
+        """Return, per example, the squared norm of a bound on Σ|scaled terms|, on some rows."""
         found = [_mapped_magnitudes_of(each, rows, scale) for each in self.parts]
         return torch.stack([each.sqrt() for each in found]).sum(0).square_()
 
     def weighted_sum(self, rows: slice, weights: torch.Tensor, out: torch.Tensor) -> None:
-        """Write the weighted sum Σ wᵢ∇ᵢ of some rows of the gradients ∇ᵢ into `out`."""
+        """Write Σ wᵢ∇ᵢ over examples i, on the parameter's rows `rows`, into `out`."""
         self.parts[0].weighted_sum(rows, weights, out)
         other = torch.empty_like(out, memory_format=torch.contiguous_format)
         for each in self.parts[1:]:
@@ -88,12 +88,12 @@ class SummedGradients(ChunkedGradients):
             out += other
 
     def select(self, kept: torch.Tensor) -> SummedGradients:
-        """Return the gradients of the examples where `kept` is true."""
+        """Return the per-example gradients of those examples where `kept` is true."""
         return SummedGradients(tuple(each.select(kept) for each in self.parts))
 
 
 def _magnitudes_of(part: Part) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return a part's bounds per example on squared norms: of Σ|terms|, and of a larger factor."""
+    """Return, per example, squared norms that bound a part's rounding: of Σ|terms|, of a factor."""
     if isinstance(part, MaterializedGradients):
         found = squared_norms(part.gradients.flatten(1))
         return found, found
@@ -101,7 +101,7 @@ def _magnitudes_of(part: Part) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _mapped_magnitudes_of(part: Part, rows: slice, scale: torch.Tensor) -> torch.Tensor:
-    """Return ‖scale∘m‖² per example on some rows of one part; m bounds the sum of |terms|."""
+    """Return, per example, the squared norm of a bound on a part's Σ|scaled terms|, on `rows`."""
     if isinstance(part, MaterializedGradients):
         held = part.gradients[:, rows].flatten(1).contiguous()
         return mapped_squared_norms(held, scale.reshape(1, -1))

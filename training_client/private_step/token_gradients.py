@@ -31,7 +31,7 @@ _ROWS: Final = 4096  # rows that are mapped at a time
 
 @dataclass(frozen=True)
 class TokenGradients(ChunkedGradients):
-    """Per-example gradients of an embedding table: one row per example and token in it.
+    """Per-example gradients of an embedding table: one row per token that occurs in an example.
 
     Attributes:
         rows: one row for each pair, of the width of the table.
@@ -76,7 +76,7 @@ class TokenGradients(ChunkedGradients):
         vocabulary: int,
         padding: int | None = None,
     ) -> TokenGradients:
-        """Add up gradients with equal keys token·count + example, where `count` counts examples."""
+        """Add up gradients with equal keys token·count + example, `count` the example count."""
         if padding is not None:
             kept = keys.div(count, rounding_mode="floor") != padding
             keys, gradients = keys[kept], gradients[kept]
@@ -103,7 +103,7 @@ class TokenGradients(ChunkedGradients):
 
     @property
     def terms(self) -> int:
-        """Return 1: equal tokens were added up before, so no sum is left to round."""
+        """Return 1: equal tokens are added up already, so that no sum remains to round."""
         return 1
 
     @property
@@ -118,11 +118,11 @@ class TokenGradients(ChunkedGradients):
 
     @property
     def sample(self) -> torch.Tensor:
-        """Any tensor with the gradients' dtype and device."""
+        """One of the stored tensors, whose dtype and device are those of the gradients."""
         return self.rows
 
     def dense(self, examples: slice, rows: slice) -> torch.Tensor:
-        """Compute some rows of some examples' gradients; rows of absent tokens are zero."""
+        """Compute some examples' gradients on the table's rows; absent tokens' rows are zero."""
         found = self.rows.new_zeros(
             examples.stop - examples.start, rows.stop - rows.start, self.rows.shape[1]
         )
@@ -134,12 +134,12 @@ class TokenGradients(ChunkedGradients):
         return found
 
     def magnitudes(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return two equal bounds per example: the squared norm of its gradient, the only term."""
+        """Return each example's squared gradient norm as both bounds: it has only one term."""
         found = self._add_up(squared_norms(self.rows), self.examples)
         return found, found
 
     def mapped_magnitudes(self, rows: slice, scale: torch.Tensor) -> torch.Tensor:
-        """Return ‖scale∘∇ᵢ‖² of each example's gradient ∇ᵢ on some rows."""
+        """Return ‖scale·∇ᵢ‖² of each example's gradient ∇ᵢ on the table's rows `rows`."""
         return self._mapped_squares(rows, AffineMap(scale))
 
     def squared_norms(self, _: float) -> torch.Tensor:
@@ -147,7 +147,7 @@ class TokenGradients(ChunkedGradients):
         return self.magnitudes()[0]
 
     def mapped_squared_norms(self, pieces: MappedPieces, bound: float) -> torch.Tensor:
-        """Bound each example's squared gradient norm after affine maps; ∞ if it underflows.
+        """Bound each example's squared gradient norm after scale and shift; ∞ if it underflows.
 
         Tokens that do not occur add ‖D∘b‖² on their row.
         """
@@ -173,7 +173,7 @@ class TokenGradients(ChunkedGradients):
         return found.masked_fill_(excluded, torch.inf)
 
     def _mapped_squares(self, rows: slice, affine: AffineMap) -> torch.Tensor:
-        """Return each example's squared norm on some rows of the table, after the affine map."""
+        """Return each example's squared norm on some table rows, after scale and shift."""
         assert affine.scale is not None
         found, pairs = self._zeros(), self._pairs(rows)
         if affine.shift is not None:
@@ -192,20 +192,20 @@ class TokenGradients(ChunkedGradients):
         return found
 
     def weighted_sum(self, rows: slice, weights: torch.Tensor, out: torch.Tensor) -> None:
-        """Write the weighted sum Σ wᵢ∇ᵢ of some rows of the gradients ∇ᵢ into `out`."""
+        """Write Σ wᵢ∇ᵢ over examples i, on the parameter's rows `rows`, into `out`."""
         part = self._pairs(rows)
         weighted = self.rows[part] * weights[self.examples[part]][:, None]
         out.zero_().index_add_(0, self.tokens[part] - rows.start, weighted)
 
     def clamped_sum(self, rows: slice, scale: torch.Tensor) -> torch.Tensor:
-        """Return Σ clamp(scale∘∇ᵢ, ±1) over examples i on some rows; NaN counts as 0."""
+        """Return Σ clamp(scale·∇ᵢ, ±1) over examples i on some rows; NaN counts as 0."""
         part = self._pairs(rows)
         token = self.tokens[part] - rows.start
         clamped = clamp_in_place(self.rows[part] * scale[token])
         return torch.zeros_like(scale).index_add_(0, token, clamped)
 
     def select(self, kept: torch.Tensor) -> TokenGradients:
-        """Return the gradients of the examples where `kept` is true."""
+        """Return the per-example gradients of those examples where `kept` is true."""
         number, pairs = kept.cumsum(0) - 1, kept[self.examples]
         examples = number[self.examples[pairs]]
         count = int(kept.sum())
@@ -214,13 +214,13 @@ class TokenGradients(ChunkedGradients):
         )
 
     def _pairs(self, rows: slice) -> slice:
-        """Return the slice of the (token, example) pairs whose token is in a range of rows."""
+        """Return the slice of the stored (token, example) pairs whose token is in `rows`."""
         ends = torch.tensor([rows.start, rows.stop], device=self.tokens.device)
         start, stop = torch.searchsorted(self.tokens, ends).tolist()
         return slice(start, stop)
 
     def _add_up(self, values: torch.Tensor, examples: torch.Tensor) -> torch.Tensor:
-        """Return each example's sum of values, given one value per (token, example) pair."""
+        """Sum values, one per stored (token, example) pair, over each example."""
         return self._zeros().index_add_(0, examples, values)
 
 

@@ -30,7 +30,7 @@ Shift = Callable[[Block], torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class AffineMap:
-    """A shift b, then a scale D, of a gradient's coordinates: D∘(∇ + b), on some coordinates.
+    """A shift b, then a scale D, of some of a gradient's coordinates: ∇ becomes D·(∇ + b).
 
     Attributes:
         scale: D; None for 1.
@@ -41,7 +41,7 @@ class AffineMap:
     shift: torch.Tensor | None = None
 
     def for_piece(self, piece: Piece) -> AffineMap:
-        """Return the part of a block's map on one parameter's rows, in the shape of these rows."""
+        """Return the part of a block's map for one parameter's rows, in the rows' shape."""
         scale = None if self.scale is None else piece.view_in(self.scale)
         return AffineMap(scale, None if self.shift is None else piece.view_in(self.shift))
 
@@ -51,7 +51,7 @@ class AffineMap:
         return AffineMap(scale, None if self.shift is None else self.shift.reshape(1, -1))
 
     def map_sum(self, total: torch.Tensor, weights: torch.Tensor) -> None:
-        """Map a weighted gradient sum in place, as if each gradient had been mapped before summing.
+        """Scale and shift a sum Σ wᵢ∇ᵢ in place, as if each gradient ∇ᵢ had been mapped.
 
         Args:
             total: Σ wᵢ∇ᵢ; values that are not finite, or become so, are set to 0.
@@ -64,7 +64,7 @@ class AffineMap:
     def gradient_moments(
         self, mean: torch.Tensor, noise_deviation: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Estimate the mean gradient and its square from the noisy mean of mapped gradients.
+        """Estimate the mean gradient and its square from a noisy mean of mapped gradients.
 
         Args:
             mean: the noisy mean of u.
@@ -81,7 +81,7 @@ class AffineMap:
 
 @dataclass(frozen=True, slots=True)
 class Transform:
-    """The clipping of one step: shift and scale gradients, then limit the norm or each coordinate.
+    """One step's clipping: shift and scale each gradient, then limit its norm or coordinates.
 
     The tensors that `scale` and `shift` return must not be changed. They may depend on an
     optimizer's state and parameters on their block, since that block is updated only afterwards.
@@ -108,7 +108,7 @@ class Transform:
     counts: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse combinations under which no contribution is bounded."""
+        """Refuse combinations that do not bound each example's contribution."""
         if not (0 <= self.stability < math.inf and 0 < self.gain < math.inf):
             raise ValueError(
                 f"expected a finite stability ≥ 0 and gain > 0, got {self.stability}, {self.gain}"
@@ -130,7 +130,7 @@ class Transform:
             raise ValueError("a box cannot have a shift or damping")
 
     def automatic(self, stability: float) -> Transform:
-        """Return the transform that normalises instead of clipping: u·B/(‖u‖ + γ).
+        """Return the transform that normalises gradients u instead of clipping: u·B/(‖u‖ + γ).
 
         It is B/γ times u·γ/(‖u‖ + γ), whose weight is at most 1 and whose norm is below γ. So the
         sum is bounded by γ, gets noise for γ, and is multiplied by B/γ afterwards (Bu et al. 2022,
@@ -163,7 +163,7 @@ class Transform:
         """
 
         def by_block(tensors: Sequence[torch.Tensor]) -> Scale:
-            """Return a function from a block to the tensors' values on it."""
+            """Return a function from a block to these tensors' values on its coordinates."""
             vector = flatten_tensors(tensors)
             return lambda block: block.view_in(vector)
 

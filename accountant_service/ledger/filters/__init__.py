@@ -26,7 +26,7 @@ __all__ = [
 
 
 def read_charge(stored: Json, steps: int) -> Charge:
-    """Return the charge stored in a reservation's row, for a plan with this many steps."""
+    """Return the charge of a plan with this many steps, as stored in its reservation's row."""
     if "unit_attonats" in stored:
         return RenyiCharge.from_json(stored, steps)
     return ReferenceCharge(
@@ -41,7 +41,7 @@ def read_charge(stored: Json, steps: int) -> Charge:
 def from_json(
     stored: Json, epsilon: float, delta: float, relation: NeighbouringRelation
 ) -> PrivacyFilter:
-    """Return the privacy filter stored in a dataset's row or first entry.
+    """Return the privacy filter that a dataset's row, or its first entry, stores.
 
     Raises:
         KeyError, TypeError, ValueError: it records none.

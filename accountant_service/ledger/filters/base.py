@@ -20,22 +20,22 @@ Json = dict[str, Any]
 
 
 def add(one: Amounts, other: Amounts) -> Amounts:
-    """Return the sum of two tuples of amounts, element by element."""
+    """Return the sum of two amounts of budget, each a tuple with one integer per unit."""
     return tuple(a + b for a, b in zip(one, other, strict=True))
 
 
 def subtract(one: Amounts, other: Amounts) -> Amounts:
-    """Return the first tuple of amounts minus the second, element by element."""
+    """Return the difference of two amounts of budget, element by element."""
     return tuple(a - b for a, b in zip(one, other, strict=True))
 
 
 def negate(amounts: Amounts) -> Amounts:
-    """Return the amounts with the opposite sign."""
+    """Return an amount of budget with the opposite sign."""
     return tuple(-each for each in amounts)
 
 
 def count_units_within(share: float, whole: int) -> int:
-    """Return the largest integer that is at most `share` times `whole`."""
+    """Return the largest number of units that is at most `share` of the `whole`."""
     if not whole:
         return 0
     count = min(math.floor(share * whole) + 1, whole)
@@ -64,18 +64,18 @@ class Charge(ABC):
         """Return the amounts spent after `granted` steps, while the reservation is open."""
 
     def held(self, granted: int) -> Amounts:
-        """Return the amounts still held after `granted` steps."""
+        """Return the amounts still held for steps not granted, after `granted` steps."""
         return subtract(self.reserved, self.spent(granted))
 
     @abstractmethod
     def refund(self, granted: int) -> Amounts | None:
-        """Return the amounts freed by ending after `granted` steps; None if not known at once.
+        """Return the amounts freed if the run ends after `granted` steps; None if slow to compute.
 
         Then `PrivacyFilter.compute_refund` computes them.
         """
 
     def least_refund(self, granted: int) -> Amounts:
-        """Return a quick lower bound on the amounts freed by ending after `granted` steps."""
+        """Return a quick lower bound on the amounts freed if the run ends after `granted` steps."""
         return self.held(granted)
 
     @abstractmethod
@@ -88,7 +88,7 @@ class Charge(ABC):
 
 
 class PrivacyFilter(ABC):
-    """The fixed rule by which a dataset's budget admits or refuses releases.
+    """The fixed rule by which a dataset's privacy budget admits or refuses releases.
 
     Amounts are a tuple of integers in the filter's own units. Those taken are spent or held.
 
@@ -110,16 +110,16 @@ class PrivacyFilter(ABC):
     @property
     @abstractmethod
     def nothing(self) -> Amounts:
-        """Zero amounts, of a dataset from which nothing was released."""
+        """The amounts spent by a dataset without releases: zeros."""
 
     @property
     @abstractmethod
     def description(self) -> str:
-        """The filter's description in words."""
+        """A sentence that describes the filter."""
 
     @abstractmethod
     def admits(self, taken: Amounts) -> bool:
-        """Return whether the budget allows these amounts to be spent or held."""
+        """Return whether the budget covers these amounts, spent or held."""
 
     @abstractmethod
     def share_of(self, taken: Amounts) -> float:
@@ -131,7 +131,7 @@ class PrivacyFilter(ABC):
         share: float,
         holder_taken: Amounts,
     ) -> Amounts:
-        """Raise the amounts spent or held, so that only what the cap's holder may use remains.
+        """Increase the amounts taken, so that only what the cap allows its holder remains.
 
         The result only tells what would fit. A filter without `has_scalar_caps` returns `taken`.
 
@@ -144,7 +144,7 @@ class PrivacyFilter(ABC):
 
     @abstractmethod
     def epsilon_of(self, taken: Amounts) -> float:
-        """Return an upper bound on ε, at the budget's δ, of releases that cost these amounts.
+        """Return an upper bound on ε, at the budget's δ, of releases charged these amounts.
 
         It is 0 for nothing, and at most the budget's ε within the budget. It informs; the budget is
         the claim.
@@ -152,7 +152,7 @@ class PrivacyFilter(ABC):
 
     @abstractmethod
     def after_reserving(self, plan: StepPlan, taken: Amounts) -> PrivacyFilter:
-        """Return the filter after a plan is reserved; the first plan may set the filter's units.
+        """Return the filter after reserving a plan; the first plan may fix its units.
 
         A `ReferenceFilter` counts the budget in steps of a reference mechanism, which the first
         plan may set.
@@ -160,7 +160,7 @@ class PrivacyFilter(ABC):
 
     @abstractmethod
     def compute_charge(self, plan: StepPlan, taken: Amounts) -> Charge:
-        """Return a plan's charge, given the amounts that are spent or held already.
+        """Return a plan's charge, given the amounts already taken (spent or held).
 
         A charge that does not fit is returned too: the budget does not admit its amounts.
 
@@ -170,7 +170,7 @@ class PrivacyFilter(ABC):
 
     @abstractmethod
     def compute_refund(self, plan: StepPlan, charge: Charge, granted: int) -> Amounts:
-        """Return the amounts freed if a reservation ends after `granted` steps.
+        """Return the amounts freed if a run ends after `granted` of its steps.
 
         Args:
             plan: the whole plan that was reserved.
@@ -180,21 +180,21 @@ class PrivacyFilter(ABC):
 
     @abstractmethod
     def count_affordable_steps(self, plan: StepPlan, taken: Amounts) -> int | None:
-        """Return the most steps of a plan that fit what remains; None if they cost nothing."""
+        """Return the most steps of a plan that the remaining budget covers; None if free."""
 
     @abstractmethod
     def fits(self, plan: StepPlan, taken: Amounts) -> bool:
-        """Return whether a whole plan fits the remaining budget; faster than `compute_charge`."""
+        """Return whether the remaining budget covers a whole plan; faster than `compute_charge`."""
 
     @abstractmethod
     def is_charge_sufficient(self, plan: StepPlan, charge: Charge) -> bool:
-        """Return whether a recorded charge is at least the cost of its plan, computed again."""
+        """Return whether a recorded charge is at least the plan's cost, computed again."""
 
     @abstractmethod
     def is_refund_allowed(
         self, plan: StepPlan, charge: Charge, granted: int, refund: Amounts
     ) -> bool:
-        """Return whether the rules allow a reservation that ended to free these amounts."""
+        """Return whether an ended run with `granted` steps may free these amounts."""
 
     @abstractmethod
     def read_charge(self, plan: StepPlan, fields: Json) -> Charge:
@@ -205,7 +205,7 @@ class PrivacyFilter(ABC):
         """
 
     def allows_replacement(self, other: PrivacyFilter, plan: StepPlan, taken: Amounts) -> bool:
-        """Return whether a reservation may replace this filter by `other`, given what is taken."""
+        """Return whether reserving a plan may replace this filter by `other`."""
         return False
 
     def is_sound(self) -> bool:

@@ -62,7 +62,7 @@ _EPSILON_POINTS_FEW: Final = 16  # the same, where each needs a computation of i
 
 @dataclass(frozen=True, slots=True)
 class ReferenceCharge(Charge):
-    """The cost of a plan: steps of the reference mechanism, and a part of δ (slack).
+    """A plan's cost: a number of reference-mechanism steps, and a part of δ (slack).
 
     Attributes:
         steps: the number of steps of the plan.
@@ -79,11 +79,11 @@ class ReferenceCharge(Charge):
 
     @property
     def reserved(self) -> Amounts:
-        """The steps of the reference mechanism, and the part of δ, held before the first grant."""
+        """The reference-mechanism steps, and the part of δ, held before the first grant."""
         return self.reference_steps, self.slack + self.return_slack
 
     def spent(self, granted: int) -> Amounts:
-        """Return the steps of the reference mechanism, and the part of δ, spent so far.
+        """Return the reference-mechanism steps, and the part of δ, spent so far.
 
         The first grant spends the part of δ for the comparison that sets the charge.
         """
@@ -92,7 +92,7 @@ class ReferenceCharge(Charge):
         return -(-self.reference_steps * granted // self.steps), self.slack
 
     def refund(self, granted: int) -> Amounts | None:
-        """Return the amounts freed by ending after `granted` steps; None if not known at once."""
+        """Return the amounts freed if the run ends after `granted` steps; None if unknown yet."""
         if granted == 0:  # nothing was spent
             return self.reserved
         if granted == self.steps or not self.reference_steps:
@@ -102,7 +102,7 @@ class ReferenceCharge(Charge):
         return None
 
     def least_refund(self, granted: int) -> Amounts:
-        """Return a quick lower bound on the amounts freed by ending after `granted` steps."""
+        """Return a quick lower bound on the amounts freed if the run ends after `granted` steps."""
         known = self.refund(granted)
         return (0, self.return_slack) if known is None else known
 
@@ -121,7 +121,7 @@ class ReferenceCharge(Charge):
 
 @dataclass(frozen=True, slots=True)
 class ReferenceFilter(PrivacyFilter):
-    """A filter that counts a budget as a number of equal steps of one reference mechanism.
+    """A filter that counts a budget in equal steps of one reference mechanism.
 
     A plan of other steps costs the least number of these reference steps that is found to dominate
     it. A comparison of mechanisms may use up a part of δ, called slack.
@@ -151,12 +151,12 @@ class ReferenceFilter(PrivacyFilter):
 
     @property
     def nothing(self) -> Amounts:
-        """Zero amounts: no step of the reference mechanism, and no part of δ."""
+        """The amounts spent without releases: no reference-mechanism step, no part of δ."""
         return 0, 0
 
     @property
     def description(self) -> str:
-        """The filter's description in words."""
+        """A sentence that describes the filter."""
         if self.reference is None:
             return "reference filter: the first run decides in which steps the budget is counted"
         return (
@@ -166,11 +166,11 @@ class ReferenceFilter(PrivacyFilter):
         )
 
     def admits(self, taken: Amounts) -> bool:
-        """Return whether the budget covers these reference-mechanism steps and part of δ."""
+        """Return whether the budget covers these reference-mechanism steps and this part of δ."""
         return taken[0] <= self.steps and taken[1] <= SLACK_UNITS
 
     def share_of(self, taken: Amounts) -> float:
-        """Return the share of the budget's reference-mechanism steps that is spent or held.
+        """Return the fraction of the budget's reference-mechanism steps that is spent or held.
 
         It is 0 without a reference mechanism, and 1 if the budget has no steps.
         """
@@ -179,7 +179,7 @@ class ReferenceFilter(PrivacyFilter):
         return taken[0] / self.steps if self.steps else 1.0
 
     def apply_cap(self, taken: Amounts, share: float, holder_taken: Amounts) -> Amounts:
-        """Raise the steps spent or held, so that only those the cap's holder may use remain."""
+        """Increase the steps taken, so that only those that the cap allows its holder remain."""
         left = count_units_within(share, self.steps) - holder_taken[0]
         return max(taken[0], self.steps - max(left, 0)), taken[1]
 
@@ -213,15 +213,15 @@ class ReferenceFilter(PrivacyFilter):
 
     @property
     def _steps_delta(self) -> float:
-        """The part of the budget's δ that belongs to all steps of the reference mechanism."""
+        """The part of the budget's δ that pays for the reference-mechanism steps."""
         return rounding.down(self.delta * (1 - self.slack_share))
 
     def _slack_delta(self, units: int) -> float:
-        """Convert units of slack, the part of δ for comparisons, to a δ, rounded down."""
+        """Convert slack units (shares of the δ for comparisons) to a δ, rounded down."""
         return rounding.down(rounding.down(self.delta * self.slack_share) * (units / SLACK_UNITS))
 
     def _composition(self, step: CanonicalForm, times: int = 1) -> Composition:
-        """Return the dominating pairs, with counts, of a step that is repeated `times` times.
+        """Return a step's dominating pairs with counts, repeated `times` times.
 
         Raises:
             AccountingError: no pair is proved for one of its releases.
@@ -231,18 +231,18 @@ class ReferenceFilter(PrivacyFilter):
         return [(release, count * times) for release, count in dominating_pairs(question)]
 
     def _reference_composition(self, times: int = 1) -> Composition:
-        """Return the dominating pairs, with counts, of `times` reference-mechanism steps."""
+        """Return the reference step's dominating pairs with counts, repeated `times` times."""
         if self.reference is None:
             raise ValueError("the dataset has no reference yet")
         return self._composition(canonical_form(self.reference), times)
 
     def _is_reference(self, plan: StepPlan) -> bool:
-        """Return whether a plan's step is a step of the reference mechanism."""
+        """Return whether a plan's step equals the reference mechanism's step."""
         reference = self.reference
         return reference is not None and canonical_form(reference).hash == plan.step.hash
 
     def _is_comparison_exact(self, plan: StepPlan) -> bool:
-        """Return whether comparing a plan needs no δ: all its releases are unsampled Gaussian."""
+        """Return whether comparing a plan needs no δ, as all its noise is unsampled Gaussian."""
         reference = self.reference
         return reference is not None and is_unsampled_gaussian(canonical_form(reference), plan.step)
 
@@ -288,7 +288,7 @@ class ReferenceFilter(PrivacyFilter):
         return replace(self, reference=step, steps=steps, is_planned=is_planned)
 
     def _count_reference_steps(self, step: CanonicalForm) -> int:
-        """Return the most repetitions of a step that together keep within the budget's ε."""
+        """Return the most repetitions of a step whose ε is within the budget's."""
         question = Question(step, self.relation, adds_curves=False)
 
         def log_ratio(count: int) -> float:
@@ -312,7 +312,7 @@ class ReferenceFilter(PrivacyFilter):
         return 1.2 * count_by_renyi(pairs, self.epsilon, math.log(self._steps_delta))
 
     def _count_by_renyi(self, step: CanonicalForm) -> int:
-        """Return a quick lower bound on the steps that fit: those that a Rényi filter admits."""
+        """Return a quick lower bound on a step's admitted repetitions, by a Rényi filter."""
         try:
             policy = renyi.choose_filter(self.epsilon, self.delta, self.relation, step)
             return policy.count_steps(policy.step_costs(step), policy.nothing) or 0
@@ -320,7 +320,7 @@ class ReferenceFilter(PrivacyFilter):
             return 0
 
     def _epsilon_of_question(self, question: Question) -> float:
-        """Return an upper bound on a composition's ε at `_steps_delta`; infinite if none is finite.
+        """Return an upper bound on a composition's ε at `_steps_delta`; ∞ if none is finite.
 
         Raises:
             AccountingError: `pld` cannot account for it.
@@ -333,7 +333,7 @@ class ReferenceFilter(PrivacyFilter):
             return math.inf
 
     def allows_replacement(self, other: PrivacyFilter, plan: StepPlan, taken: Amounts) -> bool:
-        """Return whether `other` is this filter with another reference mechanism within budget.
+        """Return whether `other` is this filter with a new reference mechanism that fits it.
 
         That is allowed as long as nothing was released and the reference was not planned.
         """
@@ -355,7 +355,7 @@ class ReferenceFilter(PrivacyFilter):
     # --- charges
 
     def compute_charge(self, plan: StepPlan, taken: Amounts) -> ReferenceCharge:
-        """Find the least number of reference-mechanism steps that dominates the plan: its charge.
+        """Return a plan's charge: the fewest reference-mechanism steps that dominate it.
 
         A plan that no number of free steps dominates is charged one step more than the budget has,
         which is never admitted.
@@ -380,11 +380,11 @@ class ReferenceFilter(PrivacyFilter):
         return ReferenceCharge(plan.steps, found, slack if needs_slack else 0, return_slack)
 
     def _remaining(self, taken: Amounts) -> tuple[int, int]:
-        """Return the reference-mechanism steps that remain, and the slack for one comparison."""
+        """Return the reference-mechanism steps left, and the slack units for one comparison."""
         return max(self.steps - taken[0], 0), max(SLACK_UNITS - taken[1], 0) // _SLACK_EACH
 
     def compute_refund(self, plan: StepPlan, charge: Charge, granted: int) -> Amounts:
-        """Find how many reference-mechanism steps the steps not granted dominate: the refund.
+        """Return the refund: the reference-mechanism steps that the ungranted steps dominate.
 
         It is at most what is held. A comparison that is not decided in time frees nothing.
         """
@@ -406,7 +406,7 @@ class ReferenceFilter(PrivacyFilter):
         return (found, 0) if found else charge.least_refund(granted)
 
     def count_affordable_steps(self, plan: StepPlan, taken: Amounts) -> int | None:
-        """Find how many steps of a plan the remaining reference-mechanism steps dominate.
+        """Return the most steps of a plan that the remaining reference-mechanism steps dominate.
 
         None if the steps cost nothing.
         """
@@ -463,7 +463,7 @@ class ReferenceFilter(PrivacyFilter):
     def is_refund_allowed(
         self, plan: StepPlan, charge: Charge, granted: int, refund: Amounts
     ) -> bool:
-        """Return whether the steps not granted dominate the reference-mechanism steps freed."""
+        """Return whether the ungranted steps dominate the reference-mechanism steps freed."""
         assert isinstance(charge, ReferenceCharge)
         known = charge.refund(granted)
         steps, slack = refund
@@ -552,7 +552,7 @@ def json_of(mechanism: Mechanism) -> Json:
 
 @contextmanager
 def _limit_comparison_time(plan: StepPlan, relation: NeighbouringRelation) -> Iterator[None]:
-    """Context manager that limits the CPU time of a comparison; a timeout is a refusal.
+    """Context manager that limits a comparison's CPU time; a timeout refuses the plan.
 
     Raises:
         ChargeUndecidedError: the time has passed without a decision.

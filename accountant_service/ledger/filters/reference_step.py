@@ -34,7 +34,7 @@ def choose_reference_step(plan: StepPlan) -> Mechanism:
 
 
 def _divide_composition(composed: Composed) -> Mechanism:
-    """Return the smallest part of a composition whose repetition gives the whole.
+    """Return the smallest mechanism whose repetition gives a whole composition.
 
     The numbers of steps are divided by their greatest common divisor k. Gaussian noise on the whole
     dataset can always be divided: k releases of noise multiplier σ·√k are as private as one of σ.
@@ -52,7 +52,7 @@ def _divide_composition(composed: Composed) -> Mechanism:
 
 
 def _merge_gaussians(releases: list[CanonicalForm], parts: int) -> Gaussian:
-    """Return a Gaussian release that is, `parts` times, as private as all these releases.
+    """Return the Gaussian release that, repeated `parts` times, costs as much as all these.
 
     It may be a little less private, by rounding, never more.
     """
@@ -63,7 +63,7 @@ def _merge_gaussians(releases: list[CanonicalForm], parts: int) -> Gaussian:
 
 
 def divide_gaussian_step(step: Gaussian, steps: int) -> Gaussian:
-    """Return a Gaussian step with more noise, so that a budget is counted in smaller units.
+    """Return a Gaussian step with more noise, so that more steps make up the same budget.
 
     k releases of noise multiplier σ·√k are as private as one of σ.
 

@@ -99,11 +99,11 @@ class DivergenceFilter(PrivacyFilter):
 
     @abstractmethod
     def count_steps(self, step_costs: tuple[int, ...], taken: Amounts) -> int | None:
-        """Return how many more steps of these costs fit; None if they cost nothing."""
+        """Return how many more steps with these costs fit; None if they cost nothing."""
 
     @property
     def nothing(self) -> Amounts:
-        """Zero divergence at every order."""
+        """The amounts spent without releases: zero divergence at every order."""
         return (0,) * len(self.orders)
 
     def step_costs(self, step: CanonicalForm) -> tuple[int, ...]:
@@ -131,7 +131,7 @@ class DivergenceFilter(PrivacyFilter):
         return self.count_steps(self.step_costs(plan.step), taken)
 
     def fits(self, plan: StepPlan, taken: Amounts) -> bool:
-        """Return whether the whole plan fits the remaining budget."""
+        """Return whether the remaining budget covers the whole plan."""
         return self.admits(add(taken, self.compute_charge(plan, taken).reserved))
 
     def is_charge_sufficient(self, plan: StepPlan, charge: Charge) -> bool:
@@ -151,7 +151,7 @@ class DivergenceFilter(PrivacyFilter):
         granted: int,
         refund: Amounts,
     ) -> bool:
-        """Return whether exactly the cost of the steps not granted was freed."""
+        """Return whether the amounts freed are exactly the cost of the ungranted steps."""
         return refund == charge.held(granted)
 
     def read_charge(self, plan: StepPlan, fields: Json) -> RenyiCharge:
@@ -180,7 +180,7 @@ class DivergenceFilter(PrivacyFilter):
 
 @dataclass(frozen=True, slots=True)
 class RenyiFilter(DivergenceFilter):
-    """A filter that adds up the Rényi divergence of one order.
+    """A filter that adds up the Rényi divergence of releases at a single order.
 
     Attributes:
         order: α > 1, the same for every release.
@@ -201,7 +201,7 @@ class RenyiFilter(DivergenceFilter):
 
     @property
     def description(self) -> str:
-        """The filter's description in words."""
+        """A sentence that describes the filter."""
         return f"Rényi filter of order {self.order:g}"
 
     @property
@@ -217,20 +217,20 @@ class RenyiFilter(DivergenceFilter):
         )
 
     def admits(self, taken: Amounts) -> bool:
-        """Return whether the Rényi divergence is at most the budget's."""
+        """Return whether the Rényi divergence taken is at most the budget's."""
         return taken[0] <= self.budget
 
     def share_of(self, taken: Amounts) -> float:
-        """Return the Rényi divergence divided by the budget's; 1 if the budget is 0."""
+        """Return the Rényi divergence taken over the budget's; 1 if the budget is 0."""
         return taken[0] / self.budget if self.budget else 1.0
 
     def apply_cap(self, taken: Amounts, share: float, holder_taken: Amounts) -> Amounts:
-        """Raise the divergence spent or held, so that only what the holder may use remains."""
+        """Increase the divergence taken, so that only what the cap allows its holder remains."""
         left = count_units_within(share, self.budget) - holder_taken[0]
         return (max(taken[0], self.budget - max(left, 0)),)
 
     def epsilon_of(self, taken: Amounts) -> float:
-        """Convert the Rényi divergence to ε at the budget's δ, rounded up."""
+        """Convert a Rényi divergence to ε at the budget's δ, rounded up."""
         micronats = taken[0]
         if micronats <= 0:
             return 0.0
@@ -238,7 +238,7 @@ class RenyiFilter(DivergenceFilter):
         return min(value, self.epsilon) if micronats <= self.budget else value
 
     def count_steps(self, step_costs: tuple[int, ...], taken: Amounts) -> int | None:
-        """Return how many more steps of this cost fit; None if they cost nothing."""
+        """Return how many more steps with this cost fit; None if they cost nothing."""
         return count_affordable_steps(step_costs[0], self.budget - taken[0])
 
     def entry_fields(self) -> Json:
@@ -262,7 +262,7 @@ def read_amounts(entry: Json, name: str, count: int) -> Amounts:
 
 
 def compute_cost(step_cost: int, steps: int) -> int:
-    """Return the cost of some steps in micro-nats, rounded up once for all of them.
+    """Return the cost of `steps` steps in micro-nats, rounded up once, given that of one step.
 
     `step_cost` is in atto-nats.
 
@@ -297,7 +297,7 @@ def compute_step_costs(
 
 
 def _round_up_to_attonats(divergence: float) -> int:
-    """Convert a divergence from nats to whole atto-nats, rounded up, with a finite maximum."""
+    """Convert a divergence from nats to whole atto-nats (1e-18), rounded up, with a maximum."""
     nats = rounding.up(divergence) if math.isfinite(divergence) else math.inf
     return math.ceil(_ATTO * min(nats, STEP_COST_NATS_MAX))
 
@@ -320,7 +320,7 @@ def choose_filter(
     relation: NeighbouringRelation,
     planned: CanonicalForm | None = None,
 ) -> RenyiFilter:
-    """Return a Rényi filter of the one order that admits the most steps of typical runs.
+    """Return a Rényi filter with the order that admits the most steps of typical runs.
 
     For each reference run, the steps admitted at an order are divided by the steps admitted at the
     run's best order. The chosen order has the largest geometric mean of these ratios. With a

@@ -78,6 +78,7 @@ class RenyiMixtureFilter(DivergenceFilter):
     relation: NeighbouringRelation
 
     def __post_init__(self) -> None:
+        """Refuse orders, weights and budgets that are out of range or do not match."""
         pairs = zip(self.orders, self.orders[1:], strict=False)
         if not self.orders or any(not low < high for low, high in pairs):
             raise ValueError(f"orders must be increasing, and at least one: {self.orders}")
@@ -92,7 +93,7 @@ class RenyiMixtureFilter(DivergenceFilter):
 
     @property
     def description(self) -> str:
-        """The filter's description in words."""
+        """A sentence that describes the filter."""
         parts = ", ".join(
             f"{order:g} (weight {weight:g})"
             for order, weight in zip(self.orders, self.weights, strict=True)
@@ -100,7 +101,7 @@ class RenyiMixtureFilter(DivergenceFilter):
         return f"Rényi filter of a mixture of the orders {parts}"
 
     def admits(self, taken: Amounts) -> bool:
-        """Return whether these Rényi divergences are proved to be within the budget.
+        """Return whether releases with these Rényi divergences provably stay within the budget.
 
         If they are not, no larger amounts are.
 
@@ -118,7 +119,7 @@ class RenyiMixtureFilter(DivergenceFilter):
         return _find_least_epsilon(self, taken)
 
     def share_of(self, taken: Amounts) -> float:
-        """Return the fraction of the budget that these divergences make up.
+        """Return the fraction of the budget that these Rényi divergences use up.
 
         It is the inverse of the largest factor by which they grow and are still admitted.
         """
@@ -163,7 +164,7 @@ class RenyiMixtureFilter(DivergenceFilter):
         return low
 
     def _has_guarantee(self, taken: Amounts, epsilon: float) -> bool:
-        """Return whether these divergences are proved to imply (ε, δ)-DP at this ε.
+        """Return whether these Rényi divergences provably imply (ε, δ)-DP at this ε.
 
         The condition is (1 − e^{ε−L})₊ ≤ δ·W for all L.
         """
@@ -173,7 +174,7 @@ class RenyiMixtureFilter(DivergenceFilter):
         return bool(bounds.min() * (1 - rounding.MARGIN) >= 1 / self.delta)
 
     def _round_down_terms(self, taken: Amounts, epsilon: float) -> Array:
-        """Return a lower bound on each order's term of the supermartingale W at privacy loss ε.
+        """Return a lower bound on each order's term of the filter's supermartingale at loss ε.
 
         The term of the order α is w·e^{(α−1)ε−R}, with the order's weight w, and R = (α − 1) times
         the divergence taken.
@@ -207,12 +208,12 @@ def _find_least_epsilon(policy: RenyiMixtureFilter, taken: Amounts) -> float:
 
 
 def _scale(taken: Amounts, units: int) -> Amounts:
-    """Multiply each amount by `units` / `_SHARE_UNITS`, rounded up."""
+    """Multiply divergences by the fraction `units` / `_SHARE_UNITS`, rounded up."""
     return tuple(-(-each * units // _SHARE_UNITS) for each in taken)
 
 
 def add_steps(taken: Amounts, step_costs: Sequence[int], steps: int) -> Amounts:
-    """Add the cost of further steps to the amounts, rounded up once for all these steps."""
+    """Add the cost of `steps` further steps to the amounts, rounded up once for all of them."""
     return tuple(
         amount + renyi.compute_cost(cost, steps)
         for amount, cost in zip(taken, step_costs, strict=True)
@@ -221,7 +222,7 @@ def add_steps(taken: Amounts, step_costs: Sequence[int], steps: int) -> Amounts:
 
 @lru_cache(maxsize=256)
 def _compute_cell_bounds(orders: tuple[float, ...]) -> Array:
-    """Return a matrix that maps the terms of W to lower bounds on W/(1 − e^{−x}), x > 0.
+    """Return the coefficients of linear lower bounds on the filter's supermartingale.
 
     It has two rows per cell of privacy losses. The least product bounds the ratio for all x.
 
@@ -276,7 +277,7 @@ def choose_mixture(
 
 @lru_cache(maxsize=256)
 def _choose_general_mixture(single_order: RenyiMixtureFilter) -> RenyiMixtureFilter:
-    """Return the best mixture of orders for typical runs; the single order if none is better."""
+    """Return the best weighting of several orders; `single_order` if none is better."""
     candidates = renyi.CANDIDATE_ORDERS
     moments = renyi.compute_reference_step_costs(single_order.relation) * (candidates - 1)
     place = int(np.searchsorted(candidates, single_order.orders[0]))
@@ -296,7 +297,7 @@ def _choose_general_mixture(single_order: RenyiMixtureFilter) -> RenyiMixtureFil
 def _build_filter(
     single_order: RenyiMixtureFilter, orders: Array, weights: Array
 ) -> RenyiMixtureFilter:
-    """Build the filter from fitted weights: drop negligible weights, and round the rest down."""
+    """Build a filter from fitted weights: drop negligible ones, and round the others down."""
     kept = weights >= min(_SMALLEST_WEIGHT, float(weights.max()))
     shares = weights[kept] / weights[kept].sum()
     units = np.floor(shares * (1 - 1e-12) / _WEIGHT_UNIT) * _WEIGHT_UNIT
@@ -310,7 +311,7 @@ def _build_filter(
 
 
 class _MixtureWeightsFit:
-    """A search for the weights of Rényi orders that admit the most steps of given runs.
+    """A search for weights of Rényi orders with which a filter admits most steps of given runs.
 
     Args:
         orders: increasing.
@@ -355,7 +356,7 @@ class _MixtureWeightsFit:
         return -float(np.log1p(steps).mean()), -gradient
 
     def _count_steps(self, log_weights: Array) -> tuple[Array, Array]:
-        """Return the steps of each run that fit, as real numbers, and each order's share of W.
+        """Return each run's number of admitted steps (real), and each order's part in it.
 
         At each loss, log W falls with the steps and is convex. Newton's method starts where one
         order suffices, left of the solution, and approaches it from there.

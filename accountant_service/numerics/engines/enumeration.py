@@ -40,7 +40,7 @@ _UNDERFLOW: Final = 1e-290  # more than all masses that are computed as zero
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Outcomes:
-    """The finite privacy losses of a composition in increasing order, with their probabilities.
+    """A composition's finite privacy losses in increasing order, with their probabilities.
 
     Attributes:
         losses: different ones.
@@ -77,7 +77,7 @@ class Outcomes:
 
 
 class EnumeratedProfile:
-    """Bounds on δ(ε) and on attacks' error rates, computed from a list of all outcomes."""
+    """The privacy profile δ(ε), and attacks' error rates, from a list of all outcomes."""
 
     def __init__(self, outcomes: Outcomes, infinite: float) -> None:
         self._outcomes, self._infinite = outcomes, infinite
@@ -103,12 +103,12 @@ class EnumeratedProfile:
         )
 
     def delta_table(self, epsilons: Array) -> tuple[Array, Array]:
-        """Return lower and upper bounds on δ at each ε, as tables with a single row."""
+        """Return lower and upper bounds on δ as tables with one row, a column per ε."""
         lower, upper = self.delta(epsilons)
         return lower[np.newaxis], upper[np.newaxis]
 
     def _delta_from_finite_losses(self, epsilons: Array) -> Array:
-        """Return the part of δ(ε) due to finite losses l > ε, Σ p·(1 − e^{ε−l}), per ε."""
+        """Return Σ p·(1 − e^{ε−l}) over finite losses l > ε: their part of δ(ε)."""
         losses, mass = self._outcomes.losses, self._outcomes.mass
         found = np.empty_like(epsilons)
         for i, epsilon in enumerate(epsilons):
@@ -124,7 +124,7 @@ class EnumeratedProfile:
         return max(lower - shift, 0.0), max(upper + shift, 0.0)
 
     def _epsilon_at(self, delta: float) -> float:
-        """Return the least ε with P(L ≥ t) − e^ε·Q(L ≥ t) ≤ δ for every threshold t of losses L."""
+        """Return the least ε with δ(ε) ≤ `delta`: the maximum over thresholds of the loss."""
         if delta <= 0:
             return math.inf
         useful = self._p > delta
@@ -133,7 +133,7 @@ class EnumeratedProfile:
         return float((np.log(self._p[useful] - delta) - self._log_q[useful]).max())
 
     def attack_rates(self, thresholds: Array) -> tuple[Array, Array]:
-        """Return attacks' false-positive rates, bounded above, true-positive rates, below."""
+        """Return, per loss threshold, an attack's FPR bounded above and its TPR bounded below."""
         chosen = np.linspace(0, len(self._p) - 1, min(len(self._p), 8 * len(thresholds)))
         at = np.unique(chosen.astype(int))
         error = self._outcomes.mass_error
@@ -214,7 +214,7 @@ def _delta(releases: Composition, direction: Direction, epsilon: float) -> Bound
 
 
 def _combine_directions(found: list[Bounds | None]) -> Bounds | None:
-    """Return bounds on the larger of two values; None if one of them has no bounds."""
+    """Return bounds on the maximum over both directions; None if one direction has no bounds."""
     known = [each for each in found if each is not None]
     if len(known) < len(found):
         return None

@@ -52,7 +52,7 @@ _WORK_MAX: Final = 1 << 26  # points of the window times different releases: a f
 
 @dataclass(frozen=True, slots=True)
 class _ComposedMasses:
-    """A composition's probabilities at equally spaced losses l, tilted: weighted by e^{tilt·l}.
+    """A composition's probabilities at equally spaced losses l, exponentially tilted by e^{tilt·l}.
 
     The mass at lattice point j is e^{log_scale − tilt·(l_j − centre)}·(mass_j ± error), and at
     most e^{log_above} (e^{log_below}) of the tilted mass lies above (below) the window.
@@ -69,16 +69,16 @@ class _ComposedMasses:
     log_below: float
 
     def weights(self) -> Array:
-        """Return the factors e^{−tilt·(l − centre)} that turn tilted into true probabilities."""
+        """Return the factors e^{−tilt·(l − centre)} that undo the exponential tilting."""
         return np.exp(-self.tilt * (self.losses - self.centre))
 
     def without_overflow(self) -> _ComposedMasses:
-        """Return the masses at those losses l whose factor from `weights` does not overflow."""
+        """Return the masses at losses l whose factor in `weights` does not overflow."""
         first = int(np.searchsorted(self.losses, self.centre - 300.0 / (1.0 + self.tilt)))
         return self.keep_last(len(self.losses) - first)
 
     def keep_last(self, points: int) -> _ComposedMasses:
-        """Return the masses at the `points` greatest losses."""
+        """Return the masses at the `points` greatest privacy losses."""
         return replace(self, losses=self.losses[-points:], mass=self.mass[-points:])
 
 
@@ -148,7 +148,7 @@ class LatticeProfile:
 
 
 def _largest_gains(p: Array, q: Array, factors: Array) -> Array:
-    """Return, for each factor f, the largest p[t] − f·q[t] over all t.
+    """Return max over thresholds t of p[t] − f·q[t] for each f = e^ε, which is δ(ε).
 
     Every t counts: rounding makes plateaus on which a search that assumes one peak stops. A block
     of neighbouring t is looked at only if its largest p and least q allow more than what is found.
@@ -171,7 +171,7 @@ def _largest_gains(p: Array, q: Array, factors: Array) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class AccuracyTarget:
-    """The ε and tilt near which a bound on δ(ε) should be tight; the bound is valid everywhere.
+    """The ε, and the exponential tilt, near which a bound on δ(ε) should be tight.
 
     Attributes:
         direction: of add-or-remove.
@@ -190,7 +190,7 @@ SPACING_MAX: Final = 40.0  # so that e^loss of an edge beyond LOSS_MAX stays a d
 
 
 def standard_deviations_to_cover(steps: int, log_delta: float) -> float:
-    """Return how many standard deviations of a release's loss to include before cutting its tail.
+    """Return how many standard deviations of a release's privacy loss the grid must cover.
 
     Beyond that reach `steps` releases lose at most e^_LOG_CUT of δ.
     """
@@ -300,7 +300,7 @@ def _cut_into_cells(
     *,
     centred: bool = False,
 ) -> LossCells:
-    """Discretise a release's losses into cells between lattice points, or centred on them.
+    """Discretise a privacy loss into intervals between grid points, or centred on them.
 
     Centred cells are what rounding to the nearest lattice point collects.
     """
@@ -314,7 +314,7 @@ def _cut_into_cells(
 
 
 def _connect_the_dots(cells: LossCells, spacing: float) -> tuple[int, Array, float]:
-    """Move each cell's mass to its two edges, keeping its probability under both P and Q.
+    """Move each interval's mass to its ends, keeping P and Q: the connect-the-dots method.
 
     P and Q are the two laws of the dominating pair.
 
@@ -340,7 +340,7 @@ def _compose(
     rounding_sign: int,
     window: _ComposedMasses | None = None,
 ) -> _ComposedMasses:
-    """Convolve all releases' tilted probabilities on a common range of lattice points.
+    """Convolve all releases' exponentially tilted probabilities on a common grid of losses.
 
     Chernoff's bound chooses the window unless it is given.
 
@@ -394,12 +394,12 @@ def _compose(
 
 
 def max_cells(releases: int, target: AccuracyTarget) -> int:
-    """Return the limit on loss intervals per release, in a composition of `releases` releases."""
+    """Return the most loss intervals that one of `releases` releases may be discretised into."""
     return min(target.points_max, _CELLS_MAX // releases)
 
 
 def _max_window_points(releases: int, target: AccuracyTarget) -> int:
-    """Return the most lattice points that the work limit allows when releases are convolved."""
+    """Return the most grid points that the work limit allows in convolving releases."""
     return min(target.points_max, _WORK_MAX // releases)
 
 
@@ -428,7 +428,7 @@ class _ChernoffMoments:
             self.lower += count * (log_sum_exp(log_mass - exponent) + moment_error)
 
     def window(self) -> tuple[float, float]:
-        """Return a range of losses outside which Chernoff's bound leaves a negligible tilted mass.
+        """Return a privacy-loss range whose outside has negligible mass, by Chernoff's bound.
 
         On either side at most e^_LOG_WRAP of the tilted mass lies outside.
         """
@@ -446,7 +446,7 @@ class _ChernoffMoments:
 
 
 def _moment_rounding(exponent: Array, log_mass: Array, points: int) -> Array:
-    """Return upper bounds on the rounding error of one release's log-moment at each order.
+    """Return upper bounds on the rounding error of one release's log-moment, per order.
 
     Every term is off by a few eps of its exponent. Blocks are sums of at most `points` / 4096 + 1
     positive masses, the moment is one of all blocks, and sums in any order are off by at most an

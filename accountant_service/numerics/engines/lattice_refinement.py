@@ -23,7 +23,7 @@ from accountant_service.numerics.laws.dominating_pair import Composition
 
 
 class RefinedLattice:
-    """A lattice of equally spaced privacy losses for FFTs, which `refine` makes finer."""
+    """A grid of equally spaced privacy losses, which `refine` makes finer, with bounds on δ(ε)."""
 
     def __init__(
         self, releases: Composition, target: AccuracyTarget, log_delta: float, spacing: float
@@ -43,7 +43,7 @@ class RefinedLattice:
         width: float,
         points_max: int = POINTS_MAX,
     ) -> RefinedLattice:
-        """Return a lattice with which bounds on ε near a saddle point are `width` apart."""
+        """Return a grid whose bounds on ε near a saddle point are `width` apart."""
         target = AccuracyTarget(saddle.direction, saddle.tilt, saddle.epsilon, points_max)
         return cls(releases, target, log_delta, _first_spacing(releases, target, width))
 
@@ -54,7 +54,7 @@ class RefinedLattice:
     def profiles(
         self, lower_wanted: Callable[[LatticeProfile], bool] = lambda _: True
     ) -> tuple[LatticeProfile | None, LatticeProfile | None]:
-        """Return the upper and the lower bound on δ(ε) that the current spacing gives.
+        """Return an upper and a lower bound on δ(ε), computed at the current grid spacing.
 
         The spacing is made coarser if the lattice does not fit into the limit.
 
@@ -100,7 +100,7 @@ def lattice_profiles(
 
 
 def _first_spacing(releases: Composition, target: AccuracyTarget, width: float) -> float:
-    """Return the lattice spacing at which upper and lower bounds on ε are about `width` apart.
+    """Return the grid spacing at which upper and lower bounds on ε are about `width` apart.
 
     It solves T·(s+1)·h²/8 ≈ width.
 
@@ -113,7 +113,7 @@ def _first_spacing(releases: Composition, target: AccuracyTarget, width: float) 
 
 
 def _loss_range(releases: Composition, target: AccuracyTarget, log_delta: float) -> float:
-    """Return the length of the widest range of losses to discretise, over all releases."""
+    """Return the length of the longest privacy-loss range to discretise, over all releases."""
     tail_deviations = standard_deviations_to_cover(sum(count for _, count in releases), log_delta)
     limits = [loss_window(release, target, tail_deviations) for release, _ in releases]
     return max(high - low for low, high in limits)

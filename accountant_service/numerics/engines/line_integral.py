@@ -109,7 +109,7 @@ class _FourierSum:
 
 @dataclass(frozen=True, slots=True)
 class EvaluatedIntegral:
-    """A computed line integral of a composition, from which bounds on δ(ε) follow at any ε.
+    """A computed line integral of a composition, which bounds δ(ε) at any ε.
 
     All sums are relative to a scale that is known up to a factor e^{±log_scale_error}. Relative to
     e^{log_scale − sε}, δ(ε) is at most `above` and, less the aliases, at least `below`. Relative to
@@ -212,12 +212,12 @@ class EvaluatedIntegral:
         return lower, upper
 
     def _log_delta_ratio(self, epsilons: Array, delta: float) -> Array:
-        """Return, at each ε, the log of the upper bound on δ(ε) divided by `delta`."""
+        """Return log(upper bound on δ(ε) / `delta`) at each ε."""
         log_ratio: Array = np.log(self.delta(epsilons)[1]) - math.log(delta)
         return log_ratio
 
     def attack_rates(self, thresholds: Array) -> tuple[Array, Array]:
-        """Return attacks' false-positive rates, bounded above, true-positive rates, below.
+        """Return, per loss threshold, an attack's FPR bounded above and its TPR bounded below.
 
         Each threshold t is one attack. The noisy loss is L + ηZ: the privacy loss plus normal noise
         of standard deviation `line.attack_noise_deviation`.
@@ -345,7 +345,7 @@ class LineIntegrand(Protocol):
 
     @property
     def standard_deviation(self) -> float:
-        """Return an estimate of the standard deviation of L once it is tilted by e^{sL}."""
+        """Estimate the standard deviation of the privacy loss L, exponentially tilted by e^{sL}."""
         ...
 
     def log_decay(self, edges: Array) -> Array:
@@ -365,7 +365,7 @@ class LineIntegrand(Protocol):
 
 
 class CompositionIntegrand:
-    """The integrand of a composition: Φ = Π φᵢ^{Tᵢ} over releases i, each made Tᵢ times.
+    """The integrand of a composition: the product of its releases' φᵢ(v), each to its count.
 
     φᵢ is the characteristic function of a release's tilted privacy loss, Tᵢ its count. Several
     powers of the product may be computed at once.
@@ -438,7 +438,7 @@ class CompositionIntegrand:
 
 
 class KernelValues(NamedTuple):
-    """Values of a kernel G(s + iv) at frequencies v; a line integral is ∫ Φ(v)·G(s + iv) dv.
+    """Values of a kernel G at s + iv for frequencies v; a line integral is ∫ Φ(v)·G(s + iv) dv.
 
     Attributes:
         values: G at each frequency.
@@ -469,7 +469,7 @@ class PerKernel(NamedTuple, Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class IntegrationLine:
-    """The line Re w = s in the complex plane along which to integrate, and the sum's settings.
+    """The vertical line Re w = s on which to integrate, and the settings of the Fourier sum.
 
     The integral is replaced by a sum over the frequencies v = Im w = 2πk/W. As a function of ε the
     sum repeats with period W: a longer period means a smaller error and more terms.
@@ -496,7 +496,7 @@ class IntegrationLine:
 
     @property
     def attack_noise_deviation(self) -> float:
-        """Return the standard deviation of the noise that attacks add to the privacy loss.
+        """Return the standard deviation of the noise that smooths an attack's threshold.
 
         The attack's step at L = t has a kernel that decays too slowly to be summed. So the attack
         that is bounded adds normal noise of this standard deviation to L first. Without smoothing
@@ -651,7 +651,7 @@ def integrate_along_line(
 
 @dataclass(frozen=True, slots=True)
 class _FrequencyCutoff:
-    """The number of frequencies to sum, and an upper bound on what each kernel adds beyond them."""
+    """The number of frequencies to sum, and upper bounds on the sums' omitted tails."""
 
     count: int
     tails: PerKernel[float]

@@ -132,7 +132,7 @@ def _sampled_gaussians(releases: Composition, near: SaddlePoint) -> list[_Sample
 
 
 def _log_delta_of_one_outcome(parts: list[_SampledGaussian], epsilons: Array) -> Array:
-    """Estimate log δ(ε), at each ε, if δ is due to a single release whose loss exceeds ε."""
+    """Estimate log δ(ε), at each ε, if a single release has a privacy loss above ε."""
     total = np.full_like(epsilons, -np.inf)
     for part in parts:
         unsampled = np.log1p(np.expm1(np.minimum(epsilons, 500.0)) / part.sample_rate)
@@ -143,7 +143,7 @@ def _log_delta_of_one_outcome(parts: list[_SampledGaussian], epsilons: Array) ->
 
 @dataclass(frozen=True, slots=True)
 class _SampledGaussian:
-    """A Poisson-sampled Gaussian release and its number of repetitions.
+    """A Poisson-sampled Gaussian release: its sample rate, μ (sensitivity over noise) and count.
 
     Attributes:
         sample_rate: q.
@@ -158,7 +158,7 @@ class _SampledGaussian:
 
 @dataclass(frozen=True, slots=True)
 class _OutcomeDivision:
-    """A division of a release's outcomes by loss: common (low), rare (high), extreme (highest).
+    """A division of a release's outcomes by privacy loss into common, rare and extreme ones.
 
     Each part is given by the smooth windows whose product is the weight with which an outcome of
     some loss belongs to it.
@@ -188,7 +188,7 @@ class _ApproximateLaws:
         self._laws = [(*_approximate_law(part.sample_rate, part.mu), part.count) for part in parts]
 
     def log_mass(self, windows: tuple[Window, ...]) -> float:
-        """Return the log of the expected number of releases whose loss the windows select."""
+        """Return the log of the expected number of releases with a loss inside the windows."""
         counts = [
             count * math.exp(float(log_sum_exp(log_mass + _log_window_weights(windows, loss))))
             for loss, log_mass, count in self._laws
@@ -209,7 +209,7 @@ class _ApproximateLaws:
         return total
 
     def estimate_top(self, log_share: float) -> float:
-        """Estimate the loss above which at most e^log_share releases are expected to lie."""
+        """Estimate the loss that at most e^`log_share` releases are expected to exceed."""
 
         def is_negligible(top: float) -> bool:
             """Return whether few enough outcomes have a loss above `top`."""
@@ -248,7 +248,7 @@ def _log_window_weights(windows: tuple[Window, ...], loss: Array) -> Array:
 def _candidate_divisions(
     parts: list[_SampledGaussian], epsilon: float, log_share: float
 ) -> Iterator[_OutcomeDivision]:
-    """Yield divisions to try, in each of which the omitted outcomes add ≤ e^log_share to δ.
+    """Yield divisions of the outcomes to try; those left out add at most e^`log_share` to δ.
 
     Their top is the lowest possible. Their splits are the highest possible, none, and a very low
     one.
@@ -341,7 +341,7 @@ class DividedComposition:
         return OmittedOutcomes(mass, tilts, moments)
 
     def integrand(self, tilt: float) -> _RareOutcomeIntegrand:
-        """Return Φ(v) = E[e^{(s + iv)L}] over the outcomes to integrate, with the tilt s."""
+        """Return the integrand Φ(v) = E[e^{(s + iv)L}] of the rare outcomes, with the tilt s."""
         log_scale = float(self._integrated_log_moments(np.array([1.0 + tilt]))[0])
         counts = [part.count for part in self._sampled_gaussians]
         return _RareOutcomeIntegrand(
@@ -405,7 +405,7 @@ class _RareOutcomeIntegrand:
     def _log_decay_of_law(
         self, whole: WindowedLoss, slow: WindowedLoss, fast: WindowedLoss, edges: Array
     ) -> Array:
-        """Return upper bounds on log|transform| of one release's loss, per frequency range.
+        """Bound log|Laplace transform| of one release's loss from above, per frequency range.
 
         A range of frequencies v starts at one of the edges and ends at the next; the last has no
         end.
@@ -492,7 +492,7 @@ class _LaplaceTransform:
     def with_scale_error(
         cls, law: WindowedLoss, order: float, frequencies: Array
     ) -> _LaplaceTransform:
-        """Compute the transform; keep the error of its constant factor e^log_scale separate.
+        """Compute the transform, with the error of its constant factor e^log_scale kept apart.
 
         Otherwise it is made part of the absolute error, as in `with_absolute_error`.
         """
@@ -506,7 +506,7 @@ class _LaplaceTransform:
     def with_absolute_error(
         cls, law: WindowedLoss, order: float, frequencies: Array
     ) -> _LaplaceTransform:
-        """Compute the transform; include the error of its constant factor in `error`."""
+        """Compute the transform; `error` includes the error of its constant factor e^log_scale."""
         nodes = law.trapezoidal_rule(order, float(frequencies[-1]))
         phi_minus_one, error = nodes.unnormalised_characteristic(frequencies)
         return cls(nodes.log_moment, 0.0, phi_minus_one, error)
@@ -526,7 +526,7 @@ class _LaplaceTransform:
 
 
 class _LaplaceTransformProduct:
-    """The product of all releases' transforms, minus that of their common outcomes alone.
+    """The product of all releases' transforms, minus the product over common outcomes only.
 
     That is Π(a + b)^T − Πa^T, or Πb^T alone without common outcomes, built release by release.
     """
@@ -536,7 +536,7 @@ class _LaplaceTransformProduct:
         self._differs = differs
 
     def multiply(self, log_b: ComplexArray, log_a: ComplexArray | None, count: int) -> Array:
-        """Multiply by `count` equal transforms; return the rounding error in units of eps.
+        """Multiply by a transform `count` times; return the rounding error in machine epsilons.
 
         `log_b` and `log_a` are the logs of its transforms of rare and of common outcomes.
         """

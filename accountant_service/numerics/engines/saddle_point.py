@@ -53,7 +53,7 @@ _WORK_MAX: Final = 1 << 23  # nodes times tilts, of all releases
 
 @dataclass(frozen=True, slots=True)
 class SaddlePoint:
-    """The saddle point of a composition's line integral, and upper bounds on log-moments around it.
+    """The saddle point of a composition's line integral, with log-moments around it.
 
     Attributes:
         direction: of add-or-remove.
@@ -203,12 +203,12 @@ class _SaddlePointCurve:
 
 
 def _log_constant(tilts: Array) -> Array:
-    """Return the log of the factor sˢ/(s + 1)^{s+1} in the Rényi bound, for each tilt s."""
+    """Return the log of the factor sˢ/(s + 1)^{s+1} of the Rényi conversion, for each tilt s."""
     return -np.log1p(tilts) - tilts * np.log1p(1 / tilts)
 
 
 def _range_moments(releases: Composition, direction: Direction, range_index: int) -> Array:
-    """Return upper bounds on a composition's log-moment at each tilt of one range of tilts."""
+    """Return upper bounds on a composition's log-moments at the tilts of range `range_index`."""
     total = np.zeros_like(_RANGES[range_index])
     for release, count in releases:
         total += count * _release_moments(release, direction, range_index)

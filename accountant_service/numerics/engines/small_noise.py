@@ -157,7 +157,7 @@ class _SampledReleases:
         return self.log_absent - np.log(self.rates)
 
     def log_false_presence(self, margin: float) -> Array:
-        """Return, per release, log P(a test does not call the record absent | it is absent).
+        """Return, per release, log P(outcome does not show absence | record absent).
 
         This is N₀(Λ > v − x).
         """
@@ -171,7 +171,7 @@ class _SampledReleases:
         return log_normal_tail(self.mus / 2 - (self.log_odds + margin) / self.mus)
 
     def expected_ambiguous(self, margin: float) -> float:
-        """Return an upper bound on Σ P(outcome is ambiguous)/(1 − q) over all releases.
+        """Bound Σ P(outcome shows neither presence nor absence)/(1 − q) over the releases.
 
         This is M of the module docstring, rounded up.
         """
@@ -183,7 +183,7 @@ class _SampledReleases:
 
 @dataclass(frozen=True, slots=True)
 class _Participations:
-    """The distribution of how many times each release samples the record.
+    """The distribution of the number of times that each release samples the record.
 
     It has P(k), o(k) and μ(k) for all likely combinations of numbers k of participations.
 
@@ -246,7 +246,7 @@ class _SmallNoiseProfile:
 
     @property
     def _loss_error(self) -> float:
-        """Return an upper bound on the total error of the approximated privacy losses.
+        """Return an upper bound on the error of the sum of approximated privacy losses.
 
         Each release contributes e^{−x}.
         """
@@ -321,7 +321,7 @@ def _collect_sampled(releases: Composition) -> _SampledReleases | None:
 
 
 def _choose_margin(sampled: _SampledReleases) -> float | None:
-    """Choose how clearly an outcome must show presence or absence; None if no margin will do.
+    """Choose how clearly an outcome must show the record's presence or absence; None if impossible.
 
     It is one of `_MARGINS` plus log ΣT.
     """

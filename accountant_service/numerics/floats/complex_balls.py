@@ -26,7 +26,7 @@ _ROOM: Final = 1 + 1e-6  # for the rounding of error bounds
 
 @dataclass(frozen=True, slots=True)
 class ComplexBalls:
-    """Complex numbers, each with an upper bound on its error.
+    """Complex numbers, each with an upper bound on its absolute error (ball arithmetic).
 
     Attributes:
         value: the computed numbers.
@@ -52,7 +52,7 @@ class ComplexBalls:
         )
 
     def lowest(self, count: int) -> ComplexBalls:
-        """Return the first `count` numbers."""
+        """Return the first `count` numbers: a transform's lowest frequencies."""
         return ComplexBalls(self.value[:count], self.size[:count], self.error[:count])
 
     def scaled(self, factor: float) -> ComplexBalls:
@@ -78,7 +78,7 @@ class ComplexBalls:
 
 
 def transform_masses(mass: Array, size: int) -> ComplexBalls:
-    """Return the FFT of masses at frequencies from 0 to `size`/2; indices wrap around at `size`."""
+    """Return the FFT of probabilities at frequencies 0 to `size`/2; indices wrap at `size`."""
     value = fft.rfft(fold_modulo(mass, size))
     folds = 1 + len(mass) // size
     error = (_transform_error(size) + folds * _EPS) * float(mass.sum()) * _ROOM + _UNDERFLOW
@@ -90,7 +90,7 @@ def transform_masses(mass: Array, size: int) -> ComplexBalls:
 def invert_transform(
     balls: ComplexBalls, size: int, count: int | None = None
 ) -> tuple[Array, float]:
-    """Return masses whose FFT this is, or equally spaced ones, and an upper bound on their errors.
+    """Invert an FFT: return all or every n-th of its `size` values, and an error bound.
 
     Args:
         balls: the transform at the lowest frequencies; at the others, up to `size`/2, it is 0.
@@ -111,7 +111,7 @@ def invert_transform(
 def block_transforms(
     size: int, frequencies: int, block: int, decay: float
 ) -> tuple[ComplexBalls, ComplexBalls]:
-    """Return the factors of a transform that add up the masses of blocks of neighbouring points.
+    """Return the transforms of filters that sum a block's points, equally or linearly weighted.
 
     They are S = Σ w^d and U = Σ (d/block)·w^d over d from 0 to block − 1, with
     w = e^{−decay + 2πik/size} at the frequency k. Both are computed by doubling the block.

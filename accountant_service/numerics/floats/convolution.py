@@ -22,7 +22,7 @@ BLOCKS_MAX: Final = 4096  # of lattice points, for exponential moments
 
 @dataclass(frozen=True, slots=True)
 class LatticeMasses:
-    """The probabilities of a release's loss at equally spaced values, and the release's count.
+    """The probabilities of a release's privacy loss at equally spaced values, and its count.
 
     Attributes:
         first: index of the first lattice point.
@@ -36,7 +36,7 @@ class LatticeMasses:
 
 
 def convolve(steps: Sequence[LatticeMasses], first: int, size: int) -> tuple[Array, float]:
-    """Convolve repeated releases' masses by FFT; return the masses and an error bound.
+    """Convolve repeated releases' masses by FFT; return `size` masses and an error bound.
 
     Mass outside the window is wrapped around into it.
 
@@ -82,14 +82,14 @@ def _transform(
 def _invert(
     log_size: Array, angle: Array, steps: Sequence[LatticeMasses], first: int, size: int
 ) -> Array:
-    """Return the masses with this Fourier transform, starting at lattice point `first`."""
+    """Return the masses with this Fourier transform, from lattice point `first` on."""
     shift = (sum(step.first * step.count for step in steps) - first) % size
     inverse: Array = np.roll(fft.irfft(np.exp(log_size + 1j * angle), size), shift)
     return inverse
 
 
 def coarsen(step: LatticeMasses, spacing: float) -> tuple[Array, Array]:
-    """Merge neighbouring lattice points, such that no exponential moment decreases.
+    """Merge neighbouring loss grid points so that no exponential moment decreases.
 
     Neighbouring points form at most `BLOCKS_MAX` blocks. A block's mass moves to its two ends with
     its mean kept, which by convexity of e^{rl} can only raise a moment, and only to second order.
@@ -112,7 +112,7 @@ def _norm_from_transform(transform: Array, size: int) -> float:
 
 
 def fold_modulo(mass: Array, size: int) -> Array:
-    """Return `size` masses: each the sum of those whose indices are equal modulo `size`."""
+    """Return `size` masses, each the sum of the masses whose indices are equal modulo `size`."""
     padded = np.pad(mass, (0, -len(mass) % size))
     folded: Array = padded.reshape(-1, size).sum(axis=0)
     return folded

@@ -19,12 +19,12 @@ MARGIN: Final = 1e-10
 
 
 def up(value: float) -> float:
-    """Return a non-negative upper bound plus the floating-point error of its computation."""
+    """Round a computed upper bound ≥ 0 up, past the floating-point error of its computation."""
     return value * (1.0 + MARGIN)
 
 
 def down(value: float) -> float:
-    """Return a non-negative lower bound minus the floating-point error of its computation."""
+    """Round a computed lower bound ≥ 0 down, past the floating-point error of its computation."""
     return value * (1.0 - MARGIN)
 
 
@@ -41,5 +41,5 @@ def subtract_rounding_down(first: float, second: float) -> float:
 
 
 def up_each(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return non-negative upper bounds, each plus the floating-point error of its computation."""
+    """Round computed upper bounds ≥ 0 up, past the floating-point errors of their computation."""
     return values * (1.0 + MARGIN)

@@ -15,7 +15,7 @@ Number = TypeVar("Number", int, float)
 
 
 def _next_trial_point(feasible: tuple[float, float], infeasible: tuple[float, float]) -> float:
-    """Return the point to try next between a feasible and an infeasible one, by the secant rule.
+    """Return the next point to try between a feasible and an infeasible one: the secant rule.
 
     That is the middle of the bracket if a value is infinite.
     """
@@ -32,7 +32,7 @@ def _replace_end(
     point: tuple[Number, float],
     was_feasible: bool | None,
 ) -> tuple[tuple[Number, float], tuple[Number, float]]:
-    """Return a bracket of a root with one end replaced by a new point, by the Illinois rule.
+    """Replace one end of a root's bracket by a new point, by the Illinois rule.
 
     The value at the other end is halved if that is stale.
 
@@ -47,7 +47,7 @@ def _replace_end(
 def find_boundary(
     violation: Callable[[float], float], feasible: float, infeasible: float, relative_width: float
 ) -> float:
-    """Find the last feasible point, where violation ≤ 0, before the boundary to infeasible ones.
+    """Find the last point with violation ≤ 0 between a feasible and an infeasible one.
 
     Args:
         violation: ≤ 0 where the parameter is feasible; evaluated on positive numbers only.

@@ -47,7 +47,7 @@ def log1p_complex(x: ComplexArray) -> ComplexArray:
 
 
 def lattice_points(first: int, count: int, spacing: float, offset: float = 0.0) -> Array:
-    """Return `count` numbers, `spacing` apart, of which the first is (first + offset)·spacing.
+    """Return `count` equally spaced numbers (first + offset + k)·spacing, k = 0, 1, ….
 
     The next one is (first + 1 + offset)·spacing.
     """
@@ -140,7 +140,7 @@ def binomial_window(trials: int, probability: float, log_tail: float) -> tuple[i
         return float(np.where(x > 0, _deviance(safe, means), means).sum())
 
     def edge(inside: int, outside: int) -> int:
-        """Return the first count towards `outside` beyond which the tail is small enough."""
+        """Return the first count, from `inside` to `outside`, whose tail is small enough."""
         if exponent(outside) < -log_tail:
             return outside
         while abs(outside - inside) > 1:

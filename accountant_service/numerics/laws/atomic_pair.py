@@ -28,7 +28,7 @@ _EPS: Final = float(np.finfo(float).eps)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Atoms:
-    """The possible outcomes of two discrete distributions, with the probability of each under both.
+    """The possible outcomes of two discrete distributions, with each outcome's probabilities.
 
     Attributes:
         log_ratios: Λ = log(dN₁/dN₀) of the outcomes that both laws have, increasing.
@@ -58,12 +58,12 @@ class AtomicPair(ABC):
 
     @property
     def infinite_masses(self) -> tuple[float, float]:
-        """The probability of outcomes possible only without the record, and only with it."""
+        """P(outcomes impossible with the record), and P(outcomes impossible without it)."""
         atoms = _atoms_of(self)
         return atoms.only_without, atoms.only_with
 
     def masses(self, edges: Array) -> IntervalMasses:
-        """Return P(the log-likelihood ratio is in each interval), without and with the record."""
+        """Return P(log-likelihood ratio between adjacent `edges`) without and with the record."""
         atoms, intervals = _atoms_of(self), len(edges) - 1
         index = np.searchsorted(edges, atoms.log_ratios, side="left") - 1
         without_record = np.bincount(index, np.exp(atoms.log_without), intervals).astype(float)
@@ -73,7 +73,7 @@ class AtomicPair(ABC):
         return IntervalMasses.with_relative_error(atoms.error, without_record, with_record)
 
     def limits(self, tail_deviations: float) -> tuple[float, float]:
-        """Return a log-likelihood-ratio range that leaves out a `tail_deviations`-sigma tail."""
+        """Return a log-likelihood-ratio range; outside lies at most a `tail_deviations`-σ tail."""
         atoms, tail = _atoms_of(self), float(special.ndtr(-tail_deviations))
         if not len(atoms.log_ratios):
             return -_RANGE_MIN, _RANGE_MIN
@@ -94,7 +94,7 @@ class AtomicPair(ABC):
         return upper
 
     def outcomes(self, sample_rate: float, direction: Direction) -> tuple[Array, Array, float]:
-        """Return the finite privacy losses, increasing, their probabilities and an error bound.
+        """Return the finite privacy losses, ascending, their probabilities and an error bound.
 
         The error of masses is relative, that of losses absolute.
         """
@@ -111,7 +111,7 @@ class AtomicPair(ABC):
         return sign * losses[order], p[order], error
 
     def count_nodes(self, tilt: float) -> float:  # noqa: ARG002
-        """Return the number of terms that are summed to compute one log-moment."""
+        """Return the number of terms that one log-moment sums, which measures its cost."""
         return float(min(len(_atoms_of(self).log_ratios), 2 * _MOMENT_ATOMS) + 1)
 
     def total_variation(self) -> float:
@@ -131,7 +131,7 @@ def _atoms_of(pair: AtomicPair) -> Atoms:
 
 @lru_cache(maxsize=32)
 def _moment_atoms(pair: AtomicPair, sample_rate: float) -> tuple[Array, Array, float]:
-    """Merge outcomes into a few that have at least the release's exponential moments.
+    """Merge outcomes into a few whose exponential moments are at least the release's.
 
     Neighbouring outcomes are merged if there are many. A block's mass moves to its two ends with
     its mean kept, which by convexity of e^{a·loss} can only raise a moment.

@@ -58,7 +58,7 @@ _MOMENT_ROUNDING: Final = 1e-12
 
 @dataclass(frozen=True, slots=True)
 class BallsInBins:
-    """One epoch of Gaussian releases in which a record takes part in one of `bins` steps.
+    """One epoch of balls-in-bins sampling: a record takes part in one of `bins` Gaussian releases.
 
     Attributes:
         mu: the sensitivity divided by the standard deviation of the noise.
@@ -99,7 +99,7 @@ class BallsInBins:
         return -math.log(high), -math.log(low)
 
     def count_nodes(self, tilt: float) -> float:  # noqa: ARG002
-        """Return the number of terms that are summed to compute one log-moment."""
+        """Return the number of terms that one log-moment sums, which measures its cost."""
         return float(_MOMENT_POINTS)
 
     def log_moments(self, direction: Direction, tilts: Array) -> Array:
@@ -112,7 +112,7 @@ class BallsInBins:
     def cells(
         self, direction: Direction, first: int, count: int, spacing: float, offset: float = 0.0
     ) -> LossCells:
-        """Return the probabilities of `count` privacy-loss intervals and of the losses beyond.
+        """Discretise the privacy loss: return P and Q of `count` loss intervals, and of the tails.
 
         With an offset of 0 the masses are those of a pair that dominates the release; with an
         offset of ½ they are bounds of those of an attacker's rounded observation.
@@ -131,7 +131,7 @@ class BallsInBins:
     def _cells_above(
         self, direction: Direction, first: int, edges: Array, lattices: tuple[SumLattice, ...]
     ) -> LossCells:
-        """Return the cells of a pair that dominates this one, for upper bounds on δ."""
+        """Discretise a pair that dominates this one, for upper bounds on δ."""
         law = _cached_sum_above(self.mu, self.bins, lattices)
         removing = direction == "removing"
         # sums outside of a window count at its end if that is the worse, else as infinite loss
@@ -152,7 +152,7 @@ class BallsInBins:
     def _cells_below(
         self, direction: Direction, first: int, edges: Array, lattices: tuple[SumLattice, ...]
     ) -> LossCells:
-        """Return the cells of an attacker who sees rounded summands, for lower bounds on δ.
+        """Discretise the loss with rounded likelihood-ratio summands, for lower bounds on δ.
 
         An outcome's loss is that of the bounds of its masses; any function of it would do.
         """
@@ -165,7 +165,7 @@ class BallsInBins:
 
 
 def _remove_top(mass: Array, share: float) -> Array:
-    """Return the masses after removing `share` of probability from the end of the array.
+    """Return the masses after removing `share` of probability from the greatest values down.
 
     If any part of the mass, of at most that size, does not belong here, the tails of the rest are
     lower bounds.
@@ -177,7 +177,7 @@ def _remove_top(mass: Array, share: float) -> Array:
 
 
 def _group_by_loss(first: int, edges: Array, loss: Array, p: Array, q: Array) -> LossCells:
-    """Group lattice points, with probabilities p and q, into intervals of their privacy loss."""
+    """Sum grid points' probabilities under P and Q by interval of their privacy loss."""
     count = len(edges) - 1
     cell = np.searchsorted(edges, loss, side="right")
     inner = (cell > 0) & (cell <= count)
@@ -186,7 +186,7 @@ def _group_by_loss(first: int, edges: Array, loss: Array, p: Array, q: Array) ->
         gap = np.where(inner, p * -np.expm1(np.where(inner, low - loss, 0.0)), 0.0)
 
     def sums(values: Array) -> Array:
-        """Return the sum in each cell and beyond."""
+        """Return the sums of values over each loss interval, and beyond the last."""
         return np.bincount(cell, values, count + 2).astype(float)
 
     terms = 4 * _EPS * (2 + sums(np.ones(len(p))))
@@ -205,13 +205,13 @@ def _group_by_loss(first: int, edges: Array, loss: Array, p: Array, q: Array) ->
 
 @lru_cache(maxsize=8)  # both directions use the same law
 def _cached_sum_above(mu: float, bins: int, lattices: tuple[SumLattice, ...]) -> SumAbove:
-    """Return upper bounds on the distribution of the sum in the likelihood ratio; cached."""
+    """Return cached upper bounds on the distribution of a sum of `bins` lognormal variables."""
     return lognormal_sum.sum_above(mu, bins, lattices)
 
 
 @lru_cache(maxsize=64)
 def _law_for_moments(mu: float, bins: int) -> SumAbove:
-    """Return upper bounds on that distribution, on coarse lattices that suffice for moments."""
+    """Return upper bounds on a lognormal sum's distribution, on a coarse grid for moments."""
     low, high = ratio_limits(mu, bins, _MOMENT_DEVIATIONS)
     deviation = math.sqrt(math.expm1(min(mu * mu, 30.0)) / bins)  # of R
     spacing = min(_MOMENT_SPACING, _MOMENT_SHARE * deviation)

@@ -33,14 +33,14 @@ _MOMENT_CELLS: Final = 1024
 
 @dataclass(frozen=True, slots=True)
 class BoundedRangePair:
-    """The worst pair of distributions of an ε-bounded-range mechanism; losses lie in [−ε, ε]."""
+    """The dominating pair of an ε-bounded-range mechanism, such as the exponential mechanism."""
 
     is_symmetric: ClassVar[bool] = True
     infinite_masses: ClassVar[tuple[float, float]] = (0.0, 0.0)
     epsilon: float
 
     def masses(self, edges: Array) -> IntervalMasses:
-        """Return P(the log-likelihood ratio is in each interval), without and with the record."""
+        """Return P(log-likelihood ratio between adjacent `edges`) without and with the record."""
         start, end = (
             np.clip(each, -self.epsilon, self.epsilon) for each in (edges[:-1], edges[1:])
         )
@@ -61,7 +61,7 @@ class BoundedRangePair:
         return moments_of_cells(edges, self.masses(edges), orders, sample_rate)
 
     def count_nodes(self, tilt: float) -> float:  # noqa: ARG002
-        """Return the number of loss intervals that are summed to compute one log-moment."""
+        """Return the number of loss intervals that one log-moment sums: its cost."""
         return float(_MOMENT_CELLS)
 
     def total_variation(self) -> float:

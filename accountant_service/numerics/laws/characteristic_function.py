@@ -77,7 +77,7 @@ class CharacteristicValues:
 
 
 class TiltedLoss(Protocol):
-    """Interface of a release's tilted privacy loss and of its characteristic function φ(v).
+    """Interface of a release's exponentially tilted privacy loss and its characteristic function.
 
     The tilted law weights each outcome by e^{s·loss}, s the tilt, and divides by the mean weight.
     Decay is how |φ(v)| falls with the frequency v.
@@ -277,7 +277,7 @@ class TiltedSampledGaussian(QuadratureLoss):
         return -np.logaddexp(0.0, math.log1p(-self._rate) - math.log(self._rate) - ratio)
 
     def _prepare_decay_bounds(self) -> None:
-        """Compute the bounds on masses and densities per cell from which `log_decay` is computed.
+        """Compute bounds on the loss's density per interval, which `log_decay` uses.
 
         Stored are lower bounds on the cells' masses under the tilted law, and upper bounds on the
         total variation of the density of the tilted loss, which is n·e^{a·l}/(μπ). On a cell, each
@@ -391,7 +391,7 @@ class TiltedReplacedRecord(QuadratureLoss):
         return self._release.spacing(self._tilt, frequency)
 
     def _prepare_decay_bounds(self) -> None:
-        """Compute the bounds on masses and densities per cell from which `log_decay` is computed.
+        """Compute bounds on the loss's density per interval, which `log_decay` uses.
 
         Stored are lower bounds on the cells' masses under the tilted law, and upper bounds on the
         total variation of the density of the tilted loss. As a function of z that is f =
@@ -428,7 +428,7 @@ class TiltedReplacedRecord(QuadratureLoss):
         self._pairs = CellPairs(loss, mass)
 
     def _log_cell_mass_lower(self, z: Array) -> Array:
-        """Return logs of lower bounds on the tilted mass between neighbouring points z.
+        """Return logs of lower bounds on the tilted mass between adjacent outputs z.
 
         The mass is ∫ n·A₊^{s+1}·A₋^{−s} over the cell, without normalisation.
 
@@ -444,7 +444,7 @@ class TiltedReplacedRecord(QuadratureLoss):
         return log_mass - LOG_SQRT_TWO_PI
 
     def _steepness(self, left: Array, right: Array, plus: Array, minus: Array) -> Array:
-        """Return upper bounds on |(log f)′| in each cell; f is the tilted loss's density.
+        """Bound the slope of log f in each interval; f is the tilted loss's density.
 
         (log f)′ = μ((s+1)π₊ + sπ₋) − z − μ·ρ·(1 − π₊ − π₋), ρ = (π₊ − π₋)/(π₊ + π₋). π₊ and ρ
         increase with z, and π₋ decreases.
@@ -567,7 +567,7 @@ class MomentIntegrand:
 
 @dataclass(frozen=True, slots=True)
 class TrapezoidalRule:
-    """Losses and weights of a trapezoidal rule: E[f(loss)] ≈ Σ weight·f(loss), under a tilt.
+    """Losses and weights of a quadrature: E[f(loss)] ≈ Σ weight·f(loss), under a tilt.
 
     φ is the characteristic function of the tilted privacy loss, φ(v) = Σ weight·e^{iv·loss}.
 
@@ -595,7 +595,7 @@ class TrapezoidalRule:
         return 1.1 * self.missing + self.moment_rounding  # −log(1 − x) ≤ 1.1x for x ≤ 0.1
 
     def unnormalised_characteristic(self, frequencies: Array) -> tuple[ComplexArray, Array]:
-        """Return φ − 1 per frequency; its error bound includes the total weight's error.
+        """Return φ − 1 per frequency, and a bound on its errors, the total weight's included.
 
         1 + rise is then ∫ e^{ivl} over a measure whose mass is not exactly e^log_moment: the
         errors of all weights count in full, and none is divided out. They count twice, because
@@ -666,7 +666,7 @@ def trapezoidal_rule(
 
 
 def _log_moment_near_one(integrand: MomentIntegrand, estimate: float) -> tuple[float, float]:
-    """Return the log of a moment near 1, computed without cancellation, and an error bound.
+    """Return the log of a moment that is near 1, without cancellation, and an error bound.
 
     The bound is infinite where the moment is far from 1, by an estimate of its log.
     """
@@ -678,7 +678,7 @@ def _log_moment_near_one(integrand: MomentIntegrand, estimate: float) -> tuple[f
 
 
 def _chunked_dot(terms: Array, weight: Array) -> Array:
-    """Return the product terms @ weight, summed in chunks to limit the rounding error.
+    """Return the matrix product terms @ weight, summed in chunks to limit rounding errors.
 
     It is off by an eps for each term of a chunk, and for each chunk.
     """
@@ -694,7 +694,7 @@ def _frequency_blocks(frequencies: Array, nodes: int) -> list[Array]:
 
 
 def log_cell_mass_lower(z: Array, loss: Array, middle_loss: Array, order: float) -> Array:
-    """Return logs of lower bounds on the tilted mass between neighbouring points z.
+    """Return logs of lower bounds on the tilted probability between adjacent outputs z.
 
     The mass is the integral of n(z)·e^{a·l(z)} over the cell. `loss` holds l at the points z, and
     `middle_loss` at the middle of each cell.
@@ -709,7 +709,7 @@ def log_cell_mass_lower(z: Array, loss: Array, middle_loss: Array, order: float)
 
 
 class CellPairs:
-    """Upper bounds on |φ(v)|, computed from pairs of loss intervals (cells) with known masses.
+    """Upper bounds on |φ(v)|, computed from pairs of loss intervals with known probabilities.
 
     A cell is an interval of privacy losses with a lower bound on its probability.
 
@@ -720,7 +720,7 @@ class CellPairs:
     """
 
     def __init__(self, loss: Array, mass: Array) -> None:
-        """Sort pairs of cells by the least and the greatest distance between their losses.
+        """Sort pairs of loss intervals by the least and the greatest distance between their losses.
 
         Args:
             loss: at the edges of the cells, increasing.

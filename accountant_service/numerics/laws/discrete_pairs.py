@@ -56,7 +56,7 @@ class RandomizedResponsePair(AtomicPair):
 
 @dataclass(frozen=True)
 class DiscreteLaplacePair(AtomicPair):
-    """Discrete Laplace noise of scale b on an integer of sensitivity Δ."""
+    """Discrete Laplace noise of scale b, added to an integer of sensitivity Δ."""
 
     scale: float
     sensitivity: int
@@ -74,7 +74,7 @@ class DiscreteLaplacePair(AtomicPair):
 
 @dataclass(frozen=True)
 class DiscreteGaussianPair(AtomicPair):
-    """Discrete Gaussian noise of parameter σ on an integer of sensitivity Δ."""
+    """Discrete Gaussian noise of parameter σ, added to an integer of sensitivity Δ."""
 
     noise_std: float
     sensitivity: int
@@ -90,7 +90,7 @@ class DiscreteGaussianPair(AtomicPair):
 
 @dataclass(frozen=True)
 class ApproximatePair(AtomicPair):
-    """The worst (ε, δ)-DP release: randomized response that reveals all with probability δ."""
+    """The dominating pair of (ε, δ)-DP: randomized response that reveals all with probability δ."""
 
     epsilon: float
     delta: float
@@ -105,7 +105,7 @@ class ApproximatePair(AtomicPair):
 
 
 def _atoms(log_ratios: Array, log_without: Array, infinite: float = 0.0) -> Atoms:
-    """Return the outcomes of a pair whose two distributions mirror each other.
+    """Build the outcomes of a symmetric pair of distributions from its log-likelihood ratios.
 
     Every log is off by a few eps of its size, and the normalising constants by fewer than 16.
     """

@@ -71,23 +71,23 @@ class BasePair(Protocol):
 
     @property
     def is_symmetric(self) -> bool:
-        """Return whether adding the record costs as much as removing it, as N₀ and N₁ mirror."""
+        """Return whether N₀ and N₁ are mirror images: adding a record costs as much as removing."""
         ...
 
     @property
     def infinite_masses(self) -> tuple[float, float]:
-        """The probability of outcomes possible only without the record, and only with it."""
+        """P(outcomes impossible with the record), and P(outcomes impossible without it)."""
         ...
 
     def masses(self, edges: Array) -> IntervalMasses:
-        """Return P(the log-likelihood ratio is in each interval), without and with the record.
+        """Return P(log-likelihood ratio between adjacent `edges`) without and with the record.
 
         The last of the edges −∞ begins the interval that holds Λ = −∞.
         """
         ...
 
     def limits(self, tail_deviations: float) -> tuple[float, float]:
-        """Return a log-likelihood-ratio range that leaves out a `tail_deviations`-sigma tail.
+        """Return a log-likelihood-ratio range; outside lies at most a `tail_deviations`-σ tail.
 
         Under both laws, at most the normal tail beyond `tail_deviations` standard deviations lies
         outside.
@@ -103,7 +103,7 @@ class BasePair(Protocol):
         ...
 
     def count_nodes(self, tilt: float) -> float:
-        """Return the number of quadrature nodes that a log-moment at this tilt needs."""
+        """Return the number of quadrature nodes that a log-moment at this tilt needs: its cost."""
         ...
 
     def total_variation(self) -> float:
@@ -124,7 +124,7 @@ class GaussianPair:
     mu: float
 
     def masses(self, edges: Array) -> IntervalMasses:
-        """Return P(the log-likelihood ratio is in each interval), without and with the record."""
+        """Return P(log-likelihood ratio between adjacent `edges`) without and with the record."""
         scaled = edges / self.mu
         without_record, without_record_rounding = normal_masses(scaled + self.mu / 2, self.mu)
         with_record, with_record_rounding = normal_masses(scaled - self.mu / 2, self.mu)
@@ -133,7 +133,7 @@ class GaussianPair:
         )
 
     def limits(self, tail_deviations: float) -> tuple[float, float]:
-        """Return a log-likelihood-ratio range that leaves out a `tail_deviations`-sigma tail."""
+        """Return a log-likelihood-ratio range; outside lies at most a `tail_deviations`-σ tail."""
         half = self.mu * self.mu / 2
         return -half - tail_deviations * self.mu, half + tail_deviations * self.mu
 
@@ -142,7 +142,7 @@ class GaussianPair:
         return sampled_gaussian.log_moments(orders, sample_rate, 1 / self.mu)
 
     def count_nodes(self, tilt: float) -> float:
-        """Return the number of quadrature nodes that a log-moment at this tilt needs."""
+        """Return the number of quadrature nodes that a log-moment at this tilt needs: its cost."""
         return sampled_gaussian.count_nodes(-tilt, tilt + 1, 1 / self.mu)
 
     def total_variation(self) -> float:
@@ -176,7 +176,7 @@ class LaplacePair:
     inverse_scale: float
 
     def masses(self, edges: Array) -> IntervalMasses:
-        """Return P(the log-likelihood ratio is in each interval), without and with the record."""
+        """Return P(log-likelihood ratio between adjacent `edges`) without and with the record."""
         bound = self.inverse_scale
         low, high = edges[:-1], edges[1:]
         start, end = np.clip(low, -bound, bound), np.clip(high, -bound, bound)
@@ -208,7 +208,7 @@ class LaplacePair:
         return np.maximum(log_sum_exp(exponent), 0.0)
 
     def count_nodes(self, tilt: float) -> float:  # noqa: ARG002
-        """Return the number of loss intervals that are summed to compute one log-moment."""
+        """Return the number of loss intervals that one log-moment sums: its cost."""
         return float(_MOMENT_CELLS)
 
     def total_variation(self) -> float:
@@ -248,7 +248,7 @@ def moments_of_cells(
 
 @dataclass(frozen=True, slots=True)
 class LossCells:
-    """A release's outcomes, grouped into intervals (cells) of the privacy loss.
+    """A release's outcomes grouped by intervals of the privacy loss, with P and Q of each.
 
     Attributes:
         first: lattice index k of the lowest edge: finite edges are k·h, (k+1)·h, …
@@ -272,7 +272,7 @@ class LossCells:
     infinite: float = 0.0
 
     def reversed(self, infinite: float = 0.0) -> LossCells:
-        """Return the cells with P and Q swapped and all losses negated: the opposite direction.
+        """Swap P and Q and negate all losses: return the discretised loss of the other direction.
 
         `infinite` is the mass of infinite loss in that direction.
         """
@@ -318,11 +318,11 @@ class ReleaseLaw(Protocol):
         ...
 
     def count_nodes(self, tilt: float) -> float:
-        """Return the number of quadrature nodes that a log-moment at this tilt needs."""
+        """Return the number of quadrature nodes that a log-moment at this tilt needs: its cost."""
         ...
 
     def loss_limits(self, direction: Direction, tail_deviations: float) -> tuple[float, float]:
-        """Return a loss range outside which P has at most a `tail_deviations`-sigma normal tail.
+        """Return a loss range; outside, P has at most a `tail_deviations`-σ normal tail.
 
         Outside, P has at most the normal tail beyond `tail_deviations` standard deviations.
         """
@@ -331,7 +331,7 @@ class ReleaseLaw(Protocol):
     def cells(
         self, direction: Direction, first: int, count: int, spacing: float, offset: float = 0.0
     ) -> LossCells:
-        """Return the probabilities of `count` privacy-loss intervals and of the losses beyond.
+        """Discretise the privacy loss: return P and Q of `count` loss intervals, and of the tails.
 
         With an offset of 0 the masses are for upper bounds of δ, and may be those of a pair that
         dominates the release. With an offset of ½ they are for lower bounds, and may be bounds of
@@ -342,7 +342,7 @@ class ReleaseLaw(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """A release made on a Poisson sample: the pair of output distributions and the sample rate.
+    """A release on a Poisson sample: its pair of output distributions, and the sample rate.
 
     Its two directions are the removal and the addition of a record.
     """
@@ -359,7 +359,7 @@ class Release:
         return self.sample_rate == 1.0 and self.base_pair.is_symmetric
 
     def total_variation(self) -> float:
-        """Return the total variation distance: the sample rate times that without sampling."""
+        """Return the sample rate times the total variation distance without sampling."""
         return self.sample_rate * self.base_pair.total_variation()
 
     def infinite_mass(self, direction: Direction) -> float:
@@ -382,11 +382,11 @@ class Release:
         return rounding.up_each(self.base_pair.log_moments(orders, self.sample_rate))
 
     def count_nodes(self, tilt: float) -> float:
-        """Return the number of quadrature nodes that a log-moment at this tilt needs."""
+        """Return the number of quadrature nodes that a log-moment at this tilt needs: its cost."""
         return self.base_pair.count_nodes(tilt)
 
     def loss_limits(self, direction: Direction, tail_deviations: float) -> tuple[float, float]:
-        """Return a loss range outside which P has at most a `tail_deviations`-sigma normal tail.
+        """Return a loss range; outside, P has at most a `tail_deviations`-σ normal tail.
 
         Outside, P has at most a normal tail on either side.
 
@@ -403,7 +403,7 @@ class Release:
     def cells(
         self, direction: Direction, first: int, count: int, spacing: float, offset: float = 0.0
     ) -> LossCells:
-        """Return the probabilities of `count` privacy-loss intervals and of the losses beyond.
+        """Discretise the privacy loss: return P and Q of `count` loss intervals, and of the tails.
 
         The edges are (first + offset)·h, (first + 1 + offset)·h, …
         """
@@ -415,7 +415,7 @@ class Release:
         return self._cells(first, edges, edges[1:]).reversed(infinite)
 
     def _cells(self, first: int, edges: Array, anchor: Array) -> LossCells:
-        """Return the probabilities of the intervals between given losses, for a removed record.
+        """Return P and Q of the intervals between given losses, when a record is removed.
 
         `anchor` is each cell's edge of lower loss. The gap P − Q·e^{loss} is
         q·(N₁ − N₀) − N₀·(e^l − 1) when removing and, when adding, minus that times e^{−l}:
@@ -450,7 +450,7 @@ class Release:
         )
 
     def loss(self, log_ratio: Array) -> Array:
-        """Return the privacy loss log(1 − q + q·e^Λ) at each log-likelihood ratio Λ."""
+        """Return the privacy loss log(1 − q + q·e^Λ), sample rate q, per log-likelihood ratio Λ."""
         return sampled_gaussian.privacy_loss(log_ratio, self.sample_rate)
 
     def _log_ratio_at(self, loss: Array) -> Array:

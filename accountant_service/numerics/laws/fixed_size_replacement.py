@@ -55,7 +55,7 @@ _ROUNDING: Final = 1e-9  # relative, of the sum over them, with room
 
 
 class _Replacement(ABC):
-    """Base of the pairs of releases on a fixed-size sample, with one record replaced."""
+    """Base of the dominating pairs of fixed-size-sampled releases, with one record replaced."""
 
     __slots__ = ()
     sample_rate: float
@@ -63,7 +63,7 @@ class _Replacement(ABC):
     @property
     @abstractmethod
     def _pair(self) -> BasePair:
-        """The symmetric pair of the release without sampling."""
+        """The symmetric dominating pair of the release without sampling."""
 
     @property
     def is_symmetric(self) -> bool:
@@ -72,7 +72,7 @@ class _Replacement(ABC):
 
     @property
     def _positive_loss_release(self) -> Release:
-        """The Poisson-sampled release with the same distribution of positive privacy losses."""
+        """A Poisson-sampled release with the same distribution of positive losses."""
         return Release(self._pair, self.sample_rate)
 
     def total_variation(self) -> float:
@@ -80,19 +80,19 @@ class _Replacement(ABC):
         return self._positive_loss_release.total_variation()
 
     def infinite_mass(self, direction: Direction) -> float:  # noqa: ARG002
-        """Return the mass of outcomes that the other law excludes, rounded up."""
+        """Return the probability of an infinite privacy loss, rounded up."""
         return self._positive_loss_release.infinite_mass("removing")
 
     def _zero_loss_mass(self) -> float:
-        """Return the mass of loss 0 in both laws."""
+        """Return the probability that the privacy loss is 0, equal under P and Q."""
         return (1 - self.sample_rate) * self._pair.total_variation()
 
     def count_nodes(self, tilt: float) -> float:
-        """Return the number of terms that are summed to compute a log-moment at this tilt."""
+        """Return the number of terms that a log-moment at this tilt sums: its cost."""
         return self._positive_loss_release.count_nodes(tilt) + _CELLS
 
     def loss_limits(self, direction: Direction, tail_deviations: float) -> tuple[float, float]:  # noqa: ARG002
-        """Return a loss range outside which P has at most a `tail_deviations`-sigma normal tail.
+        """Return a loss range; outside, P has at most a `tail_deviations`-σ normal tail.
 
         Outside, P has at most a normal tail beyond `tail_deviations` on either side.
         """
@@ -107,7 +107,7 @@ class _Replacement(ABC):
         spacing: float,
         offset: float = 0.0,
     ) -> LossCells:
-        """Return the probabilities of `count` privacy-loss intervals and of the losses beyond.
+        """Discretise the privacy loss: return P and Q of `count` loss intervals, and of the tails.
 
         The edges are (first + offset)·h, (first + 1 + offset)·h, … with an offset of 0 or ½. The
         atom at 0 belongs to the cell above the edge 0, or to the cell around 0.
@@ -121,7 +121,7 @@ class _Replacement(ABC):
         return _join_cells(first, lower, middle, upper, atom)
 
     def _cells_around_zero(self, half: float) -> LossCells:
-        """Return one cell with all losses within ±`half` except the loss 0 itself."""
+        """Return one interval with all losses within ±`half`, except the loss 0."""
         above = self._positive_loss_release.cells("removing", 0, 1, half)
         mass = above.p[1:-1] + above.q[1:-1]
         error = above.p_rounding[1:-1] + above.q_rounding[1:-1] + 4 * _EPS * mass
@@ -132,7 +132,7 @@ class _Replacement(ABC):
 
 @dataclass(frozen=True, slots=True)
 class FixedSizeReplacement(_Replacement):
-    """A Gaussian release on a fixed-size sample, for datasets that differ in a replaced record.
+    """A Gaussian release on a fixed-size sample, for datasets that differ in one replaced record.
 
     Attributes:
         mu: twice the clip norm divided by the standard deviation of the noise.
@@ -144,7 +144,7 @@ class FixedSizeReplacement(_Replacement):
 
     @property
     def _pair(self) -> BasePair:
-        """The pair of the release without sampling."""
+        """The dominating pair of the Gaussian release without sampling."""
         return GaussianPair(self.mu)
 
     def log_moments(self, direction: Direction, tilts: Array) -> Array:  # noqa: ARG002
@@ -158,7 +158,7 @@ class FixedSizeReplacement(_Replacement):
         return rounding.up_each(np.logaddexp(0.0, whole + np.log1p(-share) + _ROUNDING))
 
     def _negative_loss_moments(self, tilts: Array) -> Array:
-        """Return lower bounds on the moments' part from negative losses, which is subtracted.
+        """Return lower bounds on negative losses' part of the moments, to be subtracted.
 
         The losses are those of the sampled Gaussian, and there is a bound for each tilt.
 
@@ -179,7 +179,7 @@ class FixedSizeReplacement(_Replacement):
 
 @dataclass(frozen=True, slots=True)
 class FixedSizePairReplacement(_Replacement):
-    """Any release on a fixed-size sample, for datasets that differ in a replaced record.
+    """Any release on a fixed-size sample, for datasets that differ in one replaced record.
 
     Attributes:
         pair: symmetric, dominates the release for neighbours of the same size.
@@ -191,11 +191,11 @@ class FixedSizePairReplacement(_Replacement):
 
     @property
     def _pair(self) -> BasePair:
-        """The pair of the release without sampling."""
+        """The symmetric dominating pair of the release without sampling."""
         return self.pair
 
     def _zero_loss_mass(self) -> float:
-        """Return the mass of loss 0 in both laws, of which the inner pair may have some."""
+        """Return the probability that the privacy loss is 0, equal under P and Q."""
         own = self.pair.masses(np.array([-np.inf, np.nextafter(0.0, -1.0), 0.0, np.inf]))
         return (1 - self.sample_rate) * self.pair.total_variation() + float(own.with_record[1])
 
@@ -214,7 +214,7 @@ class FixedSizePairReplacement(_Replacement):
 def _join_cells(
     first: int, lower: LossCells, middle: LossCells | None, upper: LossCells, mass_at_zero: float
 ) -> LossCells:
-    """Return one list of cells: of negative losses, of losses around 0 and of positive losses.
+    """Join the intervals of negative losses, of losses around 0 and of positive losses.
 
     The mass at loss 0 is added to the middle cell, or to the lowest cell of positive losses.
     """
@@ -223,7 +223,7 @@ def _join_cells(
     at = len(lower.gap)  # of the cell with the loss 0, among the inner cells
 
     def masses(name: str) -> Array:
-        """Return the joined masses, or their rounding errors: the attribute called `name`."""
+        """Return the joined array of an attribute of `LossCells`: masses or rounding errors."""
         return np.concatenate(
             [
                 getattr(lower, name)[:-1],
@@ -233,7 +233,7 @@ def _join_cells(
         )
 
     def edges(name: str) -> Array:
-        """Return the joined values of the attribute `name`, which the two end cells do not have."""
+        """Return the joined array of an attribute of `LossCells` that the end intervals lack."""
         return np.concatenate([getattr(each, name) for each in (lower, *between, upper)])
 
     p, q, gap = masses("p"), masses("q"), edges("gap")

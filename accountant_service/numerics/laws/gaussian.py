@@ -32,7 +32,7 @@ def _mills_ratio(x: Array) -> Array:
 
 
 def _mills_ratio_difference(centre: Array, mu: Array) -> Array:
-    """Return m(c − μ/2) − m(c + μ/2) for Mills' ratio m, without cancellation.
+    """Return m(c − μ/2) − m(c + μ/2) for Mills' ratio m, c = `centre`, without cancellation.
 
     As m′(x) = x·m(x) − 1, it is the integral of 1 − x·m(x) over the interval, by Gauss–Legendre.
     """
@@ -89,7 +89,7 @@ def epsilon_lower(delta: Array | float, mu: Array | float) -> Array:
 
 
 def _invert(delta: Array | float, mu: Array | float, log_margin: float) -> tuple[Array, Array]:
-    """Return bounds on the ε at which log δ(ε) = log(delta) − log_margin."""
+    """Return bounds on a Gaussian mechanism's ε at which log δ(ε) = log(delta) − log_margin."""
     delta, mu = np.broadcast_arrays(np.asarray(delta, float), np.asarray(mu, float))
     safe_mu = np.maximum(mu, 1e-300)
     log_target = np.log(delta) - log_margin

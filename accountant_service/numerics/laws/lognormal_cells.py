@@ -27,7 +27,7 @@ _DENSITY_MAX: Final = 1 / math.sqrt(2 * math.pi)
 
 
 def cell_masses(mu: float, edges: Array) -> tuple[Array, Array, Array, Array]:
-    """Return a lognormal variable's plain and tilted mass in each cell, with rounding errors.
+    """Return P(exp(μz − μ²/2) is between adjacent `edges`), plain and tilted, and rounding errors.
 
     Args:
         mu: of X = exp(μz − μ²/2) with z standard normal; the tilted law has the density x.
@@ -53,7 +53,7 @@ def cell_masses(mu: float, edges: Array) -> tuple[Array, Array, Array, Array]:
 
 
 def _narrow_masses(middle: Array, half: Array, mu: float) -> tuple[Array, Array]:
-    """Return the normal masses of narrow cells, and bounds on their rounding errors."""
+    """Return the normal probabilities of narrow intervals, and bounds on their rounding errors."""
     square, width = middle * middle, half * half
     series = 1 + (square * (square - 6) + 3 + _sixth(square) * width / 42) * width * width / 120
     series += (square - 1) * width / 6
@@ -62,6 +62,6 @@ def _narrow_masses(middle: Array, half: Array, mu: float) -> tuple[Array, Array]
 
 
 def _sixth(square: Array) -> Array:
-    """Return the Hermite polynomial He₆ at a point with this square."""
+    """Return the sixth Hermite polynomial He₆(x), given x²."""
     value: Array = ((square - 15) * square + 45) * square - 15
     return value

@@ -57,7 +57,7 @@ _RATES_UP: Final[Array] = 1.35 ** np.arange(32.0)  # of Chernoff bounds, relativ
 
 @dataclass(frozen=True, slots=True)
 class SumLattice:
-    """A class of outcomes, by the range of their largest summand, and a lattice for their sums.
+    """Outcomes whose largest summand is in one range (a class), and a grid for their sums.
 
     Attributes:
         step: the spacing, of at most 24 significant bits, so that multiples are exact.
@@ -88,12 +88,12 @@ class SumLattice:
 
     @property
     def low(self) -> float:
-        """The lowest sum on the lattice."""
+        """The least sum on the grid."""
         return self.first * self.step
 
     @property
     def end(self) -> float:
-        """The first sum beyond the lattice."""
+        """The first sum beyond the grid."""
         return (self.first + self.size) * self.step
 
     @property
@@ -102,14 +102,14 @@ class SumLattice:
         return self.cut * self.step
 
     def points(self) -> Array:
-        """Return the least sum of each block of lattice points."""
+        """Return the least sum of each block of neighbouring grid points."""
         points: Array = np.arange(self.first, self.first + self.size, self.block).astype(float)
         return points * self.step
 
 
 @dataclass(frozen=True, slots=True)
 class SumAbove:
-    """Upper bounds on the distribution of a lognormal sum, enlarged in convex order.
+    """Upper bounds on the distribution of a lognormal sum, for upper bounds on δ.
 
     Attributes:
         points: values of the sum in the windows of all classes.
@@ -134,13 +134,13 @@ class SumAbove:
 
 
 def round_step(step: float) -> float:
-    """Return the lattice spacing rounded to 20 significant bits, so that multiples are exact."""
+    """Round a grid spacing to 20 significant bits, so that its multiples are exact."""
     mantissa, exponent = math.frexp(step)
     return math.ldexp(round(mantissa * (1 << 20)) / (1 << 20), exponent)
 
 
 def quantile(mu: float, deviations: float) -> float:
-    """Return exp(μz − μ²/2) at z = `deviations`: a quantile of a lognormal summand."""
+    """Return exp(μz − μ²/2) at z = `deviations`, a quantile of a lognormal summand."""
     return math.exp(min(mu * deviations - 0.5 * mu * mu, _EXPONENT_MAX))
 
 
@@ -174,7 +174,7 @@ def sum_above(mu: float, bins: int, lattices: Sequence[SumLattice]) -> SumAbove:
 def sum_below(
     mu: float, bins: int, lattices: Sequence[SumLattice], *, tilted: bool
 ) -> tuple[Array, float, Array]:
-    """Return lower and upper bounds on the masses of a sum whose summands are rounded.
+    """Return bounds on the probabilities of a lognormal sum whose summands are rounded.
 
     The masses are those of the lattices' blocks.
 
@@ -205,7 +205,7 @@ def sum_below(
 
 @dataclass(frozen=True, slots=True)
 class _Summands:
-    """The probabilities of one summand, split into those below and within a class's range.
+    """One lognormal summand's probabilities, below a class's range and within it.
 
     Attributes:
         plain: of the plain law.
@@ -217,7 +217,7 @@ class _Summands:
 
 
 def _split_to_cell_ends(mu: float, lattice: SumLattice) -> tuple[Array, ...]:
-    """Return a summand's masses on a lattice: each cell's mass moved to its ends, mean kept."""
+    """Discretise a lognormal summand: move each interval's mass to its ends, mean kept."""
     edges = lattice_points(lattice.start, lattice.cut + 1 - lattice.start, lattice.step)
     plain, plain_error, tilted, tilted_error = _cell_masses(mu, edges)
     low = edges[:-1]
@@ -236,7 +236,7 @@ def _split_to_cell_ends(mu: float, lattice: SumLattice) -> tuple[Array, ...]:
 
 
 def _cell_ranges(lattice: SumLattice) -> list[slice]:
-    """Return slices of cells: those below a class's range, and those within it."""
+    """Return slices of a grid's intervals: those below a class's range, and those within."""
     if lattice.is_first:
         return [slice(None)]
     split = lattice.above - lattice.start
@@ -244,7 +244,7 @@ def _cell_ranges(lattice: SumLattice) -> list[slice]:
 
 
 def _rounded_cell_masses(mu: float, lattice: SumLattice) -> list[tuple[Array, Array, Array, Array]]:
-    """Return a rounded summand's masses in the cells below a class's range, and within it."""
+    """Return a rounded summand's probabilities, below a class's range and within it."""
     ends = [lattice.start, lattice.cut]
     if not lattice.is_first:
         ends.insert(1, lattice.above)
@@ -260,20 +260,20 @@ def _rounded_cell_masses(mu: float, lattice: SumLattice) -> list[tuple[Array, Ar
 def _round_cells(
     cells: list[tuple[Array, Array, Array, Array]], outward: int, *, tilted: bool
 ) -> _Summands:
-    """Return bounds on masses: upper if `outward` is 1, lower if −1; also tilted if `tilted`."""
+    """Bound probabilities, from above if `outward` is 1, below if −1; also `tilted` ones if set."""
     plain = tuple(np.maximum(mass + outward * error, 0.0) for mass, error, _, _ in cells)
     one = tuple(np.maximum(mass + outward * error, 0.0) for _, _, mass, error in cells)
     return _Summands(plain, one if tilted else ())
 
 
 def tails_beyond(mu: float, edge: float) -> tuple[float, float]:
-    """Return upper bounds on the probability and the tilted mass of a summand above `edge`."""
+    """Return upper bounds on P(a lognormal summand > `edge`), plain and tilted."""
     plain, plain_error, tilted, tilted_error = _cell_masses(mu, np.array([edge, np.inf]))
     return float((plain + plain_error)[0]), float((tilted + tilted_error)[0])
 
 
 class _Blocks:
-    """The masses of one summand, merged into a few blocks of lattice points.
+    """One summand's probabilities, merged into a few blocks of neighbouring grid points.
 
     A block's mass moves to its two ends with its mean kept, which by convexity can only raise the
     mean of e^{rx}, for any r.
@@ -301,7 +301,7 @@ class _Blocks:
 
 @lru_cache(maxsize=64)
 def _block_starts(points: int, centre: int) -> NDArray[np.int64]:
-    """Return where blocks of lattice points start: single points near `centre`, longer far off."""
+    """Return the first points of blocks of grid points: single near `centre`, longer far off."""
     single = np.arange(_BLOCKS // 4)
     growing = np.geomspace(len(single), max(points, len(single) + 1), _BLOCKS // 4).astype(np.int64)
     offsets = np.concatenate([single, growing])
@@ -380,17 +380,17 @@ class _ClassMoments:
 
 
 def mass_below(law: SumAbove, level: float) -> float:
-    """Return an upper bound on the probability of a sum below a level."""
+    """Return an upper bound on the probability that a lognormal sum is below a level."""
     return math.fsum(float(each.mass_below(np.array(level))) for each in law.classes)
 
 
 def _exp_up(log_value: float) -> float:
-    """Return e^x, rounded up; at least `_UNDERFLOW`."""
+    """Return exp(`log_value`), rounded up; at least `_UNDERFLOW`."""
     return math.exp(min(log_value, _EXPONENT_MAX)) * (1 + 1e-12) + _UNDERFLOW
 
 
 def _each_exp_up(log_values: Array) -> Array:
-    """Return e^x for each x, rounded up; at least `_UNDERFLOW`."""
+    """Return the exponential of each value, rounded up; at least `_UNDERFLOW`."""
     values: Array = np.exp(np.minimum(log_values, _EXPONENT_MAX)) * (1 + 1e-12) + _UNDERFLOW
     return values
 
@@ -398,7 +398,7 @@ def _each_exp_up(log_values: Array) -> Array:
 def _bound_masses_at_ends(
     summands: _Summands, lattice: SumLattice, bins: int, moments: _ClassMoments
 ) -> tuple[Array, Array]:
-    """Return sums and upper bounds of their masses, each block's at its ends with its mean kept."""
+    """Return sums with upper bounds on their masses; blocks' masses are moved to the ends."""
     if lattice.block == 1:
         return lattice.points(), _bound_masses(summands, lattice, bins, moments, 1)[0][0]
     low, high = _bound_masses(summands, lattice, bins, moments, 1, parts=2)[0]
@@ -407,7 +407,7 @@ def _bound_masses_at_ends(
 
 @dataclass(frozen=True, slots=True)
 class _TiltedBounds:
-    """Bounds of a class's masses computed under one tilt.
+    """Bounds on the probabilities of a class's sums, computed under one exponential tilt.
 
     Attributes:
         bound: of the masses of each part of each block.
@@ -428,7 +428,7 @@ def _bound_masses(
     outward: int,
     parts: int = 1,
 ) -> tuple[Array, float]:
-    """Return upper (`outward` = 1) or lower (−1) bounds on the masses of a class's sums.
+    """Bound the probabilities of a class's sums, from above if `outward` is 1, below if −1.
 
     Each block has the best bound of those under several tilts. Mass that wraps around can only
     raise an upper bound; lower bounds are without it but for the second result in all. The rows of
@@ -459,7 +459,7 @@ def _choose_blocks(
     rate: float,
     log_scale: float,
 ) -> tuple[NDArray[np.int64], float]:
-    """Choose the blocks that a tilt bounds better than those before, with what wraps into them.
+    """Choose the grid blocks where this tilt improves the bounds; bound the mass wrapped into them.
 
     Mass that wraps around may cost more than is gained. There is less of it far from the end that
     has the largest weights, so all useful blocks or only a part of them are chosen.
@@ -492,7 +492,7 @@ def _choose_blocks(
 def _untilt(
     composed: tuple[Array, float], lattice: SumLattice, rate: float, log_scale: float, outward: int
 ) -> _TiltedBounds:
-    """Return upper (`outward` = 1) or lower (−1) bounds on masses, given the tilted ones."""
+    """Undo the exponential tilt: return bounds, above if `outward` is 1, on untilted masses."""
     (mass, error), points = composed, lattice.points()
     log_weight = np.minimum(log_scale - rate * points, _EXPONENT_MAX)
     off = 8 * _EPS * (4 + abs(log_scale) + abs(rate) * np.abs(points))
@@ -513,7 +513,7 @@ def _bound_wrapped(
     first: NDArray[np.int64],
     last: NDArray[np.int64],
 ) -> Array:
-    """Return upper bounds on the tilted mass that wraps around into ranges of blocks.
+    """Return upper bounds on the tilted mass that the FFT wraps around into ranges of blocks.
 
     Sums above the window wrap around to its first points, those below it to its last.
     """
@@ -526,14 +526,14 @@ def _bound_wrapped(
 
 
 def _block_weight(lattice: SumLattice, rate: float) -> float:
-    """Return the largest factor e^{−rate·x} for a distance x from the start of a block."""
+    """Return the largest factor by which a tilt e^{−rate·x} changes masses within one block."""
     return _exp_up(max(0.0, -rate * (lattice.block - 1) * lattice.step))
 
 
 def _tilt(
     summands: _Summands, lattice: SumLattice, rate: float, outward: int
 ) -> tuple[_Summands, float]:
-    """Return masses multiplied by e^{rate·x} and normalised, and the log of the normalising factor.
+    """Tilt a summand's probabilities by e^{rate·x} and normalise; return them and the log factor.
 
     The tilt is e^{rate·x}. Every tilted mass is rounded outward by the error of its exponent.
     """
@@ -542,7 +542,7 @@ def _tilt(
     log_moment = 0.0
 
     def tilted(mass: Array, first: int) -> Array:
-        """Return tilted masses."""
+        """Return one array of probabilities after the tilt."""
         tilt = rate * lattice_points(first, len(mass), lattice.step)
         with np.errstate(divide="ignore"):
             log_mass = np.log(mass)
@@ -569,7 +569,7 @@ def _tilt(
 def compose_class(
     summands: _Summands, lattice: SumLattice, bins: int, rate: float = 0.0, parts: int = 1
 ) -> tuple[Array, float]:
-    """Return the masses of a class's sums in blocks of its lattice, and a bound on their errors.
+    """Convolve `bins` summands by FFT; return the sums' masses per block, and an error bound.
 
     Mass outside the window is wrapped around into it. Only the lowest frequencies are computed: the
     others are bounded.
@@ -608,7 +608,7 @@ def _sum_blocks(
     neglected: float,
     left_out: float,
 ) -> tuple[Array, float]:
-    """Return the weighted masses of the blocks, or of their parts, and a bound on their errors.
+    """Invert a transform: return the mass of each block of grid points, and an error bound.
 
     Args:
         total: the transform of the class's masses at the lowest frequencies.
@@ -641,7 +641,7 @@ def _sum_blocks(
 def _transform(
     masses: tuple[Array, ...], lattice: SumLattice, frequencies: int
 ) -> list[ComplexBalls]:
-    """Return the FFTs of a summand's masses at low frequencies: below the class, and in it."""
+    """Return the lowest frequencies of the FFTs of a summand's masses, below and in the class."""
     offsets = (0, lattice.above - lattice.start)
     return [
         transform_masses(np.concatenate([np.zeros(offset), mass]), lattice.size).lowest(frequencies)
@@ -650,7 +650,7 @@ def _transform(
 
 
 def _choose_frequencies(small: ComplexBalls, summands: _Summands, count: int) -> tuple[int, float]:
-    """Choose how many of the lowest frequencies to compute; bound the transform at the others.
+    """Choose how many frequencies to compute; bound the transform at all others.
 
     With ρ the largest modulus of φ at the others and c = χ(0), that of (φ + χ)^count − φ^count is
     at most count·c·(ρ + c)^{count−1} there, and that of (φ + χ)^count at most (ρ + c)^count.
@@ -668,14 +668,14 @@ def _choose_frequencies(small: ComplexBalls, summands: _Summands, count: int) ->
 
 
 def _power_up(base: float, exponent: int) -> float:
-    """Return an upper bound on a power of a positive number."""
+    """Return an upper bound on a positive number raised to a whole power."""
     return _exp_up(exponent * math.log(base))
 
 
 def _binomial_terms(
     small: ComplexBalls, large: list[ComplexBalls], summands: _Summands, count: int
 ) -> tuple[ComplexBalls, float]:
-    """Return (φ + χ)^count − φ^count for φ = `small` and χ = `large`, and the mass left out.
+    """Return (φ + χ)^count − φ^count for φ = `small`, χ = `large`; bound the terms omitted.
 
     The first class has φ^count and leaves nothing out. The terms beyond n have at most the mass
     Σ x^j/j! over j > n, which is at most x^{n+1}/(n + 1)!·e^x, for x = count·χ(0), if φ(0) ≤ 1.

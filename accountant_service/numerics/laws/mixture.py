@@ -43,11 +43,11 @@ class MixedRelease:
         return upper
 
     def count_nodes(self, tilt: float) -> float:
-        """Return the number of terms that are summed to compute a log-moment at this tilt."""
+        """Return the number of terms that a log-moment at this tilt sums: its cost."""
         return math.fsum(part.count_nodes(tilt) for _, part in self.parts)
 
     def loss_limits(self, direction: Direction, tail_deviations: float) -> tuple[float, float]:
-        """Return a loss range outside which P has at most a `tail_deviations`-sigma normal tail."""
+        """Return a loss range; outside, P has at most a `tail_deviations`-σ normal tail."""
         limits = [part.loss_limits(direction, tail_deviations) for _, part in self.parts]
         return min(low for low, _ in limits), max(high for _, high in limits)
 

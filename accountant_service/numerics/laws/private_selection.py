@@ -53,6 +53,7 @@ class Repeats:
         """
 
         def excess(log_inverse: float) -> float:
+            """Return by how much the mean number of runs exceeds the one asked for."""
             return self._mean(log_inverse) - self.mean
 
         high = 1.0
@@ -75,7 +76,7 @@ class Repeats:
 def selected_curve(
     repeats: Repeats, laws: tuple[tuple[ReleaseLaw, int], ...]
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return Rényi orders, and upper bounds on the selection's Rényi divergence at each.
+    """Return Rényi orders, and upper bounds on the private selection's divergence at each.
 
     Args:
         repeats: the distribution of the number of runs.
@@ -114,7 +115,7 @@ def _log_moments(laws: tuple[tuple[ReleaseLaw, int], ...], tilts: Array) -> Arra
 
 
 def _deltas(orders: Array, moments: Array, epsilons: Array) -> Array:
-    """Return upper bounds on δ at each ε, each converted from the best of the log-moments."""
+    """Return upper bounds on δ at each ε, each from the Rényi order that gives the least."""
     constant = orders * np.log1p(-1 / orders) - np.log(orders - 1)
     logs = (moments + constant)[:, None] - np.multiply.outer(orders - 1, epsilons)
     deltas: Array = np.exp(np.minimum(logs.min(axis=0), 0.0))

@@ -46,7 +46,7 @@ _ORDERS: Final = 1 + np.geomspace(1e-3, 1e6, 2000)  # of a curve that is known a
 
 @dataclass(frozen=True)
 class ProfilePair(AtomicPair):
-    """The worst pair of distributions that is (ε, δ)-DP at each of the given points (ε, δ).
+    """The dominating pair of any release that is (ε, δ)-DP at each of the given points.
 
     Attributes:
         epsilons: increasing, at least 0.
@@ -57,13 +57,13 @@ class ProfilePair(AtomicPair):
     deltas: tuple[float, ...]
 
     def list_atoms(self) -> Atoms:
-        """Return the outcomes of the pair: one for each corner of the profile's convex hull."""
+        """Return the pair's outcomes: one per corner of the convex hull of the points (e^ε, δ)."""
         return atoms_of_profile(np.array(self.epsilons), np.array(self.deltas))
 
 
 @dataclass(frozen=True)
 class RenyiPair(AtomicPair):
-    """The worst pair of distributions for releases that are known only by Rényi divergences.
+    """The dominating pair of releases of which only upper bounds on Rényi divergences are known.
 
     Attributes:
         rho: of the zero-concentrated releases: their divergences add up to ρ·α at every order.
@@ -74,7 +74,7 @@ class RenyiPair(AtomicPair):
     curves: tuple[tuple[tuple[float, ...], tuple[float, ...], int], ...]
 
     def list_atoms(self) -> Atoms:
-        """Return the outcomes of the pair, after converting the Rényi divergences to (ε, δ)."""
+        """Return the pair's outcomes, after converting the Rényi divergences to (ε, δ)."""
         orders, divergences = self._sum_divergences()
         ends = [
             min(float((divergences - log_delta / (orders - 1)).min()), LOSS_MAX)
@@ -110,7 +110,7 @@ class RenyiPair(AtomicPair):
 
 
 def interpolated_divergences(own: Array, divergences: Array, orders: Array) -> Array:
-    """Return upper bounds on Rényi divergences at orders between those with known divergences.
+    """Interpolate upper bounds on Rényi divergences, known at orders `own`, at `orders`.
 
     (α − 1)·D_α is convex in α, so that a chord bounds it.
     """
@@ -119,7 +119,7 @@ def interpolated_divergences(own: Array, divergences: Array, orders: Array) -> A
 
 
 def atoms_of_profile(epsilons: Array, deltas: Array) -> Atoms:
-    """Return the outcomes of the worst symmetric pair with at most the given δ at each ε."""
+    """Return the outcomes of a symmetric pair that dominates all with at most these δ at each ε."""
     y, bounds = np.exp(epsilons), np.minimum(deltas * (1 + _RAISED), 1.0)
     at_one = float(((2 * bounds + np.expm1(epsilons)) / (y + 1)).min())
     x, bounds = np.append(0.0, epsilons), np.append(at_one, bounds)
@@ -143,7 +143,7 @@ def atoms_of_profile(epsilons: Array, deltas: Array) -> Atoms:
 
 
 def _lower_hull(x: Array, values: Array) -> tuple[Array, Array]:
-    """Return the corners of the lower convex hull of points (e^x, value), as x and value."""
+    """Return the corners (x, value) of the lower convex hull of the points (e^x, value)."""
     corners: list[tuple[float, float]] = []
     for point in zip(x.tolist(), values.tolist(), strict=True):
         if corners and point[0] <= corners[-1][0]:

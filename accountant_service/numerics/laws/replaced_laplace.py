@@ -42,17 +42,17 @@ class ReplacedLaplacePair:
 
     @property
     def _largest_loss(self) -> float:
-        """The privacy loss of outputs z ≥ 1: log((1 − q + q·e^β)/κ)."""
+        """The largest privacy loss, which is attained at all outputs z ≥ 1."""
         rise = 2 * self.sampled * math.sinh(self.inverse_scale)
         return math.log1p(rise / self._least_ratio)
 
     @property
     def _least_ratio(self) -> float:
-        """κ, the ratio of Q to N(0) for outputs z ≥ 0."""
+        """The density ratio, at outputs z ≥ 0, of Q to noise without the record."""
         return 1 - self.sampled + self.sampled * math.exp(-self.inverse_scale)
 
     def masses(self, edges: Array) -> IntervalMasses:
-        """Return P(the privacy loss is in each interval) under Q and under P."""
+        """Return P(the privacy loss is between adjacent `edges`) under Q and under P."""
         most, beta, q = self._largest_loss, self.inverse_scale, self.sampled
         low, high = edges[:-1], edges[1:]
         position = self._scaled_output(np.clip(edges, -most, most))
@@ -75,7 +75,7 @@ class ReplacedLaplacePair:
         )
 
     def _scaled_output(self, loss: Array) -> Array:
-        """Return βz, between −β and β, at each privacy loss."""
+        """Return the output over the noise scale at each privacy loss."""
         beta = self.inverse_scale
         rise = self._least_ratio * np.expm1(np.abs(loss)) / self.sampled
         scaled = 0.5 * (beta + np.log(math.exp(-beta) + rise))
@@ -86,23 +86,23 @@ class ReplacedLaplacePair:
         return -self._largest_loss, self._largest_loss
 
     def log_moments(self, orders: Array, sample_rate: float) -> Array:
-        """Return upper bounds on the log-moments: each cell counts at its two ends."""
+        """Return upper bounds on the loss's log-moments, from a discretised grid of losses."""
         most = self._largest_loss
         inner = np.linspace(-most, most, _MOMENT_CELLS + 1)
         edges = np.concatenate([[-most * (1 + 1e-6)], inner])
         return moments_of_cells(edges, self.masses(edges), orders, sample_rate)
 
     def count_nodes(self, tilt: float) -> float:  # noqa: ARG002
-        """Return the number of cells that a moment sums."""
+        """Return the number of loss intervals that one log-moment sums: its cost."""
         return float(_MOMENT_CELLS)
 
     def total_variation(self) -> float:
-        """Return the total variation distance of P and Q: q·(1 − e^{−β})."""
+        """Return the total variation distance of the output distributions P and Q."""
         return -self.sampled * math.expm1(-self.inverse_scale)
 
 
 def _laplace_masses(start: Array, end: Array, centre: float, reach: float) -> tuple[Array, Array]:
-    """Return the masses of a Laplace law of scale 1 between points, and their rounding errors.
+    """Return P(start < X < end) for X ~ Laplace(`centre`, scale 1), and the rounding errors.
 
     Args:
         start: of each interval.

@@ -66,7 +66,7 @@ _DIRECT_MAX: Final = 300.0  # exponents up to which e^x and sinh x are used as s
 
 @dataclass(frozen=True, slots=True)
 class ReplacedRecord:
-    """A Poisson-sampled Gaussian release, under replacement of one record.
+    """A Poisson-sampled Gaussian release, for datasets that differ in one replaced record.
 
     Attributes:
         mu: the clip norm divided by the standard deviation of the noise.
@@ -82,7 +82,7 @@ class ReplacedRecord:
         return True
 
     def total_variation(self) -> float:
-        """Return the total variation distance: the sample rate times that of N(μ, 1), N(−μ, 1)."""
+        """Return the sample rate times the total variation of N(μ, 1) and N(−μ, 1)."""
         return self.sample_rate * math.erf(self.mu / math.sqrt(2.0))
 
     def infinite_mass(self, direction: Direction) -> float:  # noqa: ARG002
@@ -108,7 +108,7 @@ class ReplacedRecord:
         return upper
 
     def _log_moments_on_one_grid(self, tilts: Array) -> Array:
-        """Return the log-moments at increasing tilts, by one quadrature that suits the largest."""
+        """Return the log-moments at increasing tilts, all with one quadrature's nodes."""
         spacing = self.spacing(float(tilts[-1]))
         last = self.largest_node(float(tilts[-1]))
         z = spacing * np.arange(1, math.ceil(last / spacing) + 1, dtype=float)
@@ -137,7 +137,7 @@ class ReplacedRecord:
         return float(np.max(2 * math.pi * y / (cost - _LOG_ERROR)))
 
     def argument_bound(self, y: Array) -> Array:
-        """Return upper bounds on |arg(P/Q)| along the lines Im z = ±y, for each height y.
+        """Return upper bounds on |arg(P/Q)| on the complex lines Im z = ±y, for each y.
 
         Each factor's argument is at most μy. A₊ and the conjugate of A₋ have the product
         e^{iμy}·(2(1−q)b·cosh(μx) + (1−q)²e^{−iμy} + b²e^{iμy}). Where b ≤ 1 − q the second
@@ -157,7 +157,7 @@ class ReplacedRecord:
         return mode + self.mu * tilt * share + _TAIL_DEVIATIONS
 
     def log_tail(self, tilts: Array, ends: Array) -> Array:
-        """Return, per tilt, the log of an upper bound on the moment's integral beyond its end.
+        """Bound the part of the moment's integral beyond its last node; return logs, per tilt.
 
         The integral is ∫ n·A₊^{s+1}·A₋^{−s}, and every end z₁ is positive.
         """
@@ -167,7 +167,7 @@ class ReplacedRecord:
         return tail
 
     def log_ratio(self, z: Array) -> Array:
-        """Return log(P(z)/N(z; 0, 1)) at each output z: sampled output against noise alone.
+        """Return log(P(z)/N(z; 0, 1)) at each output z: density with the record over noise alone.
 
         It is log A₊(z), which is log A₋(−z).
         """
@@ -224,7 +224,7 @@ class ReplacedRecord:
         return np.copysign((half + inverse) / self.mu, loss)
 
     def loss_limits(self, direction: Direction, tail_deviations: float) -> tuple[float, float]:  # noqa: ARG002
-        """Return a loss range outside which P has at most a `tail_deviations`-sigma normal tail.
+        """Return a loss range; outside, P has at most a `tail_deviations`-σ normal tail.
 
         Outside, P has at most a normal tail beyond `tail_deviations` on either side.
         """
@@ -240,7 +240,7 @@ class ReplacedRecord:
         spacing: float,
         offset: float = 0.0,
     ) -> LossCells:
-        """Return the probabilities of `count` privacy-loss intervals and of the losses beyond.
+        """Discretise the privacy loss: return P and Q of `count` loss intervals, and of the tails.
 
         The edges are (first + offset)·h, (first + 1 + offset)·h, … The gap P − Q·e^{loss} is
         q·(N(μ) − N(−μ)) − Q·(e^{loss} − 1).
@@ -276,13 +276,13 @@ class ReplacedRecord:
 def _mix(
     rate: float, absent: Array, present: Array, absent_rounding: Array, present_rounding: Array
 ) -> tuple[Array, Array]:
-    """Return the masses of a mixture of two distributions, and bounds on their rounding errors."""
+    """Return the interval probabilities of a mixture of two distributions, and rounding errors."""
     mixed = (1 - rate) * absent + rate * present
     return mixed, (1 - rate) * absent_rounding + rate * present_rounding + 4 * _EPS * mixed
 
 
 def _log_product_of_differences(tilts: Array, loss: Array) -> Array:
-    """Return log((1 − e^{−sL})·(e^{(s+1)L} − 1)): a row per tilt s, a column per loss L."""
+    """Return log((1 − e^{−sL})·(e^{(s+1)L} − 1)), for log-moments, per tilt s and loss L."""
     lower = np.multiply.outer(tilts, loss)
     upper = np.multiply.outer(tilts + 1, loss)
     with np.errstate(divide="ignore"):  # a loss that underflows adds nothing

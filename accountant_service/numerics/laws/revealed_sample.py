@@ -26,7 +26,7 @@ _EPS: Final = float(np.finfo(float).eps)
 
 @dataclass(frozen=True, slots=True)
 class RevealedSamplePair:
-    """A pair that is met with the probability of being sampled, and this is revealed.
+    """A dominating pair where outputs reveal whether the record was in the Poisson sample.
 
     Attributes:
         pair: of the release on a sample with the record.
@@ -38,17 +38,17 @@ class RevealedSamplePair:
 
     @property
     def is_symmetric(self) -> bool:
-        """Return whether the inner pair is its own mirror image."""
+        """Return whether the pair without sampling is its own mirror image."""
         return self.pair.is_symmetric
 
     @property
     def infinite_masses(self) -> tuple[float, float]:
-        """The masses of infinite loss: q times those of the inner pair."""
+        """Probabilities of infinite losses: the sample rate times those without sampling."""
         without_record, with_record = self.pair.infinite_masses
         return self.sampled * without_record, self.sampled * with_record
 
     def masses(self, edges: Array) -> IntervalMasses:
-        """Return P(the log-likelihood ratio is in each interval), without and with the record."""
+        """Return P(log-likelihood ratio between adjacent `edges`) without and with the record."""
         inner, q = self.pair.masses(edges), self.sampled
         missed = np.zeros(len(edges) - 1)
         at = int(np.searchsorted(edges, 0.0, side="left")) - 1  # of the interval that holds 0
@@ -64,12 +64,12 @@ class RevealedSamplePair:
         )
 
     def limits(self, tail_deviations: float) -> tuple[float, float]:
-        """Return limits of the log-likelihood ratio that leave out at most a normal tail."""
+        """Return a log-likelihood-ratio range; outside lies at most a `tail_deviations`-σ tail."""
         low, high = self.pair.limits(tail_deviations)
         return min(low, -1e-6), max(high, 1e-6)
 
     def log_moments(self, orders: Array, sample_rate: float) -> Array:
-        """Return upper bounds on the log-moments, one for each order.
+        """Return upper bounds on log E[e^{a·loss}] without the record, per order a.
 
         Raises:
             ValueError: the release is sampled once more; this pair is for one sample.
@@ -85,5 +85,5 @@ class RevealedSamplePair:
         return self.pair.count_nodes(tilt)
 
     def total_variation(self) -> float:
-        """Return the total variation distance: q times that of the inner pair."""
+        """Return the sample rate times the total variation distance without sampling."""
         return self.sampled * self.pair.total_variation()

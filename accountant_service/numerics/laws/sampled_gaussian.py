@@ -43,7 +43,7 @@ _ELEMENTS_MAX: Final = 1 << 20  # of one block of orders × nodes (8 MiB)
 
 
 def _spacing(order: float, sigma: float) -> float:
-    """Return the widest trapezoidal spacing whose relative error is below e^`_LOG_ERROR`."""
+    """Return the widest trapezoidal spacing with a relative error below e^`_LOG_ERROR`."""
     half_width = np.minimum(sigma * sigma * np.pi * np.linspace(0.02, 0.98, 49), 12.6 * sigma)
     cost = half_width**2 / (2 * sigma * sigma)
     if order < 0:
@@ -123,7 +123,7 @@ def log_moments(orders: Array, sample_rate: float, noise_multiplier: float) -> A
 
 
 def privacy_loss(ratio: Array, q: float) -> Array:
-    """Return the privacy loss log(1 − q + q·e^Λ) per log-likelihood ratio Λ, q the sample rate.
+    """Return the privacy loss log(1 − q + q·e^Λ), q the sample rate, Λ the log-likelihood `ratio`.
 
     Λ is the log-likelihood ratio without sampling, and q the sample rate.
 
@@ -153,7 +153,7 @@ def _group_orders(orders: Array, nodes: int) -> list[NDArray[np.intp]]:
 
 
 class _QuadratureGrid:
-    """The quadrature nodes for a range of orders, with the terms that all orders share."""
+    """Quadrature nodes that log-moments of several orders share, with the terms they share."""
 
     def __init__(self, q: float, sigma: float, lowest: float, highest: float) -> None:
         self.sigma = sigma
@@ -173,7 +173,7 @@ class _QuadratureGrid:
         self.linear = log1p_minus(excess) * self.weight  # w·(log(1 + u) − u)
 
     def integrate(self, orders: Array) -> Array:
-        """Return the log-moment of each order a: log Σ_j w_j (1 + u_j)^a over the nodes j.
+        """Return the log-moment log E[(1 + u)^a] of each order a, by quadrature.
 
         Near a moment of 1, it is computed from the sum less 1.
         """

@@ -75,18 +75,18 @@ class SeveralRecordsPair:
 
     @property
     def infinite_masses(self) -> tuple[float, float]:
-        """P(more of a person's records are sampled than computed), both ways: an infinite loss."""
+        """P(more of the person's records are sampled than are considered), either way."""
         kept = len(self._weights()[0])
         dropped = (self.records + 1 - kept) * math.exp(_WEIGHT_MIN)
         return 0.0, dropped if kept <= self.records else 0.0
 
     @property
     def _largest_shift(self) -> float:
-        """The mean output at the largest number of sampled records that is considered."""
+        """The mean output at the largest number of sampled records that is computed."""
         return float(self._weights()[0][-1]) * self.mu
 
     def masses(self, edges: Array) -> IntervalMasses:
-        """Return P(the log-likelihood ratio is in each interval), without and with the person."""
+        """Return P(log-likelihood ratio between adjacent `edges`) without and with the person."""
         inner, residual = self._outputs_at(edges[np.isfinite(edges)])
         below, above = int((edges == -np.inf).sum()), int((edges == np.inf).sum())
         z = np.concatenate([np.full(below, -np.inf), inner, np.full(above, np.inf)])
@@ -150,7 +150,7 @@ class SeveralRecordsPair:
         return np.maximum.accumulate(z), np.where(np.isfinite(z), off, 0.0)
 
     def limits(self, tail_deviations: float) -> tuple[float, float]:
-        """Return a log-likelihood-ratio range that leaves out a `tail_deviations`-sigma tail."""
+        """Return a log-likelihood-ratio range; outside lies at most a `tail_deviations`-σ tail."""
         ends = np.array([-tail_deviations, self._largest_shift + tail_deviations], dtype=float)
         low, high = self.log_ratio(ends)
         return float(low), float(high)
@@ -187,11 +187,11 @@ class SeveralRecordsPair:
         return float(np.max(2 * math.pi * y / (cost - _LOG_ERROR)))
 
     def _last_node(self, order: float) -> float:
-        """Return the last quadrature node of a moment; the tail beyond it is bounded instead."""
+        """Return the last quadrature node; a bound replaces the moment's tail beyond it."""
         return max(order, 0.0) * self._largest_shift + _TAIL_DEVIATIONS
 
     def count_nodes(self, tilt: float) -> float:
-        """Return the number of terms that are summed to compute a log-moment at this tilt."""
+        """Return the number of terms that a log-moment at this tilt sums: its cost."""
         nodes = (self._last_node(tilt + 1) + _TAIL_DEVIATIONS) / min(
             self._spacing(tilt + 1), self._spacing(-tilt)
         )

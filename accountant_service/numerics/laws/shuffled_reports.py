@@ -51,7 +51,7 @@ _CELL_MIN: Final = 1e-12  # relative distance of two different losses
 
 @dataclass(frozen=True)
 class ShuffledReportsPair(AtomicPair):
-    """The worst pair of shuffled reports of n people, whose inputs pass an ε₀-DP randomizer.
+    """The dominating pair of n shuffled reports, each by an ε₀-DP randomizer of one person.
 
     Attributes:
         reports: n, at least 1.
@@ -62,7 +62,7 @@ class ShuffledReportsPair(AtomicPair):
     epsilon: float
 
     def list_atoms(self) -> Atoms:
-        """Return the losses of the grid, or of all outcomes if there are few, with their masses."""
+        """Return the outcomes of the pair; many outcomes are merged on a grid of privacy losses."""
         epsilon = max(rounding.up(self.epsilon), _EPSILON_MIN)
         small = math.exp(-epsilon)
         clone = rounding.down(2 * small / (1 + small))
@@ -76,7 +76,7 @@ class ShuffledReportsPair(AtomicPair):
         return _mirrored(grid, weights, 2 * error + 64 * _EPS * (1 + epsilon))
 
     def _list_losses(self, epsilon: float, first: int, masses: Array) -> Array:
-        """Return the increasing losses, from 0 to ε₀, at which the masses of outcomes are put."""
+        """Return the grid of privacy losses from 0 to ε₀ to which outcomes are moved."""
         if self.reports <= _EXACT_REPORTS:
             each = [_outcomes(c, epsilon)[0] for c in range(first, first + len(masses))]
             return _merge_close(np.unique(np.concatenate([[0.0, epsilon], *each])))
@@ -90,7 +90,7 @@ class ShuffledReportsPair(AtomicPair):
 
 
 def binomial_masses(trials: int, probability: float) -> tuple[int, Array, float]:
-    """Return the probabilities of a binomial distribution, but for tails below 1e-300.
+    """Return a binomial distribution's probabilities, except for tails below 1e-300.
 
     Returns:
         The least number of successes, the masses from there on, and a bound on their relative
@@ -116,7 +116,7 @@ def binomial_masses(trials: int, probability: float) -> tuple[int, Array, float]
 
 
 def _blocks(first: int, masses: Array) -> Iterator[tuple[int, float]]:
-    """Yield blocks of numbers of clones: the least number of each, and the mass of the block."""
+    """Group numbers of clones (random reports): yield each group's least number and probability."""
     number = np.arange(first, first + len(masses), dtype=float)
     mean = float(masses @ number)
     reach = _CENTRAL_DEVIATIONS * math.sqrt(float(masses @ (number - mean) ** 2))
@@ -132,7 +132,7 @@ def _blocks(first: int, masses: Array) -> Iterator[tuple[int, float]]:
 
 
 def _losses(zeros: Array, ones: Array, epsilon: float) -> Array:
-    """Return log((e·a + b)/(a + e·b)) for a zeros and b ≤ a ones."""
+    """Return the privacy loss log((e^ε·a + b)/(a + e^ε·b)) of a `zeros` and b ≤ a `ones`."""
     small = math.exp(-epsilon)
     losses: Array = np.log1p((1 - small) * (zeros - ones) / (small * zeros + ones))
     losses[losses > epsilon] = epsilon
@@ -140,7 +140,7 @@ def _losses(zeros: Array, ones: Array, epsilon: float) -> Array:
 
 
 def _outcomes(clones: int, epsilon: float) -> tuple[Array, Array, float]:
-    """Return the losses ≥ 0 of the bits with this many clones, their Q-masses, and an error bound.
+    """Return losses ≥ 0 given the number of clones (random reports), with Q and an error bound.
 
     Outcomes with a negative loss are the mirror images of these. An outcome with as many zeros as
     ones is its own mirror image, and counts half.
@@ -159,7 +159,7 @@ def _outcomes(clones: int, epsilon: float) -> tuple[Array, Array, float]:
 
 
 def _spread(grid: Array, losses: Array, q: Array, weights: Array) -> None:
-    """Add the Q-masses of outcomes to the losses of a grid on either side, with P and Q kept."""
+    """Move outcomes to the two nearest grid losses, keeping P and Q: add their Q to `weights`."""
     upper = np.clip(np.searchsorted(grid, losses, side="left"), 1, len(grid) - 1)
     low, high = grid[upper - 1], grid[upper]
     losses = np.clip(losses, low, high)
@@ -170,7 +170,7 @@ def _spread(grid: Array, losses: Array, q: Array, weights: Array) -> None:
 
 
 def _merge_close(losses: Array) -> Array:
-    """Return increasing losses without those that are the same but for rounding."""
+    """Return increasing losses without those that differ only by rounding."""
     far = np.diff(losses) > _CELL_MIN * (1 + losses[1:])
     kept: Array = losses[np.concatenate([[True], far])]
     kept[-1] = losses[-1]
@@ -178,7 +178,7 @@ def _merge_close(losses: Array) -> Array:
 
 
 def _mirrored(losses: Array, q: Array, error: float) -> Atoms:
-    """Return the outcomes with these losses ≥ 0 and Q-masses, and their mirror images."""
+    """Return the outcomes with these losses ≥ 0 and probabilities Q, and their mirror images."""
     with np.errstate(divide="ignore"):
         log_q = np.log(q)
     present = log_q > -np.inf

@@ -49,7 +49,7 @@ _LIMIT_RATES: Final = 64
 
 @lru_cache(maxsize=64)
 def ratio_limits(mu: float, bins: int, deviations: float) -> tuple[float, float]:
-    """Return the range of likelihood ratios outside which only a far tail's probability lies.
+    """Return a range of likelihood ratios; outside lies at most a `deviations`-σ tail.
 
     It is the tail beyond `deviations` standard deviations, by Chernoff's bound. No summand exceeds
     its quantile.
@@ -69,12 +69,12 @@ def ratio_limits(mu: float, bins: int, deviations: float) -> tuple[float, float]
 
 
 def _deviations(mu: float, summand: float) -> float:
-    """Return the number z of standard deviations with exp(μz − μ²/2) = `summand`."""
+    """Return the standard normal z at which the lognormal exp(μz − μ²/2) equals `summand`."""
     return math.log(summand) / mu + 0.5 * mu
 
 
 def _quadrature(mu: float, low: float, high: float) -> tuple[Array, Array]:
-    """Return nodes of a lognormal variable, equally spaced in z, and the log of their weights."""
+    """Return quadrature nodes exp(μz − μ²/2), z from `low` to `high`, and their log-weights."""
     z = np.linspace(low, high, _NODES)
     x = np.exp(np.minimum(mu * z - 0.5 * mu * mu, LOSS_MAX))
     return x, -0.5 * z * z + math.log((z[1] - z[0]) / math.sqrt(2 * math.pi))
@@ -88,7 +88,7 @@ def choose_lattices(
     spacing: float,
     sums: Literal["large", "small", "all"] = "all",
 ) -> tuple[SumLattice, ...]:
-    """Divide outcomes into classes by their largest summand; choose a lattice for each class.
+    """Divide outcomes into classes by their largest summand; choose a grid of sums for each.
 
     Args:
         mu: of each summand.
@@ -137,14 +137,14 @@ def choose_lattices(
 
 
 def _first_cut_index(points: float) -> int:
-    """Return a number of lattice points, rounded up so that it has many factors of 2."""
+    """Round a number of grid points up to one with many factors of 2."""
     least = 2 * max(2, math.ceil(points / 2))
     unit = 1 << max(1, int(math.log2(least / _FIRST_POINTS)))
     return -(-least // unit) * unit
 
 
 class _RoundingVariance:
-    """Estimates of the variance that rounding each summand to a lattice adds to their sum."""
+    """Estimates of the variance that rounding each summand to a grid adds to the sum."""
 
     def __init__(self, mu: float, bins: int) -> None:
         self._bins = bins
@@ -152,14 +152,14 @@ class _RoundingVariance:
         self._mass = np.exp(log_mass)
 
     def of_sum(self, step: float) -> float:
-        """Return about six times the variance, with that of one large summand."""
+        """Return about six times the variance added at a grid spacing `step`."""
         share = self._x / step
         share = np.where(share < 1, share, 0.5 - math.sqrt(1 / 12))  # far above, its mean is 1/6
         return 6 * self._bins * float(self._mass @ (share * (1 - share))) * step**2 + step**2
 
 
 def _first_cut(mu: float, bins: int) -> float:
-    """Return the threshold below which all summands of an outcome in the first class lie."""
+    """Return the largest summand that outcomes in the class of the smallest summands may have."""
     z = -float(special.ndtri(min(_LARGE / bins, 0.1)))
     x, log_mass = _quadrature(mu, -8.0, z)
     deviation = math.sqrt(bins * float(np.exp(log_mass) @ (x - 1) ** 2))
@@ -176,7 +176,7 @@ def _negative_log_tail(mu: float, bins: int, low: float, high: float) -> float:
 
 
 class _ClassEstimates:
-    """Estimates of log-moments of the sums S in one class of outcomes, to choose its lattice.
+    """Estimates of log-moments of the sums S in one class of outcomes, to choose its grid.
 
     The outcomes of the class have a largest summand from `above` to `cut`.
     """
@@ -199,7 +199,7 @@ class _ClassEstimates:
         self.rates_down = -np.geomspace(slowest, fastest, _RATES)
 
     def log_moments(self, rates: Array) -> tuple[Array, Array]:
-        """Return estimates of log E[e^{rS}] and of the number of large summands, per rate r."""
+        """Estimate log E[e^{rS}], and the expected number of large summands, per rate r."""
         small = log_sum_exp(self.small[1] + rates[:, None] * self.small[0])
         if self.large is None:
             return self.bins * small, np.zeros_like(rates)
@@ -218,7 +218,7 @@ def _class_lattice(
     sums: str,
     length: float,
 ) -> SumLattice:
-    """Choose the grid for sums whose largest summand is in a given range: its ends and tilts.
+    """Choose a grid for sums whose largest summand is between `above` and `cut`, and its tilts.
 
     The largest summand of the class's outcomes is from `above` to `cut`, in units of `step`, and
     blocks of lattice points are at most about `length`.
@@ -261,7 +261,7 @@ def _choose_tilts(
     ends: tuple[float, float],
     length: float,
 ) -> list[float]:
-    """Choose exponential tilts that move improbable sums to the centre of the lattice.
+    """Choose exponential tilts that move improbable sums to the middle of the grid.
 
     Under a rate the sum is where the masses are about e^{−exponent} of the class.
 

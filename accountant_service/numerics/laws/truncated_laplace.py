@@ -33,7 +33,7 @@ class TruncatedLaplacePair:
 
     @property
     def infinite_masses(self) -> tuple[float, float]:
-        """The probability of outputs possible for one of the datasets only, in either direction."""
+        """P(outputs that only one dataset can give), in either direction."""
         start = math.exp(-(self.bound - self.sensitivity) / self.scale)
         mass = -0.5 * start * math.expm1(-self.sensitivity / self.scale) / self._kept_mass
         return mass, mass
@@ -44,7 +44,7 @@ class TruncatedLaplacePair:
         return -math.expm1(-self.bound / self.scale)
 
     def masses(self, edges: Array) -> IntervalMasses:
-        """Return P(the log-likelihood ratio is in each interval), without and with the record."""
+        """Return P(log-likelihood ratio between adjacent `edges`) without and with the record."""
         most, low, high = self.sensitivity / self.scale, edges[:-1], edges[1:]
         start, end = np.clip(low, -most, most), np.clip(high, -most, most)
         within = -0.5 * np.expm1(-0.5 * (end - start)) / self._kept_mass
@@ -59,7 +59,7 @@ class TruncatedLaplacePair:
         return IntervalMasses.with_relative_error(16 * _EPS, without_record, with_record)
 
     def limits(self, tail_deviations: float) -> tuple[float, float]:  # noqa: ARG002
-        """Return the lowest and the highest finite log-likelihood ratio."""
+        """Return the least and the greatest finite log-likelihood ratio."""
         most = self.sensitivity / self.scale
         return -most, most
 
@@ -76,13 +76,13 @@ class TruncatedLaplacePair:
         return both
 
     def _finite_masses(self, edges: Array) -> IntervalMasses:
-        """Return the masses between finite edges, leaving out those of infinite loss."""
+        """Return P(finite loss between adjacent `edges`), without and with the record."""
         masses = self.masses(np.concatenate([[-np.inf], edges, [np.inf]]))
         names = ("without_record", "with_record", "without_record_rounding", "with_record_rounding")
         return IntervalMasses(*(getattr(masses, each)[1:-1] for each in names))
 
     def count_nodes(self, tilt: float) -> float:  # noqa: ARG002
-        """Return the number of loss intervals that are summed to compute one log-moment."""
+        """Return the number of loss intervals that one log-moment sums: its cost."""
         return float(_MOMENT_CELLS)
 
     def total_variation(self) -> float:

@@ -65,7 +65,7 @@ def truncated_poisson_law(
 
 
 def _round_up(weight: float) -> float:
-    """Return an upper bound on a weight: both are, so that their sum may exceed 1 a little.
+    """Round the probability of one case of a mixture up; return at least `_WEIGHT_MIN`.
 
     Neither case dominates the other: a record that is kept moves a sum less, but more often.
     """
@@ -73,7 +73,7 @@ def _round_up(weight: float) -> float:
 
 
 def _kept_sample_law(mu: float, sample_rate: float, *, replaced: bool) -> ReleaseLaw:
-    """Return the dominating pair of a Gaussian release on a Poisson sample that is kept whole."""
+    """Return the dominating pair of a Gaussian release on an untruncated Poisson sample."""
     if replaced:
         return ReplacedRecord(mu, sample_rate)
     return Release(GaussianPair(mu), sample_rate)

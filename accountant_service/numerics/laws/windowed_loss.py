@@ -90,7 +90,7 @@ class Window:
         return relative_error
 
     def log_weight_bound_beyond(self, real: Array, imaginary: Array) -> Array:
-        """Return the log of an upper bound on |weight| at complex losses right of each given one.
+        """Bound log|weight| from above on curves of complex losses from real + i·imaginary on.
 
         The point is real + i·imaginary. The bound holds for all losses l on a curve to the right
         along which (Im l)² − (Re l − edge)² decreases.
@@ -102,7 +102,7 @@ class Window:
         return np.asarray(growth + special.log_ndtr(u))
 
     def log_weight_bound(self, low: Array, high: Array, imaginary_max: Array) -> Array:
-        """Return the log of an upper bound on |weight| over a rectangle of complex losses.
+        """Bound log|weight| from above on rectangles of complex losses.
 
         The rectangle is low ≤ Re l ≤ high, |Im l| ≤ imaginary_max.
         """
@@ -132,7 +132,7 @@ class WindowedLoss:
     def __init__(
         self, sample_rate: float, mu: float, windows: Sequence[Window], order: float
     ) -> None:
-        """Prepare a release for orders a in (0, order].
+        """Prepare the weighted privacy loss for log-moments of orders a in (0, order].
 
         Args:
             sample_rate: q in (0, 1].
@@ -164,18 +164,18 @@ class WindowedLoss:
         return found
 
     def _position_of_loss(self, loss: float) -> float:
-        """Return the noise value z at which the release has this privacy loss."""
+        """Return the mechanism output z at which the release has this privacy loss."""
         odds = (
             loss - math.log(self._rate) if loss > 300 else math.log1p(math.expm1(loss) / self._rate)
         )
         return odds / self._mu + 0.5 * self._mu
 
     def _loss(self, z: Array) -> Array:
-        """Return the privacy loss at each noise value z."""
+        """Return the privacy loss at each mechanism output z."""
         return sampled_gaussian.privacy_loss(self._mu * z - 0.5 * self._mu**2, self._rate)
 
     def _complex_loss(self, z: Array, heights: Array) -> tuple[Array, Array]:
-        """Return the real and imaginary parts of the privacy loss at z + iy: rows y, columns z."""
+        """Return real and imaginary parts of the loss at z + iy: rows y = `heights`, columns z."""
         whole = self._mu * z - 0.5 * self._mu**2
         ratio = np.minimum(whole, 300.0)  # beyond it l follows Λ
         angle = self._mu * heights[:, None]
@@ -190,7 +190,7 @@ class WindowedLoss:
         return log_size + (whole - ratio), np.arctan2(imaginary, real)
 
     def _prepare_lines(self) -> None:
-        """Precompute bounds on the Laplace transform's integrand along lines Im z = y, per cell."""
+        """Precompute bounds on the Laplace transform's integrand on lines Im z = y."""
         self._heights = np.minimum(_LINE_HEIGHTS * 0.5 * math.pi / self._mu, _HEIGHT_MAX)
         z = self._cell_edges()
         loss, angle = self._complex_loss(z, self._heights)
@@ -208,7 +208,7 @@ class WindowedLoss:
         self._end_loss, self._end_angle = loss[:, -1], angle[:, -1]
 
     def _cell_edges(self) -> Array:
-        """Return the edges that divide the noise z into cells, finer near each window's edge."""
+        """Return the ends of the intervals that outputs z are divided into, finer near windows."""
         turns = [
             self._position_of_loss(max(window.edge + u * window.width, 0.0))
             for window in self._windows
@@ -225,7 +225,7 @@ class WindowedLoss:
         end_angle: Array,
         frequency: float = 0.0,
     ) -> Array:
-        """Return, per line Im z = y, the log of a bound on the integral beyond the last cell.
+        """Bound the integral beyond the last interval on each line Im z = y; return logs.
 
         `heights` are the y. `end_loss` and `end_angle` are the real and imaginary part of the loss
         where the cells end on each line.
@@ -287,7 +287,7 @@ class WindowedLoss:
         return CellPairs(loss, np.exp(log_mass - self.log_moments(np.array([order]))[0]))
 
     def _log_line_integrals(self, orders: Array, frequency: float) -> Array:
-        """Return log bounds on ∫|integrand| along lines Im z = y: rows orders, columns lines.
+        """Bound ∫|integrand| on lines Im z = y; return logs: a row per order, a column per y.
 
         Rows are orders, columns are lines. The trapezoidal rule's error follows from them.
         """
@@ -303,7 +303,7 @@ class WindowedLoss:
         return np.array(growth)
 
     def _choose_spacing(self, orders: Array, frequency: float) -> tuple[float, Array]:
-        """Choose a trapezoidal spacing; return it and the log of its error bound at each order."""
+        """Choose a trapezoidal spacing; return it, and the log of its error per order."""
         growth = self._log_line_integrals(orders, frequency)
         z = self._cell_edges()
         about = log_sum_exp(self._exponent(z[1:], orders) + np.log(np.diff(z))) - LOG_SQRT_TWO_PI

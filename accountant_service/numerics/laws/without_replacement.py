@@ -33,7 +33,7 @@ _LOG_ERROR: Final = -340.0
 
 @lru_cache(maxsize=64)
 def _log_central_moments(sigma: float, order_max: int) -> Array:
-    """Return logs of even central moments of the likelihood ratio of N(1, σ²) and N(0, σ²).
+    """Return logs of even central moments of the likelihood ratio of N(1, σ²) to N(0, σ²).
 
     The array is cached and read-only.
     """
@@ -78,7 +78,7 @@ def log_moments(orders: Array, sample_rate: float, noise_multiplier: float) -> A
 
 
 def log_moments_as_in_paper(orders: Array, sample_rate: float, noise_multiplier: float) -> Array:
-    """Return the upper bounds of `log_moments` as first published, without later improvements.
+    """Return upper bounds on log-moments as Wang et al. 2019 published them, not improved.
 
     Args:
         orders: whole numbers from 2 to `ORDER_MAX`, as floats.

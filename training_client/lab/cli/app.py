@@ -27,7 +27,7 @@ app = typer.Typer(
 
 @contextmanager
 def exit_on_error() -> Iterator[None]:
-    """Print errors that stop training, and exit with their exit codes.
+    """Context manager: print errors that stop training, and exit with their exit codes.
 
     The package's log messages, such as a download, are shown on standard error meanwhile.
     """
@@ -47,7 +47,7 @@ def exit_on_error() -> Iterator[None]:
 
 
 def print_error(message: str) -> None:
-    """Print to standard error why the program stopped."""
+    """Print to standard error why training stopped."""
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     console.print("[bold red]Stopped:[/]", end=" ")
     console.print(message, markup=False)
@@ -59,6 +59,6 @@ def make_console(*, as_json: bool) -> Console:
 
 
 def announce_public_data(declared_public: str | None, console: Console) -> None:
-    """Print which data have no guarantee since they are declared public, if any."""
+    """Print which data have no privacy guarantee because they are declared public, if any."""
     if declared_public is not None:
         console.print(f"Declared public, and covered by no guarantee: {declared_public}.")

@@ -102,7 +102,7 @@ app.command(
 
 
 def _require_guarantees(recipes: dict[str, Recipe]) -> None:
-    """Raise if some of the configurations cannot have a privacy guarantee."""
+    """Raise if one of the run configurations cannot have a privacy guarantee."""
     for name, recipe in recipes.items():
         if recipe.objection is not None:
             raise NoGuaranteeError(
@@ -118,7 +118,7 @@ def _train_one(
     seeds: int,
     console: Console,
 ) -> LearningCurve:
-    """Plan the budget of one optimizer, train it with each seed, and print its score."""
+    """Plan one optimizer's budget, train with each seed, and print the score."""
     spec = options.run_spec(recipe)
     spec.announce_epochs(console.print)
     budget = plan_budget(accounting, spec, options.epsilon, options.delta, console.print)
@@ -126,7 +126,7 @@ def _train_one(
     with progress_bar(console, spec.steps * seeds, f"{name}, step") as bar:
 
         def report(steps_before: int, now: Progress, bar: Report = bar) -> None:
-            """Show one seed's progress, after the steps of the seeds before it."""
+            """Show one seed's progress, counted on from the steps of earlier seeds."""
             bar(steps_before + now.step, describe_progress(now))
 
         curve = train_seeds(
@@ -138,7 +138,7 @@ def _train_one(
 
 
 def _load_data(recipe: Recipe, options: RunOptions) -> TrainingData:
-    """Load the data for one optimizer, projected by a private PCA of its own if one is chosen."""
+    """Load the data for one optimizer, projected by its own private PCA if it has one."""
     data = recipe.load_data(options.data_dir, options.device)
     projection = None if recipe.pca is None else recipe.pca.fit(data.private.train_examples)
     return data.project(projection).with_targets(recipe.objective)

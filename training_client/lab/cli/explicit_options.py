@@ -58,7 +58,7 @@ def require_unchanged(
 
 
 def _as_planned(explicit: dict[str, Any], plan: Plan) -> dict[str, Any]:
-    """Return the explicit steps and batch size as balls-in-bins sampling rounds them."""
+    """Return the explicit steps and batch size, rounded as balls-in-bins sampling does."""
     rounded: dict[str, Any] = {}
     if plan.sampling == BALLS_IN_BINS and "steps" in explicit:
         rounded["steps"] = plan.whole_charges(explicit["steps"])

@@ -31,7 +31,7 @@ def require_between(low: float, high: float) -> Callable[[float | None], float |
     """Return an option callback that refuses numbers outside the open interval (low, high)."""
 
     def check(number: float | None) -> float | None:
-        """Return the number; refuse it outside the interval."""
+        """Return the option's number; raise unless it is inside the interval."""
         if number is None or low < number < high:
             return number
         below = f" and below {high:g}" if math.isfinite(high) else ""
@@ -313,7 +313,7 @@ class RunOptions:
         return make_recipe(RecipeOptions(**(taken | {"pca": pca})))
 
     def run_spec(self, recipe: Recipe) -> RunSpec:
-        """Return the configured run with these options' batch size, clip norm and steps."""
+        """Return the run specification: configuration, batch size, clip norm and steps."""
         return RunSpec.from_recipe(
             recipe, self.batch_size, self.clip_norm, self.steps, self.sampling
         )
@@ -322,7 +322,7 @@ class RunOptions:
 def expand_options(
     command: Callable[..., None], *, only: Collection[str] | None = None, **defaults: Any
 ) -> Callable[..., None]:
-    """Replace each dataclass parameter of a command by one parameter for each field.
+    """Replace a command's dataclass parameters by one parameter for each of their fields.
 
     Typer reads options from a function's parameters, not from dataclasses.
 
@@ -355,7 +355,7 @@ def expand_options(
         ]
 
     def expanded(**values: Any) -> None:
-        """Group the options' values into their dataclasses, and call the command."""
+        """Group the options' values into dataclasses, and call the command."""
         grouped = {
             name: group(**{each: values.pop(each) for each in names})
             for name, (group, names) in groups.items()

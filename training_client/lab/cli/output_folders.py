@@ -17,7 +17,7 @@ LOCK: Final = ".lock"
 
 
 def require_writable(folder: Path) -> None:
-    """Raise if a folder cannot be written to or created; do not create it yet.
+    """Raise if a folder cannot be created or written to, without creating it.
 
     Raises:
         DataError: it cannot be.
@@ -33,7 +33,7 @@ def require_writable(folder: Path) -> None:
 
 
 def require_unlocked(folder: Path) -> None:
-    """Raise if another run is training into this folder.
+    """Raise if another run is writing to this folder.
 
     Raises:
         DataError: another run holds the lock.
@@ -45,7 +45,7 @@ def require_unlocked(folder: Path) -> None:
 
 @contextmanager
 def lock_folder(folder: Path) -> Iterator[None]:
-    """Lock a folder, created if needed, so that only one run writes into it.
+    """Context manager that locks a folder, created if needed, for one run.
 
     The lock ends with the process.
 

@@ -19,7 +19,7 @@ Report = Callable[[int, str], None]
 
 @contextmanager
 def progress_bar(console: Console, total: int, unit: str) -> Iterator[Report]:
-    """Show a progress bar; print ten lines instead if the console is not a terminal.
+    """Context manager: show a progress bar; on other outputs than terminals, print ten lines.
 
     Args:
         console: the console to print to.
@@ -45,7 +45,7 @@ def progress_bar(console: Console, total: int, unit: str) -> Iterator[Report]:
 
 
 def describe_progress(now: Progress) -> str:
-    """Return the loss, and ε of the steps allowed so far, as text."""
+    """Return a step's loss, and ε of the steps allowed so far, as text."""
     finite = math.isfinite(now.epsilon_allowed)
     spent = f"ε ≤ {format_upper_bound(now.epsilon_allowed)}" if finite else "no guarantee"
     return f"loss {now.loss:.3f}, {spent}"
@@ -56,7 +56,7 @@ def _line_printer(console: Console, total: int, unit: str) -> Report:
     every = max(1, total // 10)
 
     def report(number: int, text: str) -> None:
-        """Print one line of progress if `number` completes another tenth of the run."""
+        """Print a progress line if step `number` completes another tenth of the run."""
         if number % every == 0:
             console.print(f"{unit} {number}: {text}", markup=False)
 
@@ -65,10 +65,10 @@ def _line_printer(console: Console, total: int, unit: str) -> Report:
 
 @contextmanager
 def sigterm_as_interrupt() -> Iterator[None]:
-    """Raise KeyboardInterrupt on SIGTERM, so that cleanup code releases reservations."""
+    """Context manager: turn SIGTERM into KeyboardInterrupt, so that cleanup code runs."""
 
     def stop(*_: object) -> None:
-        """Handle SIGTERM."""
+        """Signal handler: raise KeyboardInterrupt."""
         raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGTERM, stop)
@@ -80,7 +80,7 @@ def sigterm_as_interrupt() -> Iterator[None]:
 
 @contextmanager
 def catch_signals() -> Iterator[Callable[[], bool]]:
-    """Catch SIGINT and SIGTERM; yield a function that returns whether one arrived."""
+    """Context manager: catch SIGINT and SIGTERM; yield a function that says if one came."""
     received: list[int] = []
     kinds = (signal.SIGINT, signal.SIGTERM)
     before = [signal.signal(kind, lambda number, _: received.append(number)) for kind in kinds]

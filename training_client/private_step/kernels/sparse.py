@@ -53,7 +53,7 @@ class SparseFactor:
         return self._sum_rows(self.values.double().square_())
 
     def normalized_squares(self) -> tuple[SparseFactor, torch.Tensor]:
-        """Return the squared entries of rows scaled to norm 1, and the rows' squared norms."""
+        """Scale each row to norm 1 and square its entries; also return the rows' squared norms."""
         squares = self.values.double().square_()
         norms = self._sum_rows(squares)
         inverse = norms.reciprocal().index_select(0, self._row_indices)
@@ -75,7 +75,7 @@ class SparseFactor:
     def weighted_product(
         self, left: torch.Tensor, weights: torch.Tensor, out: torch.Tensor
     ) -> None:
-        """Write the weighted sum over examples leftᵀ @ diag(w) @ self into `out`."""
+        """Write the weighted sum of outer products Σ wᵢ·leftᵢ·selfᵢᵀ over rows i into `out`."""
         for _, columns, found in self._transposed.products(left * weights[:, None]):
             out.numpy()[columns] = found.numpy().T
 
@@ -94,11 +94,11 @@ class SparseFactor:
 
     @property
     def _row_indices(self) -> torch.Tensor:
-        """The row index of each stored value."""
+        """The row index of each stored (nonzero) value."""
         return torch.repeat_interleave(self.starts.diff())
 
     def _sum_rows(self, numbers: torch.Tensor) -> torch.Tensor:
-        """Return each row's sum of `numbers`, which holds one number per stored value."""
+        """Sum `numbers`, one per stored value, over each row of the matrix."""
         return numbers.new_zeros(len(self.starts) - 1).index_add_(0, self._row_indices, numbers)
 
 

@@ -11,7 +11,7 @@ down_revision = "0003"
 
 
 def upgrade() -> None:
-    """Add when a dataset was closed, and quotas and webhooks; earlier datasets are open."""
+    """Add columns for a dataset's closing time and a key's quota, and tables for webhooks."""
     op.add_column("dataset", sa.Column("closed_at", sa.BigInteger, nullable=True))
     for name in ("requests_per_minute", "quota_empty_at"):
         op.add_column("api_key", sa.Column(name, sa.BigInteger, nullable=True))

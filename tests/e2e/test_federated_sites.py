@@ -7,6 +7,8 @@ minutes. It needs the environment of `make flower-environment`, which CI does no
 from __future__ import annotations
 
 import json
+import re
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -80,6 +82,20 @@ def test_every_round_is_charged_when_a_site_and_the_link_are_killed(
         home = federation.folder / name
         assert len({each["reservation"] for each in read_lines(home / "rounds.jsonl")}) == 1
         assert json.loads((home / "certificate.json").read_text())
+
+
+@pytest.mark.parametrize("method", ["a-ddp", "adadps"])
+def test_the_demo_charges_what_each_site_records(method: str, tmp_path: Path) -> None:
+    command = "make demo-federated DEMO_OPTIONS='--rounds 6 --short-rounds 3 --simulate'"
+    options = f" --method {method} --seconds 1200 --output {tmp_path}/run'"
+    done = subprocess.run(
+        command.removesuffix("'") + options, shell=True, cwd=ROOT, text=True, stdout=subprocess.PIPE
+    )
+    assert done.returncode == 0, done.stdout
+    assert re.search(r"^site-1 +3 +3$", done.stdout, re.MULTILINE)
+    assert re.search(r"^site-8 +6 +6$", done.stdout, re.MULTILINE)
+    found, simulated = map(float, re.findall(r"accuracy (\S+)$", done.stdout, re.MULTILINE))
+    assert found == pytest.approx(simulated, abs=0.1)
 
 
 def check_what_the_server_holds(federation: Federation) -> None:

@@ -5,6 +5,7 @@ It needs Flower, so it runs in the environment of `make flower-environment`: `ma
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.support.pages import ROOT
 from tests.support.small_models import batch, model, unbudgeted
 from training_client.client import AccountingService
 from training_client.errors import DataError, NoGuaranteeError
@@ -216,6 +218,19 @@ def test_the_strategy_ends_when_nobody_contributes(
         )  # fmt: skip
 
 
+def test_a_round_in_which_nobody_answers_is_tried_again(ledger: AccountingService) -> None:
+    site, sent = Site(ledger, rounds=3), []
+
+    def slow(each: Message) -> Message | None:
+        sent.append(each)
+        reply = site(each)
+        return None if len(sent) == 1 else reply
+
+    BudgetedAverage("job", 0.1).start(InProcess({1: slow}), parameters_of(model()))  # type: ignore[arg-type]
+    assert (site.runs, site.charged) == (3, 3)
+    assert [each.content["round"]["round"] for each in sent] == [1, 1, 2, 3]
+
+
 def test_it_makes_the_same_model_as_in_one_process(ledger: AccountingService) -> None:
     plan = Plan(32, 1.0, 1e9, 1e-18)  # all records, and next to no noise
     site = Site(ledger, rounds=2)
@@ -264,11 +279,27 @@ def test_an_answer_that_does_not_fit_is_left_out(ledger: AccountingService, chan
         return reply
 
     site = Site(ledger, rounds=2)
-    strategy = BudgetedAverage("job", 0.1)
+    strategy = BudgetedAverage("job", 0.1, silent_rounds_max=0)
     start = parameters_of(model())
     result = strategy.start(InProcess({1: lambda sent: spoil(site(sent))}), start)  # type: ignore[arg-type]
     assert site.charged == 1
     assert all((result.arrays[name].numpy() == start[name].numpy()).all() for name in start)
+
+
+def test_the_programs_of_the_page_make_their_apps() -> None:
+    text = (ROOT / "docs/how-to/several-sites.md").read_text()
+    programs = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    assert len(programs) == 2
+    client, server = [names_of(each) for each in programs]
+    assert callable(client["train"])
+    assert client["open_budget"] is not None
+    assert callable(server["main"])
+
+
+def names_of(program: str) -> dict[str, Any]:
+    names: dict[str, Any] = {}
+    exec(program, names)
+    return names
 
 
 def test_too_few_nodes_are_named() -> None:

@@ -59,7 +59,8 @@ def load_parameters(model: nn.Module, arrays: ArrayRecord) -> None:
 class BudgetedAverage(Strategy):  # type: ignore[misc,unused-ignore]  # checked without flwr too
     """Trains in rounds: averages the nodes that contribute, drops those whose budget is spent.
 
-    Training ends when a round has no contribution, or after `num_rounds` of `start`. With a folder
+    Training ends when all nodes have left, when a round and its repetitions have no contribution,
+    or after `num_rounds` of `start`. With a folder
     the model is saved after each round, and a new `start` with the same job continues there.
 
     Attributes:
@@ -68,6 +69,8 @@ class BudgetedAverage(Strategy):  # type: ignore[misc,unused-ignore]  # checked 
             are updates of the model.
         nodes_min: the number of connected nodes to wait for before the first round.
         wait_seconds: how long to wait for them.
+        silent_rounds_max: how often a round without a contribution is tried again, if nodes are
+            left: they may be slow, or connect again. Nodes may be charged for each try.
         folder: where the model (`model.npz`) and the list of rounds (`rounds.jsonl`) are saved.
     """
 
@@ -76,6 +79,7 @@ class BudgetedAverage(Strategy):  # type: ignore[misc,unused-ignore]  # checked 
     nodes_min: int = 1
     wait_seconds: float = 600.0
     folder: Path | None = None
+    silent_rounds_max: int = 2
     _departed: set[int] = field(default_factory=set, init=False)
     _arrays: ArrayRecord = field(default_factory=ArrayRecord, init=False)
 
@@ -103,15 +107,18 @@ class BudgetedAverage(Strategy):  # type: ignore[misc,unused-ignore]  # checked 
         """
         done, arrays = self._load(initial_arrays)
         self._wait_for_nodes(grid)
-        result = Result(arrays=arrays)
-        while done < num_rounds:
+        result, silent = Result(arrays=arrays), 0
+        while done < num_rounds and silent <= self.silent_rounds_max:
             sent = self.configure_train(done + 1, arrays, train_config or ConfigRecord(), grid)
             found, metrics = self.aggregate_train(
                 done + 1, grid.send_and_receive(sent, timeout=timeout)
             )
             if found is None:
-                break
-            done, arrays = done + 1, found
+                if self._have_all_left(grid):
+                    break
+                silent += 1
+                continue
+            done, arrays, silent = done + 1, found, 0
             self._save(done, arrays, metrics)
             if evaluate_fn is not None and (shown := evaluate_fn(done, arrays)) is not None:
                 result.evaluate_metrics_serverapp[done] = shown
@@ -207,6 +214,10 @@ class BudgetedAverage(Strategy):  # type: ignore[misc,unused-ignore]  # checked 
     def _describe(self, number: int) -> dict[str, str | int]:
         """Return the fields that describe a round to nodes."""
         return {"protocol": PROTOCOL, "job": self.job, "round": number}
+
+    def _have_all_left(self, grid: Grid) -> bool:
+        """Return whether nodes have left and no other node is connected."""
+        return bool(self._departed) and self._departed >= set(grid.get_node_ids())
 
     def _wait_for_nodes(self, grid: Grid) -> None:
         """Wait until enough nodes are connected.

@@ -7,6 +7,8 @@ READY := $(VENV)/.ready
 # Override on the command line: make serve SERVE_PORT=9000, make demo DEMO_OPTIONS='--steps 60'
 SERVE_PORT ?= 8000
 DOCS_PORT ?= 8001
+FLOWER := .venv-flower
+FLOWER_READY := $(FLOWER)/.ready
 DEMO_LEDGER := ACCOUNTANT_DATABASE_URL=sqlite:///runs/mnist/ledger.db
 PICTURES ?= docs/images
 # Three test processes: tests start servers and databases, which are processes too, and often wait for them
@@ -15,8 +17,8 @@ PARALLEL := -n 3 --dist worksteal
 unexport PYTHONDONTWRITEBYTECODE
 SITE := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs
 
-.PHONY: help install demo look data serve test test-slow test-browser test-all test-nightly check \
-	docs pictures drawings bench clean
+.PHONY: help install flower-environment demo demo-federated look data serve test test-slow test-flower \
+	test-browser test-all test-nightly check docs pictures drawings bench clean
 
 # A line "##@" starts a group, a line "target:  ## text" is an entry of it.
 help:  ## show this list
@@ -27,6 +29,9 @@ help:  ## show this list
 ##@ Try it
 demo: $(READY)  ## train on MNIST within a budget of ε = 2 and check the certificate (minutes)
 	$(BIN)/python scripts/demo.py $(DEMO_OPTIONS)
+
+demo-federated: $(FLOWER_READY)  ## train at eight sites through Flower, each with a budget (minutes)
+	$(FLOWER)/bin/python -m scripts.demo_federated $(DEMO_OPTIONS)
 
 look: $(READY)  ## serve the demo's budget, run and certificate on http://127.0.0.1:8000
 	@test -e runs/mnist/ledger.db || { echo "Run the demo first: make demo"; exit 1; }
@@ -47,6 +52,14 @@ $(READY): pyproject.toml constraints.txt
 		--constraint constraints.txt --editable '.[train,postgres,dev]'
 	@touch $(READY)
 
+flower-environment: $(FLOWER_READY)  ## create .venv-flower, for Flower and its own dependencies
+
+$(FLOWER_READY): pyproject.toml constraints-flower.txt
+	$(PYTHON) -m venv $(FLOWER)
+	$(FLOWER)/bin/python -m pip install --quiet --disable-pip-version-check \
+		--constraint constraints-flower.txt --editable '.[train,flower,postgres]' pytest pytest-timeout httpx2
+	@touch $(FLOWER_READY)
+
 data: $(READY)  ## download the datasets into data/ and check their hashes
 	$(BIN)/accountant-train data --data-dir data
 
@@ -63,6 +76,10 @@ test: $(READY)  ## all tests except slow, browser and nightly ones
 
 test-slow: $(READY)  ## only the slow tests (20 minutes)
 	$(BIN)/python -m pytest $(PARALLEL) -m "slow and not nightly"
+
+test-flower: $(READY) $(FLOWER_READY)  ## Flower's messages, and eight sites that are killed (minutes)
+	$(FLOWER)/bin/python -m pytest -W default tests/integration/test_flower.py
+	$(BIN)/python -m pytest tests/e2e/test_federated_sites.py
 
 test-browser: $(READY)  ## the web pages in Chromium; screenshots in build/screenshots
 	$(BIN)/python -m pytest -m browser
@@ -92,4 +109,4 @@ pictures: $(READY)  ## take the README's screenshots again (needs Chromium)
 ##@ Other
 clean:  ## delete everything that make created, including data/ and runs/
 	rm -f training_client/private_step/kernels/__pycache__/*.nb[ci]
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis build data runs
+	rm -rf $(VENV) $(FLOWER) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis build data runs

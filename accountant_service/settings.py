@@ -39,6 +39,13 @@ def _validate_shares(text: str) -> str:
     return text
 
 
+def _validate_address(text: str) -> str:
+    """Check the address of a web page; return it unchanged."""
+    if text and not text.startswith(("https://", "http://")):
+        raise ValueError("must be an address that begins with https:// or http://")
+    return text
+
+
 def parse_shares(text: str) -> tuple[float, ...]:
     """Return the budget shares in a comma-separated list, ascending."""
     return tuple(sorted({float(part) for part in text.split(",") if part.strip()}))
@@ -118,6 +125,10 @@ class Settings(BaseSettings):
     budget_shares: Annotated[str, AfterValidator(_validate_shares)] = Field(
         default="0.5,0.8,0.95",
         description="shares of a budget whose passing `/metrics` shows; comma-separated",
+    )
+    documentation_url: Annotated[str, AfterValidator(_validate_address)] = Field(
+        default="",
+        description="address where you serve this documentation; every page links to it",
     )
     shutdown_seconds: int = Field(
         default=30, ge=0, description="seconds that requests in flight get to finish after SIGTERM"

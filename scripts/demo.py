@@ -39,9 +39,11 @@ def wait_until_healthy(url: str, seconds: float = 30.0) -> None:
             time.sleep(0.1)
 
 
-def create_dataset(url: str, key: str, budget: dict[str, float], name: str = "mnist") -> None:
-    """Create a dataset of MNIST's size with a privacy budget, through the API."""
-    body = {"name": name, "size": 60_000, "budget": budget}
+def create_dataset(
+    url: str, key: str, budget: dict[str, float], name: str = "mnist", size: int = 60_000
+) -> None:
+    """Create a dataset with a privacy budget, through the API; by default of MNIST's size."""
+    body = {"name": name, "size": size, "budget": budget}
     headers = {
         "Authorization": f"Bearer {key}",
         "Idempotency-Key": f"the-demonstration-of-{name}",

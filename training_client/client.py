@@ -460,19 +460,28 @@ class AccountingService:
         """
         return self._write(f"{_dataset_path(name)}/close", {})
 
-    def reserve(self, dataset: str, mechanism: Json, purpose: str = "") -> Reservation:
+    def reserve(
+        self,
+        dataset: str,
+        mechanism: Json,
+        purpose: str = "",
+        idempotency_key: str | None = None,
+    ) -> Reservation:
         """Reserve budget for a whole run.
 
         Args:
             dataset: the dataset's name in the ledger.
             mechanism: the mechanism of the whole run, as JSON.
             purpose: a note that the ledger keeps with the reservation.
+            idempotency_key: a process that sends the key of an earlier one gets its reservation,
+                as it was when it was made, instead of another one; a random key by default.
 
         Raises:
             BudgetExhaustedError: the run does not fit the remaining budget.
         """
         body = {"mechanism": mechanism, "purpose": purpose}
-        return Reservation.from_json(self._write(f"{_dataset_path(dataset)}/reservations", body))
+        path = f"{_dataset_path(dataset)}/reservations"
+        return Reservation.from_json(self._write(path, body, idempotency_key=idempotency_key))
 
     def grant(self, reservation: Reservation, steps: int) -> Reservation:
         """Spend budget on the next steps; call it before their noise is drawn.
@@ -573,10 +582,17 @@ class AccountingService:
         path = f"{_reservation_path(reservation.identifier)}/{action}"
         return Reservation.from_json(self._write(path, body or {}, patience))
 
-    def _write(self, path: str, body: Json, patience: float | None = None) -> dict[str, Any]:
+    def _write(
+        self,
+        path: str,
+        body: Json,
+        patience: float | None = None,
+        idempotency_key: str | None = None,
+    ) -> dict[str, Any]:
         """Send a write; its retries share an Idempotency-Key, so that it takes effect once."""
+        key = idempotency_key or uuid.uuid4().hex
         try:
-            return self._request(path, body, {"Idempotency-Key": uuid.uuid4().hex}, patience)
+            return self._request(path, body, {"Idempotency-Key": key}, patience)
         except ServiceRefusedError as error:
             if error.code in ("budget-exhausted", "cap-exhausted"):
                 raise BudgetExhaustedError(str(error)) from None

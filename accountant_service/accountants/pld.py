@@ -184,7 +184,8 @@ def _capped_at(bounds: Bounds, cap: float) -> Bounds:
 def _capped_by_unsampled(question: Question, bounds: Bounds, delta: float) -> Bound:
     """Return the interval around ε, its upper end at most the ε without sampling.
 
-    Sampling never hurts: Gaussian releases have a closed form, Laplace ones their pure ε.
+    Sampling and shuffling never hurt: Gaussian releases have a closed form, Laplace ones and
+    shuffled reports their pure ε.
     """
     if not question.is_attained:
         bounds = Bounds(0.0, bounds.upper)  # the lower end is of another pair, above the cap maybe

@@ -253,6 +253,12 @@ def _shuffled_reports_law(group: ReleaseGroup, relation: NeighbouringRelation) -
     return Release(ShuffledReportsPair(int(reports), _local_epsilon(report)))  # type: ignore[arg-type]
 
 
+def _unshuffled_cost(group: ReleaseGroup) -> tuple[float, float]:
+    """Return the ε of the reports of one person, as if they were not shuffled."""
+    ((report, _),) = group.atom.releases
+    return 0.0, rounding.up(group.count * _local_epsilon(report))
+
+
 def _local_epsilon(report: Atom) -> float:
     """Return ε of an ε-DP mechanism that is applied to one person's input, rounded up."""
     first, second, *_ = (*map(float, report.parameters), 0.0)  # type: ignore[arg-type]
@@ -501,6 +507,7 @@ _KINDS: Final[Mapping[str, _Kind]] = {
         "Feldman, McMillan & Talwar 2023, arXiv 2208.04591; proved in docs/accountants/kinds.md",
         "each person's report is made by the same ε-DP mechanism, independently of all others, and "
         "only the shuffled reports are seen; a neighbour changes one person's input",
+        unsampled_cost=_unshuffled_cost,
         is_attained=False,
         can_be_sampled=False,
     ),

@@ -27,7 +27,8 @@ from accountant_service.api.ledger_views import (
 from accountant_service.computation_processes import ProcessPool
 from accountant_service.disclosure.deployments_registry import Tier
 from accountant_service.disclosure.facts import RUNS_MAX, facts_of_dataset
-from accountant_service.disclosure.rendering import Format, render, render_certificate
+from accountant_service.disclosure.formats import Format
+from accountant_service.disclosure.rendering import render, render_certificate
 from accountant_service.errors import CodedError, TooExpensiveError
 from accountant_service.guarantee import Guarantee
 from accountant_service.ledger import certificate, plans, service

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from enum import StrEnum
@@ -20,7 +18,7 @@ from accountant_service.api.ledger_routes import PROBLEMS, Key, Name
 from accountant_service.api.routes import StrictRoute
 from accountant_service.ledger import exporting
 from accountant_service.ledger.api_keys import Scope, require_scope, require_unbound
-from accountant_service.ledger.exporting import EntryQuery, ExportedEntry, Period
+from accountant_service.ledger.exporting import EntryQuery, ExportedEntry, Period, write_csv
 from accountant_service.ledger.repository import KeyRecord
 from accountant_service.ledger.rules import EntryKind
 
@@ -205,10 +203,3 @@ async def _answer(
     file = f'attachment; filename="{name}.{wanted}"'
     headers = {"Content-Disposition": file, "Cache-Control": "no-store"}
     return StreamingResponse(stream(), headers=headers, media_type=_MEDIA_TYPES[wanted])
-
-
-def write_csv(rows: Sequence[Sequence[Any]]) -> str:
-    """Return rows as lines of CSV."""
-    text = io.StringIO()
-    csv.writer(text).writerows(rows)
-    return text.getvalue()

@@ -15,7 +15,7 @@ from accountant_service.api import ledger_schemas as bodies
 from accountant_service.api import ledger_views, problems, schemas, views
 from accountant_service.api.async_ledger import AsyncLedger
 from accountant_service.api.routes import StrictRoute
-from accountant_service.disclosure.rendering import MEDIA_TYPES, Format
+from accountant_service.disclosure.formats import MEDIA_TYPES, Format
 from accountant_service.ledger.api_keys import Keys, Scope, require_scope, require_unbound
 from accountant_service.ledger.errors import UnknownSubjectError
 from accountant_service.ledger.plans import Quote

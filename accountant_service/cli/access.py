@@ -14,13 +14,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from http.client import HTTPException
-from typing import Any, Final, TextIO, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TextIO, TypeVar
 from urllib import error as http_errors
 from urllib import request as http
 from urllib.parse import quote, urlencode, urlsplit
 
 from accountant_service.cli.problems import CommandProblemError, build_problem, run_or_exit
-from accountant_service.disclosure.facts import RUNS_MAX, Facts, facts_of_dataset
+
+if TYPE_CHECKING:
+    from accountant_service.disclosure.facts import Facts
 
 KEY_VARIABLE: Final = "ACCOUNTANT_API_KEY"
 SERVICE_VARIABLE: Final = "ACCOUNTANT_SERVICE"
@@ -156,6 +158,8 @@ class ServiceAccess(LedgerAccess):
 
     def get_facts(self, name: str) -> Facts:
         """Return the facts from which a dataset's report is written."""
+        from accountant_service.disclosure.facts import Facts
+
         return Facts.model_validate(self._call(f"/v1/datasets/{quote(name, safe='')}/report"))
 
     def _call(self, path: str, body: Json | None = None, *, is_write: bool = False) -> Json:
@@ -300,6 +304,7 @@ class DatabaseAccess(LedgerAccess):
     def list_runs(self, name: str) -> list[Json]:
         """Return all reservations of a dataset."""
         from accountant_service.api.ledger_views import reservation_view
+        from accountant_service.disclosure.facts import RUNS_MAX
 
         self._ledger.get_dataset(self._key, name)  # expires ended leases
         dataset, runs, count = self._ledger.read_runs(self._key, name, RUNS_MAX)
@@ -338,6 +343,7 @@ class DatabaseAccess(LedgerAccess):
 
     def get_facts(self, name: str) -> Facts:
         """Return the facts from which a dataset's report is written."""
+        from accountant_service.disclosure.facts import RUNS_MAX, facts_of_dataset
         from accountant_service.ledger.repository import now
 
         self._ledger.get_dataset(self._key, name)  # expires ended leases

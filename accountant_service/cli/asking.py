@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from accountant_service.api.questions import ENDPOINTS
 from accountant_service.cli.problems import run_or_exit, validate
 
 Json = dict[str, Any]
@@ -22,6 +21,8 @@ def answer_or_exit(
         names: the name of a field on the command line, where it is not its own with dashes.
         as_json: whether to print the problem document as JSON.
     """
+    from accountant_service.api.questions import ENDPOINTS
+
     endpoint = ENDPOINTS[path]
     given = {name: value for name, value in options.items() if value is not None}
     shown = {f"/{name}": "--" + name.replace("_", "-") for name in options} | dict(names)

@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from accountant_service import audit_report
-from accountant_service import paper_audit as claims
+if TYPE_CHECKING:
+    from accountant_service import paper_audit as claims
 
 audit_app = typer.Typer()
 COMMANDS: Final = {"audit": audit_app}
@@ -30,6 +30,9 @@ def audit(
     ] = None,
 ) -> None:
     """Recompute the papers' claims and compare each with what is proved."""
+    from accountant_service import audit_report
+    from accountant_service import paper_audit as claims
+
     console = Console(stderr=True, highlight=False)
     with console.status("recomputing the papers' claims"):
         found = list(claims.findings())

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from accountant_service.api.ledger_views import cap_view
 from accountant_service.cli.names import check_name
 from accountant_service.cli.opening import open_repository
 from accountant_service.cli.printing import AsJson, print_rows
-from accountant_service.ledger.caps import Caps
-from accountant_service.ledger.rules import Cap, HolderKind
 from accountant_service.number_format import round_nearest as shown
+
+if TYPE_CHECKING:
+    from accountant_service.ledger.rules import HolderKind
 
 caps = typer.Typer(
     no_args_is_help=True, help="Limit what teams and keys may take of a dataset's budget."
@@ -27,6 +27,8 @@ KeyOption = Annotated[
 
 def _choose_holder(team: str | None, key: str | None) -> tuple[HolderKind, str]:
     """Return the holder that a cap is for: exactly one of a team and a key."""
+    from accountant_service.ledger.rules import HolderKind
+
     if team is not None and key is None:
         return HolderKind.TEAM, check_name(team) or ""
     if key is not None and team is None:
@@ -42,6 +44,10 @@ def set_cap(
     key: KeyOption = None,
 ) -> None:
     """Limit what a team or a key may take of a dataset's budget."""
+    from accountant_service.api.ledger_views import cap_view
+    from accountant_service.ledger.caps import Caps
+    from accountant_service.ledger.rules import Cap
+
     kind, holder = _choose_holder(team, key)
     with open_repository() as repository:
         cap = Cap(kind, holder, share)
@@ -55,6 +61,9 @@ def list_caps(
     dataset: Annotated[str, typer.Argument(help="The dataset's name.")], as_json: AsJson = False
 ) -> None:
     """List a dataset's caps, with what each holder has taken."""
+    from accountant_service.api.ledger_views import cap_view
+    from accountant_service.ledger.caps import Caps
+
     with open_repository() as repository:
         found, uses = Caps(repository).list_uses(dataset)
     rows = [cap_view(found.policy, use) for use in uses]
@@ -68,6 +77,8 @@ def remove_cap(
     key: KeyOption = None,
 ) -> None:
     """Remove the cap of a team or a key."""
+    from accountant_service.ledger.caps import Caps
+
     kind, holder = _choose_holder(team, key)
     with open_repository() as repository:
         Caps(repository).remove(dataset, kind, holder, by="command-line")

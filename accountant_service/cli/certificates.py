@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -14,8 +14,10 @@ from accountant_service.cli import model_files
 from accountant_service.cli.printing import AsJson
 from accountant_service.cli.problems import run_or_exit
 from accountant_service.guarantee import Guarantee
-from accountant_service.ledger import certificate
 from accountant_service.number_format import round_nearest as shown
+
+if TYPE_CHECKING:
+    from accountant_service.ledger import certificate
 
 verify_app = typer.Typer()
 COMMANDS: Final = {"verify": verify_app}
@@ -34,6 +36,8 @@ def verify_certificate(
     as_json: AsJson = False,
 ) -> None:
     """Verify a certificate offline: check its signature and recompute its guarantee."""
+    from accountant_service.ledger import certificate
+
     model_sha256 = _hash_if_given(model, as_json)
     try:
         document = certificate.read(file.read())
@@ -70,6 +74,8 @@ def _describe_check(
     document: certificate.Document, faults: list[str], found: Guarantee | None
 ) -> dict[str, Any]:
     """Return the result of a certificate's verification as JSON."""
+    from accountant_service.ledger import certificate
+
     dates = document.get("dates")
     return {
         "faults": faults,

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Final
 
-from pydantic import ValidationError
-
 _PREFIX: Final = "ACCOUNTANT_"
 _NO_ADDRESS: Final = ("ArgumentError", "NoSuchModuleError")  # of SQLAlchemy
 
 
 def describe_fault(error: Exception) -> str | None:
     """Describe the wrong environment variable that caused an error; None for other errors."""
+    from pydantic import ValidationError
+
     if isinstance(error, ValidationError) and error.title == "Settings":
         faults = [
             f"{_PREFIX}{'_'.join(map(str, each['loc'])).upper()} "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 import sys
 from pathlib import Path
 from typing import Annotated, Final
@@ -9,11 +10,6 @@ from typing import Annotated, Final
 import typer
 from rich.console import Console
 from rich.progress import Progress, TaskID
-
-from accountant_service.ledger import database, moving
-from accountant_service.ledger.errors import LedgerError
-from accountant_service.ledger.repository import Repository, connect
-from accountant_service.settings import Settings
 
 db = typer.Typer(no_args_is_help=True)
 COMMANDS: Final = {"db": db}
@@ -27,6 +23,11 @@ def manage() -> None:
 @db.command("upgrade")
 def upgrade() -> None:
     """Upgrade the database's tables. `serve` does this when it starts."""
+    from accountant_service.ledger import database
+    from accountant_service.ledger.errors import LedgerError
+    from accountant_service.ledger.repository import Repository, connect
+    from accountant_service.settings import Settings
+
     engine = connect(Settings().database)
     try:
         with Repository(engine).transaction() as transaction:
@@ -39,6 +40,22 @@ def upgrade() -> None:
     print(f"at revision {after}" if before == after else f"from {before} to revision {after}")
 
 
+@db.command("backup", epilog="Example: accountant db backup copy.db")
+def back_up(
+    file: Annotated[Path, typer.Argument(help="The new file.")],
+) -> None:
+    """Copy the ledger's SQLite database into a new file; servers may go on writing."""
+    from accountant_service.ledger import database
+    from accountant_service.settings import Settings
+
+    try:
+        database.back_up(Settings().database, file)
+    except (database.BackupRefusedError, OSError, sqlite3.Error) as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise typer.Exit(2) from None
+    print(f"copied to {file}; verify it before you use it")
+
+
 @db.command("move", epilog="Example: accountant db move accountant.db")
 def move(
     file: Annotated[Path, typer.Argument(help="The SQLite file whose ledger is moved.")],
@@ -48,6 +65,10 @@ def move(
     The file is closed for good: no server grants from it afterwards. If the move fails, call it
     again.
     """
+    from accountant_service.ledger import database, moving
+    from accountant_service.ledger.errors import LedgerError
+    from accountant_service.settings import Settings
+
     try:
         with Progress(console=Console(stderr=True)) as bars:
             tasks: dict[str, TaskID] = {}

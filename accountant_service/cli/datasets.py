@@ -8,8 +8,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from accountant_service import mechanisms, number_format
-from accountant_service.api.ledger_schemas import DatasetRequest
+from accountant_service import number_format
 from accountant_service.cli.access import LedgerAccess, call_ledger
 from accountant_service.cli.encoding import spell
 from accountant_service.cli.mechanism_options import (
@@ -29,8 +28,6 @@ from accountant_service.cli.mechanism_options import (
 from accountant_service.cli.printing import AsJson, print_rows
 from accountant_service.cli.problems import validate
 from accountant_service.guarantee import NeighbouringRelation
-from accountant_service.ledger.certificate import format_time
-from accountant_service.mechanisms import describe_step
 from accountant_service.number_format import round_nearest as shown
 
 dataset_app = typer.Typer(
@@ -90,6 +87,8 @@ def create(
     as_json: AsJson = False,
 ) -> None:
     """Create a dataset with a budget. The budget can never be changed."""
+    from accountant_service.api.ledger_schemas import DatasetRequest
+
     given = {
         "name": name,
         "size": size,
@@ -117,6 +116,9 @@ def create(
 
 def _describe_new(dataset: Json) -> Iterator[str]:
     """Yield the lines of text that describe a new dataset."""
+    from accountant_service import mechanisms
+    from accountant_service.mechanisms import describe_step
+
     yield f"created {_describe_heading(dataset)}"
     for run in dataset["admits"]:
         step = describe_step(mechanisms.from_json(run["step"]))
@@ -205,6 +207,8 @@ def close(name: Name, as_json: AsJson = False) -> None:
 
 def describe_closing(dataset: Json) -> str:
     """Return in words when a dataset was closed to further runs."""
+    from accountant_service.ledger.certificate import format_time
+
     return f"closed since {format_time(int(1e6 * dataset['closed_at']))}: takes no further run"
 
 

@@ -12,8 +12,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from accountant_service import importing, number_format
+from accountant_service import number_format
 from accountant_service.cli.asking import answer_or_exit
+from accountant_service.cli.names import FORMATS
 from accountant_service.guarantee import NeighbouringRelation
 from accountant_service.number_format import round_nearest as shown
 
@@ -33,7 +34,7 @@ def import_document(
     ],
     format_name: Annotated[
         str | None,
-        typer.Option("--format", help="One of " + ", ".join(importing.FORMATS) + "; else found."),
+        typer.Option("--format", help="One of " + ", ".join(FORMATS) + "; else found."),
     ] = None,
     delta: Annotated[
         float | None, typer.Option("--delta", "-d", help="δ, if the document names none.")
@@ -86,6 +87,8 @@ def import_document(
 
 def _read(file: str) -> str:
     """Return the text of a file, or of standard input; binary files are refused by the parser."""
+    from accountant_service import importing
+
     try:
         raw = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
     except OSError as error:

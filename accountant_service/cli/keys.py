@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from datetime import UTC, datetime
 from typing import Annotated, Any, Final
 
 import typer
@@ -10,9 +11,8 @@ import typer
 from accountant_service.cli.names import check_name
 from accountant_service.cli.opening import open_repository
 from accountant_service.cli.printing import AsJson, print_rows
-from accountant_service.ledger.api_keys import COMMAND_LINE, Keys, Scope
+from accountant_service.ledger.names import Scope
 from accountant_service.ledger.quotas import REQUESTS_PER_MINUTE_MAX
-from accountant_service.ledger.repository import now
 
 keys = typer.Typer(no_args_is_help=True, help="Create, limit, list and revoke API keys.")
 COMMANDS: Final = {"keys": keys}
@@ -46,6 +46,9 @@ def create_key(
     requests_per_minute: Quota = None,
 ) -> None:
     """Create a key and print it on one line. It cannot be shown again."""
+    from accountant_service.ledger.api_keys import Keys
+    from accountant_service.ledger.repository import now
+
     expires = None if expires_in_days is None else now() + int(86400e6 * expires_in_days)
     with open_repository() as repository:
         token, _ = Keys(repository).create(
@@ -61,7 +64,9 @@ def create_key(
 
 @keys.command("list")
 def list_keys(as_json: AsJson = False) -> None:
-    """List keys (secrets are never stored)."""
+    """List keys and when each was last used, in UTC (secrets are never stored)."""
+    from accountant_service.ledger.api_keys import Keys
+
     with open_repository() as repository:
         found = Keys(repository).list_keys()
     rows = [
@@ -72,19 +77,34 @@ def list_keys(as_json: AsJson = False) -> None:
             "datasets": key.datasets,
             "team": key.team,
             "requests_per_minute": key.requests_per_minute,
+            "last_used_at": None if key.last_used_at is None else key.last_used_at / 1e6,
             "revoked": key.revoked_at is not None,
         }
         for key in found
     ]
     if not as_json:
-        rows = [row | {"quota": _describe_quota(row["requests_per_minute"])} for row in rows]
-    columns = ["id", "name", "scopes", "datasets", "team", "quota", "revoked"]
+        rows = [
+            row
+            | {
+                "quota": _describe_quota(row["requests_per_minute"]),
+                "last used": _describe_use(row["last_used_at"]),
+            }
+            for row in rows
+        ]
+    columns = ["id", "name", "scopes", "datasets", "team", "quota", "last used", "revoked"]
     print_rows(rows, columns, "API keys", as_json)
 
 
 def _describe_quota(requests_per_minute: Any) -> str | None:
     """Return a key's quota for a table; None if it has none."""
     return None if requests_per_minute is None else f"{requests_per_minute}/min"
+
+
+def _describe_use(seconds: Any) -> str:
+    """Return when a key was last used, to the minute, for a table."""
+    if seconds is None:
+        return "never"
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M")
 
 
 @keys.command("limit")
@@ -94,6 +114,8 @@ def limit_key(
     unlimited: Annotated[bool, typer.Option("--unlimited", help="Remove the quota.")] = False,
 ) -> None:
     """Set or remove the quota of a key. It counts from now on."""
+    from accountant_service.ledger.api_keys import COMMAND_LINE, Keys
+
     if unlimited == (requests_per_minute is not None):
         raise typer.BadParameter("give one of --requests-per-minute and --unlimited")
     with open_repository() as repository:
@@ -107,8 +129,28 @@ def revoke_key(
     identifier: Annotated[str, typer.Argument(help="The key's id, from `keys list`.")],
 ) -> None:
     """Revoke a key from now on."""
+    from accountant_service.ledger.api_keys import COMMAND_LINE, Keys
+
     with open_repository() as repository:
         if Keys(repository).revoke(identifier, by=COMMAND_LINE) is None:
             print(f"error: there is no key {identifier!r}", file=sys.stderr)
             raise typer.Exit(1)
     print(f"revoked {identifier}")
+
+
+@keys.command("reset")
+def reset_keys(
+    yes: Annotated[bool, typer.Option("--yes", help="Do it: it cannot be undone.")] = False,
+) -> None:
+    """Make all keys and sessions invalid, and sign certificates with a new key from now on.
+
+    For a database that has leaked. Stop every server first.
+    """
+    from accountant_service.ledger.api_keys import COMMAND_LINE
+
+    if not yes:
+        raise typer.BadParameter("stop every server, then repeat the command with --yes")
+    with open_repository() as repository, repository.transaction() as transaction:
+        transaction.delete_secrets()
+        transaction.record_audit_event(COMMAND_LINE, "keys-reset", "")
+    print("all keys and sessions are invalid: create new keys, and start the servers")

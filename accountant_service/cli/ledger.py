@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import sys
 from collections.abc import Iterable
 from datetime import UTC, datetime
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from accountant_service import mechanisms
-from accountant_service.api.ledger_views import dataset_view, quote_view
 from accountant_service.cli.access import download_entries
 from accountant_service.cli.datasets import describe_budget, describe_quote, describe_shares
 from accountant_service.cli.opening import open_repository
 from accountant_service.cli.printing import AsJson, print_rows
 from accountant_service.cli.problems import run_or_exit
 from accountant_service.errors import CodedError
-from accountant_service.ledger import exporting, verification
-from accountant_service.ledger.exporting import EntryQuery, Period
-from accountant_service.ledger.plans import StepsLeft, count_steps_left, quote_plan
-from accountant_service.ledger.rules import EntryKind
-from accountant_service.mechanisms import describe_step
+from accountant_service.ledger.names import EntryKind
+
+if TYPE_CHECKING:
+    from accountant_service.ledger.plans import StepsLeft
 
 ledger = typer.Typer(no_args_is_help=True, help="Verify, show and export the budget ledger.")
 COMMANDS: Final = {"ledger": ledger}
@@ -38,6 +34,8 @@ def verify(
     as_json: AsJson = False,
 ) -> None:
     """Recompute every chain, balance and charge. Exit code 1 if anything is wrong."""
+    from accountant_service.ledger import verification
+
     if file is not None:
         _verify_export(file, as_json)
         return
@@ -56,6 +54,8 @@ def verify(
 
 def _verify_export(file: Iterable[str], as_json: bool) -> None:
     """Verify an export offline and print the last hash of each dataset."""
+    from accountant_service.ledger import verification
+
     report = verification.verify_export(file)
     heads = {name: {"entries": at, "head": head} for name, (at, head) in report.heads.items()}
     if as_json:
@@ -73,6 +73,9 @@ def _verify_export(file: Iterable[str], as_json: bool) -> None:
 @ledger.command("show")
 def show(as_json: AsJson = False) -> None:
     """Show every dataset's budget: spent, held, and left in steps like the last run's."""
+    from accountant_service.api.ledger_views import dataset_view
+    from accountant_service.ledger.plans import count_steps_left
+
     with open_repository() as repository, repository.reading() as reading:
         found = [(each, reading.find_last_run(each)) for each in reading.list_datasets()]
     views = [
@@ -102,6 +105,8 @@ def show(as_json: AsJson = False) -> None:
 
 def _view_steps_left(left: StepsLeft) -> dict[str, Any]:
     """Return as JSON how many steps a budget still admits."""
+    from accountant_service import mechanisms
+
     return {
         "run": left.run,
         "step": mechanisms.to_json(left.step),
@@ -112,6 +117,9 @@ def _view_steps_left(left: StepsLeft) -> dict[str, Any]:
 
 def _describe_steps_left(left: dict[str, Any]) -> str:
     """Return in words how many steps like the last run's a budget still admits."""
+    from accountant_service import mechanisms
+    from accountant_service.mechanisms import describe_step
+
     like = f"like the last run ({describe_step(mechanisms.from_json(left['step']))})"
     if left["steps"] is None:
         count = "any number of steps" if left["is_exact"] else "an unknown number of steps"
@@ -129,6 +137,10 @@ def quote(
     as_json: AsJson = False,
 ) -> None:
     """Quote a plan: whether it fits, what would fit, and what would fit as the only plan."""
+    from accountant_service import mechanisms
+    from accountant_service.api.ledger_views import quote_view
+    from accountant_service.ledger.plans import quote_plan
+
     with open_repository() as repository, repository.reading() as reading:
         found = reading.find_dataset(dataset)
     if found is None:
@@ -179,6 +191,9 @@ def export(
     ] = False,
 ) -> None:
     """Print every entry as one line of JSON, with its dataset and hash."""
+    from accountant_service.ledger import exporting
+    from accountant_service.ledger.exporting import EntryQuery, Period
+
     if service:
         asked = {
             "dataset": dataset or [],
@@ -197,10 +212,36 @@ def export(
             for entry in found:
                 print(json.dumps(entry.to_json()))
             return
-        table = csv.writer(sys.stdout)
-        table.writerow(exporting.ENTRY_COLUMNS)
+        columns = exporting.ENTRY_COLUMNS
+        sys.stdout.write(exporting.write_csv([columns]))
         for entry in found:
-            table.writerow([column(entry) for column in exporting.ENTRY_COLUMNS.values()])
+            cells = [column(entry) for column in columns.values()]
+            sys.stdout.write(exporting.write_csv([cells]))
+
+
+@ledger.command("entries")
+def entries(
+    dataset: Annotated[
+        list[str] | None, typer.Option("--dataset", help="Only this dataset. Repeatable.")
+    ] = None,
+    key: Annotated[
+        str | None, typer.Option(help="Only entries made with the key of this id.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the entries of the ledger, and which key made each."""
+    from accountant_service.ledger.exporting import EntryQuery, iterate_entries
+
+    query = EntryQuery(tuple(dataset) if dataset else None)
+    with open_repository() as repository, repository.snapshot() as transaction:
+        found = [each.to_json() for each in iterate_entries(transaction, query)]
+    rows = [
+        {name: each.get(name) for name in ("dataset", "number", "kind", "steps", "key")}
+        | {"at": datetime.fromtimestamp(each["at"] / 1e6, UTC).isoformat(" ", "seconds")}
+        for each in found
+        if key is None or each.get("key") == key
+    ]
+    print_rows(rows, ["dataset", "number", "kind", "at", "key", "steps"], "Entries", as_json)
 
 
 @ledger.command("events")

@@ -5,14 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import typer
-from sqlalchemy import make_url
 
-from accountant_service.ledger import database
-from accountant_service.ledger.errors import DatabaseAwayError, LedgerError
-from accountant_service.ledger.repository import Repository
-from accountant_service.settings import Settings
+if TYPE_CHECKING:
+    from accountant_service.ledger.repository import Repository
 
 
 def open_configured() -> Repository:
@@ -22,6 +20,12 @@ def open_configured() -> Repository:
         NewerDatabaseError: a newer version of this program made its tables.
         DatabaseAwayError: it does not answer.
     """
+    from sqlalchemy import make_url
+
+    from accountant_service.ledger import database
+    from accountant_service.ledger.errors import DatabaseAwayError
+    from accountant_service.settings import Settings
+
     url = Settings().database
     try:
         return database.open_repository(url)
@@ -37,6 +41,9 @@ def open_configured() -> Repository:
 @contextmanager
 def open_repository() -> Iterator[Repository]:
     """Context manager that opens the configured database, or prints an error and exits."""
+    from accountant_service.ledger import database
+    from accountant_service.ledger.errors import LedgerError
+
     try:
         repository = open_configured()
         try:

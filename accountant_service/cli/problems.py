@@ -6,19 +6,20 @@ import copy
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 import typer
-from pydantic import BaseModel, ValidationError
 
 from accountant_service import number_format
-from accountant_service.api import problems
 from accountant_service.cli.printing import print_problem
 from accountant_service.errors import CodedError
 
+if TYPE_CHECKING:
+    from pydantic import BaseModel, ValidationError
+
 Json = dict[str, Any]
 Result = TypeVar("Result")
-Body = TypeVar("Body", bound=BaseModel)
+Body = TypeVar("Body", bound="BaseModel")
 _EXIT_CODE: Final = 2
 # values with which a request is checked again, to find faults behind those of other fields
 _SUBSTITUTES: Final = {"noise_multiplier": 1.0, "delta": 1e-5, "epsilon": 1.0}
@@ -38,6 +39,8 @@ class CommandProblemError(Exception):
 
 def build_problem(detail: str, pointer: str = "", code: str = "invalid-request") -> Json:
     """Build the error answer for a fault that the command line found in the field `pointer`."""
+    from accountant_service.api import problems
+
     errors = [{"pointer": pointer, "message": detail}] if pointer else []
     return problems.document(422, code, "The request is malformed", detail, errors)
 
@@ -48,6 +51,8 @@ def validate(model: type[Body], given: Json) -> Body:
     Raises:
         CommandProblemError: with every fault that can be found at once.
     """
+    from pydantic import ValidationError
+
     try:
         return model.model_validate(given)
     except ValidationError as error:
@@ -56,6 +61,10 @@ def validate(model: type[Body], given: Json) -> Body:
 
 def _collect_faults(model: type[BaseModel], given: Json, error: ValidationError) -> Json:
     """Return all faults of a request, including those that appear once others are mended."""
+    from pydantic import ValidationError
+
+    from accountant_service.api import problems
+
     found = problems.of_error(error)
     faults = [_say_given(fault, given) for fault in found.get("errors", [])]
     substituted = _substitute(given, [fault["pointer"] for fault in faults])
@@ -109,6 +118,8 @@ def run_or_exit(
         options: the option or argument that sets the value at each JSON pointer.
         as_json: whether to print the problem document as JSON.
     """
+    from accountant_service.api import problems
+
     try:
         return action()
     except CommandProblemError as error:
@@ -130,6 +141,8 @@ def translate(problem: Json, options: Mapping[str, str]) -> Json:
         problem: the API's problem document.
         options: the option or argument that sets the value at each JSON pointer.
     """
+    from accountant_service.api import problems
+
     if problem["code"] != problems.INVALID_REQUEST:
         rename = _rename_only_long_names(options)
     else:

@@ -17,8 +17,6 @@ from rich.markup import escape
 from rich.table import Table
 
 from accountant_service import number_format
-from accountant_service.accountants import ACCOUNTANTS, DEFAULT_METHOD
-from accountant_service.api.questions import ENDPOINTS
 from accountant_service.cli.encoding import spell
 from accountant_service.cli.mechanism_options import (
     MECHANISM_HELP,
@@ -29,6 +27,7 @@ from accountant_service.cli.mechanism_options import (
     parse_number,
     read_mechanisms,
 )
+from accountant_service.cli.names import DEFAULT_METHOD, METHODS
 from accountant_service.cli.printing import is_narrow, open_console, print_records
 from accountant_service.cli.problems import run_or_exit, validate
 from accountant_service.guarantee import NeighbouringRelation, warn_about_delta
@@ -97,7 +96,7 @@ _OPTIONS: Final = {
     ),
     "method": _option(
         str | None,
-        f"Accounting method, {DEFAULT_METHOD} by default. One of {', '.join(ACCOUNTANTS)}.",
+        f"Accounting method, {DEFAULT_METHOD} by default. One of {', '.join(METHODS)}.",
     ),
     "neighbouring_relation": _option(
         str | None, "One of " + ", ".join(NeighbouringRelation) + "; the first by default."
@@ -260,6 +259,8 @@ def _answer(command: _Question, given: Json, texts: Sequence[str]) -> tuple[Json
         CommandProblemError: the request is malformed.
         AccountingError: it has no answer.
     """
+    from accountant_service.api.questions import ENDPOINTS
+
     body = dict(given)
     mechanisms = read_mechanisms(texts)
     size = find_dataset_size([given, mechanisms])

@@ -5,16 +5,17 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 from typer.core import TyperGroup
 
 from accountant_service.cli.access import call_ledger
 from accountant_service.cli.problems import CommandProblemError, build_problem, run_or_exit
-from accountant_service.disclosure.facts import Facts, facts_of_certificate
-from accountant_service.disclosure.rendering import SUFFIXES, Format, render
-from accountant_service.ledger import certificate
+from accountant_service.disclosure.formats import SUFFIXES, Format
+
+if TYPE_CHECKING:
+    from accountant_service.disclosure.facts import Facts
 
 _FILE: Final = "certificate"  # the command that `accountant report FILE` means
 
@@ -73,6 +74,8 @@ def report_run(
     tier: RegistryTier = 3,
 ) -> None:
     """Report on a run that has ended."""
+    from accountant_service.disclosure.facts import facts_of_certificate
+
     chosen = _choose_format(output, wanted)
     facts = call_ledger(
         lambda ledger: facts_of_certificate(ledger.get_certificate(identifier)), {}, as_json=False
@@ -122,6 +125,9 @@ def _read_certificate(file: Path, public_key: str | None) -> Facts:
     Raises:
         CommandProblemError: it cannot be read, or `accountant verify` finds a fault in it.
     """
+    from accountant_service.disclosure.facts import facts_of_certificate
+    from accountant_service.ledger import certificate
+
     try:
         document = certificate.read(file.read_text(encoding="utf-8"))
     except OSError as error:
@@ -144,6 +150,8 @@ def _refuse(message: str) -> CommandProblemError:
 
 def _write(facts: Facts, wanted: Format, output: Path | None, tier: int) -> None:
     """Write a report to a file or to standard output."""
+    from accountant_service.disclosure.rendering import render
+
     content: bytes = _run(lambda: render(facts, wanted, tier))  # type: ignore[arg-type]
     if output is None:
         if wanted is Format.PDF and sys.stdout.isatty():

@@ -10,8 +10,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from accountant_service import mechanisms, number_format
-from accountant_service.api import ledger_schemas as bodies
+from accountant_service import number_format
 from accountant_service.cli import model_files
 from accountant_service.cli.access import LedgerAccess, call_ledger
 from accountant_service.cli.mechanism_options import (
@@ -28,8 +27,6 @@ from accountant_service.cli.mechanism_options import (
 )
 from accountant_service.cli.printing import AsJson, print_rows
 from accountant_service.cli.problems import validate
-from accountant_service.ledger.certificate import format_time
-from accountant_service.mechanisms import describe_step
 
 run_app = typer.Typer(
     no_args_is_help=True,
@@ -60,6 +57,9 @@ _CHANGE_OPTIONS: Final = {
 @run_app.command("list")
 def list_runs(dataset: Dataset, as_json: AsJson = False) -> None:
     """List the runs of a dataset: open ones first, then the latest."""
+    from accountant_service import mechanisms
+    from accountant_service.mechanisms import describe_step
+
     found = call_ledger(lambda ledger: ledger.list_runs(dataset), {}, as_json=as_json)
     if as_json:
         print(json.dumps(found))
@@ -90,6 +90,10 @@ def _print_run(run: Json, as_json: bool) -> None:
 
 def _describe_run(run: Json) -> Iterator[str]:
     """Yield the lines of text that describe a run."""
+    from accountant_service import mechanisms
+    from accountant_service.ledger.certificate import format_time
+    from accountant_service.mechanisms import describe_step
+
     yield f"{run['id']}: {run['state']}, on {run['dataset']}"
     yield f"plan: {describe_step(mechanisms.from_json(run['mechanism']))}"
     yield f"steps: {run['steps_granted']} of {run['steps_reserved']} granted"
@@ -116,6 +120,8 @@ def reserve(
     as_json: AsJson = False,
 ) -> None:
     """Reserve budget for a plan, and print the run's id on one line."""
+    from accountant_service.api import ledger_schemas as bodies
+
     run = {
         "noise_multiplier": noise_multiplier,
         "sample_rate": sample_rate,
@@ -156,6 +162,7 @@ def grant(
     as_json: AsJson = False,
 ) -> None:
     """Charge the next steps of a run, before their noise is drawn."""
+    from accountant_service.api import ledger_schemas as bodies
 
     def send(ledger: LedgerAccess) -> Json:
         """Let the ledger grant steps; return the reservation."""
@@ -187,6 +194,7 @@ def commit(
     as_json: AsJson = False,
 ) -> None:
     """End a finished run. Steps that were not granted return to the budget."""
+    from accountant_service.api import ledger_schemas as bodies
 
     def send(ledger: LedgerAccess) -> Json:
         """Let the ledger end the run; return the reservation."""
@@ -213,6 +221,7 @@ def renew(
     identifier: Identifier, lease_seconds: LeaseSeconds = None, as_json: AsJson = False
 ) -> None:
     """Extend the lease of an open run, from now on."""
+    from accountant_service.api import ledger_schemas as bodies
 
     def send(ledger: LedgerAccess) -> Json:
         """Let the ledger extend the lease; return the reservation."""

@@ -9,11 +9,6 @@ import typer
 
 from accountant_service.cli.opening import open_repository
 from accountant_service.cli.printing import AsJson, print_rows
-from accountant_service.ledger.api_keys import COMMAND_LINE
-from accountant_service.ledger.errors import UnknownSubjectError
-from accountant_service.ledger.repository import now
-from accountant_service.ledger.webhook_delivery import post_event
-from accountant_service.ledger.webhooks import SHARES, create_webhook, describe_trial
 
 webhook = typer.Typer(
     no_args_is_help=True,
@@ -35,6 +30,11 @@ def add(
     ] = None,
 ) -> None:
     """Add a webhook, and print its secret on one line. It cannot be shown again."""
+    from accountant_service.ledger.api_keys import COMMAND_LINE
+    from accountant_service.ledger.errors import UnknownSubjectError
+    from accountant_service.ledger.repository import now
+    from accountant_service.ledger.webhooks import SHARES, create_webhook
+
     try:
         made = create_webhook(url, dataset, share or SHARES, now())
     except ValueError as error:
@@ -71,6 +71,9 @@ def list_webhooks(as_json: AsJson = False) -> None:
 @webhook.command("remove")
 def remove(identifier: Identifier) -> None:
     """Remove a webhook, and the events that wait for it."""
+    from accountant_service.ledger.api_keys import COMMAND_LINE
+    from accountant_service.ledger.errors import UnknownSubjectError
+
     with open_repository() as repository, repository.transaction() as transaction:
         if not transaction.remove_webhook(identifier):
             raise UnknownSubjectError(f"there is no webhook {identifier!r}")
@@ -81,6 +84,11 @@ def remove(identifier: Identifier) -> None:
 @webhook.command("test")
 def test(identifier: Identifier) -> None:
     """Post a test event now. Exit code 1 if the receiver does not answer 2xx."""
+    from accountant_service.ledger.errors import UnknownSubjectError
+    from accountant_service.ledger.repository import now
+    from accountant_service.ledger.webhook_delivery import post_event
+    from accountant_service.ledger.webhooks import describe_trial
+
     with open_repository() as repository, repository.reading() as reading:
         found = {each.identifier: each for each in reading.list_webhooks()}.get(identifier)
         if found is None:

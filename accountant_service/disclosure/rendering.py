@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,6 +13,7 @@ from accountant_service.disclosure import sentences
 from accountant_service.disclosure.attack_rates import FALSE_POSITIVE_RATES
 from accountant_service.disclosure.deployments_registry import Tier, build_record, to_yaml
 from accountant_service.disclosure.facts import Facts, Promise, facts_of_certificate
+from accountant_service.disclosure.formats import Format
 from accountant_service.disclosure.model_card import write_model_card, write_questions
 from accountant_service.disclosure.nist_questions import list_questions
 from accountant_service.errors import FormatUnavailableError
@@ -22,36 +22,6 @@ from accountant_service.template_environment import create_environment
 
 _FOLDER: Final = Path(__file__).parent / "templates"
 _PRIORS: Final = (0.01, 0.1, 0.5)
-
-
-class Format(StrEnum):
-    """A format of a report."""
-
-    HTML = "html"
-    PDF = "pdf"
-    JSON = "json"
-    REGISTRY = "registry"
-    MODEL_CARD = "model-card"
-    NIST = "nist"
-
-
-MEDIA_TYPES: Final = {
-    Format.HTML: "text/html; charset=utf-8",
-    Format.PDF: "application/pdf",
-    Format.JSON: "application/json",
-    Format.REGISTRY: "application/yaml",
-    Format.MODEL_CARD: "text/markdown; charset=utf-8",
-    Format.NIST: "text/markdown; charset=utf-8",
-}
-SUFFIXES: Final = {
-    ".html": Format.HTML,
-    ".htm": Format.HTML,
-    ".pdf": Format.PDF,
-    ".json": Format.JSON,
-    ".yaml": Format.REGISTRY,
-    ".yml": Format.REGISTRY,
-    ".md": Format.MODEL_CARD,
-}
 
 
 def render(facts: Facts, wanted: Format, tier: Tier = 3) -> bytes:

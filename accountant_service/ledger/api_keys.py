@@ -6,7 +6,6 @@ import hashlib
 import hmac
 import secrets
 from collections.abc import Iterable
-from enum import StrEnum
 from typing import Final
 
 from accountant_service.ledger.errors import (
@@ -16,6 +15,7 @@ from accountant_service.ledger.errors import (
     UnauthenticatedError,
     UnknownSubjectError,
 )
+from accountant_service.ledger.names import Scope as Scope
 from accountant_service.ledger.quotas import Quota
 from accountant_service.ledger.repository import KeyRecord, Repository, now
 from accountant_service.ledger.rules import Reservation
@@ -24,22 +24,6 @@ COMMAND_LINE: Final = "command-line"  # who acts, in the audit events, if no API
 _TOKEN_PREFIX: Final = "pa"
 _SECRET_NAME: Final = "api-keys"
 _USE_RECORD_INTERVAL: Final = 60_000_000  # microseconds between two records of a key's use
-
-
-class Scope(StrEnum):
-    """A permission of an API key; `admin` permits everything, `monitor` only to read budgets.
-
-    `auditor` permits only to export the record.
-
-    A key that is bound to datasets has its permissions for these only, and cannot create datasets.
-    """
-
-    COMPUTE = "compute"
-    RUN = "run"
-    OWNER = "owner"
-    MONITOR = "monitor"
-    AUDITOR = "auditor"
-    ADMIN = "admin"
 
 
 class Keys:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Final
 
-from sqlalchemy import Column, Connection, MetaData, String, Table, inspect, text
+from sqlalchemy import Column, Connection, MetaData, String, Table, inspect, make_url, text
 
 from accountant_service.ledger.repository import Repository, connect
 from accountant_service.ledger.tables import METADATA
@@ -19,6 +21,10 @@ MOVED: Final = "moved"  # the revision of a database whose ledger is in another 
 
 class DatabaseRefusedError(RuntimeError):
     """This service must not use the database: a newer version wrote it, or it was moved."""
+
+
+class BackupRefusedError(RuntimeError):
+    """The database is in no SQLite file, or the file for its copy exists."""
 
 
 class NewerDatabaseError(DatabaseRefusedError):
@@ -45,6 +51,28 @@ def open_repository(url: str) -> Repository:
             )
         upgrade(connection)
     return repository
+
+
+def back_up(url: str, copy: Path) -> None:
+    """Copy an SQLite database into a new file, while servers may write to it.
+
+    Raises:
+        BackupRefusedError: it is not in an SQLite file, or the copy's file exists.
+    """
+    parsed = make_url(url)
+    if parsed.get_backend_name() != "sqlite" or not parsed.database:
+        raise BackupRefusedError("it is no SQLite file: back up PostgreSQL with pg_dump")
+    if not Path(parsed.database).is_file():
+        raise BackupRefusedError(f"there is no file {parsed.database!r}")
+    try:
+        copy.touch(mode=0o600, exist_ok=False)  # a copy has the secrets too
+    except FileExistsError:
+        raise BackupRefusedError(f"{str(copy)!r} exists: name a new file") from None
+    with (
+        closing(sqlite3.connect(parsed.database)) as source,
+        closing(sqlite3.connect(copy)) as target,
+    ):
+        source.backup(target)
 
 
 def current_revision(connection: Connection) -> str | None:

@@ -5,8 +5,10 @@ Entries come by dataset and number, so that every dataset's hash chain is comple
 
 from __future__ import annotations
 
+import csv
+import io
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -146,3 +148,20 @@ ENTRY_COLUMNS: Final[dict[str, Callable[[ExportedEntry], Any]]] = {
     "entry": lambda entry: entry.body,  # exactly what is hashed
 }
 EVENT_COLUMNS: Final = ("id", "at", "key", "action", "subject", "detail")
+_FORMULA_STARTS: Final = ("=", "+", "-", "@", "\t", "\r", "\n")
+
+
+def write_csv(rows: Iterable[Iterable[Any]]) -> str:
+    """Return rows as lines of CSV, in which no text is a formula of a spreadsheet."""
+    text = io.StringIO()
+    csv.writer(text).writerows([_escape_formula(cell) for cell in row] for row in rows)
+    return text.getvalue()
+
+
+def _escape_formula(cell: Any) -> Any:
+    """Return a cell, with a quote before a text that a spreadsheet would run as a formula.
+
+    Numbers, also negative ones, stay numbers.
+    """
+    is_formula = isinstance(cell, str) and cell.startswith(_FORMULA_STARTS)
+    return f"'{cell}" if is_formula else cell

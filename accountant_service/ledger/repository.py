@@ -818,6 +818,10 @@ class Transaction:
             return self.get_or_create_secret(name)
         return found
 
+    def delete_secrets(self) -> None:
+        """Delete the server secrets; new ones are created when they are needed."""
+        self.connection.execute(SECRET.delete())
+
     def find_key(self, identifier: str) -> KeyRecord | None:
         """Return an API key by its identifier."""
         row = self.connection.execute(select(API_KEY).where(API_KEY.c.id == identifier)).first()

@@ -36,6 +36,7 @@ from accountant_service.ledger.filters.base import (
     negate,
     subtract,
 )
+from accountant_service.ledger.names import EntryKind as EntryKind
 from accountant_service.mechanisms import Mechanism
 
 SHA256_PATTERN: Final = "[0-9a-f]{64}"
@@ -52,19 +53,6 @@ class State(StrEnum):
     COMMITTED = "committed"
     RELEASED = "released"
     EXPIRED = "expired"
-
-
-class EntryKind(StrEnum):
-    """The event that an entry of the hash chain states, such as a grant."""
-
-    CREATE = "create"
-    RESERVE = "reserve"
-    GRANT = "grant"
-    COMMIT = "commit"
-    RELEASE = "release"
-    EXPIRE = "expire"
-    RENEW = "renew"
-    CLOSE = "close"  # of the dataset
 
 
 class HolderKind(StrEnum):

@@ -138,6 +138,36 @@ def _number_list_type(item: _FieldType, expected: str, most: int) -> _FieldType:
     )
 
 
+# words of names that titles of kinds and fields write differently
+_WORDS: Final = {
+    "dp": "DP",
+    "gaussian": "Gaussian",
+    "gdp": "GDP",
+    "laplace": "Laplace",
+    "max": "at most",
+    "min": "minimum",
+    "poisson": "Poisson",
+    "rdp": "RDP",
+    "sgd": "SGD",
+    "std": "standard deviation",
+    "stds": "standard deviations",
+    "zcdp": "zCDP",
+}
+
+
+def _titled(schema: Mapping[str, Json], name: str) -> dict[str, Json]:
+    """Return a field's schema with a title for forms; a reference has a title of its own."""
+    return dict(schema) if "$ref" in schema else {"title": _title(name), **schema}
+
+
+def _title(name: str) -> str:
+    """Return a kind's or field's name as a form shows it, such as "Noise multiplier"."""
+    first, *others = name.split("_")
+    start = _WORDS.get(first, first)
+    start = start.capitalize() if start.islower() else start
+    return " ".join([start, *(_WORDS.get(word, word) for word in others)])
+
+
 def _repeats_type() -> _FieldType:
     """Return the type of the distribution of a random number of runs."""
     distributions = ("geometric", "logarithmic", "negative_binomial", "poisson")
@@ -167,7 +197,7 @@ def _repeats_type() -> _FieldType:
 
     schema = {
         "type": "object",
-        "properties": {name: dict(each.schema) for name, each in known.items()},
+        "properties": {name: _titled(each.schema, name) for name, each in known.items()},
         "required": ["distribution", "mean"],
         "additionalProperties": False,
     }
@@ -186,21 +216,6 @@ def _choice_type(*options: str) -> _FieldType:
     return _FieldType({"type": "string", "enum": list(options)}, read)
 
 
-# words of names that titles of kinds and fields write differently
-_WORDS: Final = {
-    "dp": "DP",
-    "gaussian": "Gaussian",
-    "gdp": "GDP",
-    "laplace": "Laplace",
-    "max": "at most",
-    "min": "minimum",
-    "poisson": "Poisson",
-    "rdp": "RDP",
-    "sgd": "SGD",
-    "std": "standard deviation",
-    "stds": "standard deviations",
-    "zcdp": "zCDP",
-}
 _REFERENCE: Final = {"$ref": "#/components/schemas/Mechanism"}
 _NOISE: Final = _number_type(NOISE_MIN, NOISE_MAX)
 _RATE: Final = _rate_type()
@@ -496,19 +511,6 @@ def _kind_schema(cls: Any) -> dict[str, Json]:
         "additionalProperties": False,
         "examples": [_EXAMPLES[cls.kind]],
     }
-
-
-def _titled(schema: Mapping[str, Json], name: str) -> dict[str, Json]:
-    """Return a field's schema with a title for forms; a reference has a title of its own."""
-    return dict(schema) if "$ref" in schema else {"title": _title(name), **schema}
-
-
-def _title(name: str) -> str:
-    """Return a kind's or field's name as a form shows it, such as "Noise multiplier"."""
-    first, *others = name.split("_")
-    start = _WORDS.get(first, first)
-    start = start.capitalize() if start.islower() else start
-    return " ".join([start, *(_WORDS.get(word, word) for word in others)])
 
 
 def _write(value: Any) -> Json:

@@ -24,8 +24,8 @@ SHARED_FIELDS: Final[Mapping[str, NumberField]] = {
 SHARED_CHOICES: Final[Mapping[str, Choice]] = {"neighbouring_relation": RELATION}
 FIELDS: Final[Mapping[str, NumberField]] = {**run_form.FIELDS, **SHARED_FIELDS}
 CHOICES: Final[Mapping[str, Choice]] = {**run_form.CHOICES, **SHARED_CHOICES}
-_POINTS: Final = 36
-_RATES: Final = 37
+_POINTS: Final = 29
+_RATES: Final = 29
 CURVES: Final = ("pld", "subsampled_rdp")
 # The questions of the page by name, and the endpoints that answer them.
 COMPARE, CURVE, TRADE_OFF = "compare", "curve", "trade_off"
@@ -179,33 +179,36 @@ def _shared_sentence(name: str, message: str) -> str:
 
 
 def change_runs(form: CalculatorForm, query: Mapping[str, str]) -> dict[str, str] | None:
-    """Return the form's URL parameters after adding or removing a run; None if unchanged.
+    """Return the form's URL parameters after adding, removing or changing a run, or None.
 
     Args:
         form: the form as it was sent.
-        query: its fields; `add` is the kind of a new run, or "other" if `other` is; `remove` is the
-            number of a run.
+        query: its fields; `add` is "dp_sgd" or "fields", for a run of another kind; `remove` and
+            `choose` are the number of a run.
 
     Returns:
         None if the query asks for neither.
     """
     texts = [dict(run.texts) for run in form.runs]
     if "add" in query:
-        kind = query.get("other", "") if query["add"] == "other" else query["add"]
         if len(texts) < run_form.RUNS_MAX:
-            texts.append(_new_run(form, kind))
+            texts.append(_new_run(form, query["add"]))
     elif "remove" in query:
         kept = [each for at, each in enumerate(texts, 1) if str(at) != query["remove"]]
         texts = kept or texts
+    elif "choose" in query:
+        texts = [
+            run_form.choose_kinds(run, query) if str(run.number) == query["choose"] else each
+            for run, each in zip(form.runs, texts, strict=True)
+        ]
     else:
         return None
     return run_form.write_runs(texts) | dict(form.texts)
 
 
 def _new_run(form: CalculatorForm, kind: str) -> dict[str, str]:
-    """Return a new run's texts: a copy of the last DP-SGD run, or a mechanism's example."""
-    if kind != "dp_sgd" and kind in run_form.EXAMPLES:
-        example = {"kind": "json", run_form.MECHANISM: run_form.format_example(kind)}
-        return dict(run_form.read_run({}).texts) | example
+    """Return a new run's texts: a copy of the last DP-SGD run, or one without a mechanism yet."""
+    if kind == "fields":
+        return dict(run_form.read_run({"kind": kind}).texts)
     runs = [run for run in form.runs if run.is_dp_sgd]
     return dict(runs[-1].texts if runs else run_form.read_run({}).texts)

@@ -28,7 +28,7 @@ from accountant_service.web.session_checks import optional_session, required_ses
 
 Json = dict[str, Any]
 _TITLES: Final = {name: each.title for name, each in ACCOUNTANTS.items()}
-_CHANGES: Final = ("add", "other", "remove")  # parameters that add or remove a run
+_CHANGES: Final = ("add", "remove", "choose")  # parameters that change the runs
 _LOOSE_FROM: Final = 2.0  # an ε this many times the proved one is of little use
 _SEE_OTHER: Final = 303
 
@@ -70,7 +70,9 @@ async def calculator(request: Request) -> Response:
 
 
 def _new_place(form: CalculatorForm, query: Any) -> str:
-    """Return the page's anchor to show after a run was added or removed."""
+    """Return the place on the page to show after a run was added, removed or changed."""
+    if "choose" in query:
+        return f"run-{query['choose']}"
     return f"run-{len(form.runs) + 1}" if "add" in query else "run-1"
 
 
@@ -85,7 +87,6 @@ def _template_context(request: Request, form: CalculatorForm, answers: Json) -> 
     return {
         "fields": calculator_form.FIELDS,
         "choices": calculator_form.CHOICES,
-        "kinds": [kind for kind in run_form.EXAMPLES if kind != "dp_sgd"],
         "runs_max": run_form.RUNS_MAX,
         "titles": _TITLES,
         "answers": answers or None,

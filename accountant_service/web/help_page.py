@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from accountant_service.api.routes import StrictRoute
-from accountant_service.web import run_form
+from accountant_service.web import kind_form, run_form
 from accountant_service.web.rendering import render_page
 from accountant_service.web.session_checks import optional_session
 
@@ -17,5 +17,5 @@ router = APIRouter(route_class=StrictRoute, include_in_schema=False)
 def show_help(request: Request) -> Response:
     """Explain what the pages show."""
     optional_session(request)
-    kinds = [(kind, run_form.format_example(kind)) for kind in run_form.EXAMPLES]
+    kinds = [(kind, run_form.format_example(kind)) for kind in kind_form.EXAMPLES]
     return render_page(request, "help.html", kinds=kinds)

@@ -18,7 +18,7 @@ from accountant_service.api import ledger_views
 from accountant_service.api.ledger_routes import Name, Wanted, report_response
 from accountant_service.api.routes import StrictRoute
 from accountant_service.api.schemas import UnreadBody
-from accountant_service.disclosure.rendering import Format
+from accountant_service.disclosure.formats import Format
 from accountant_service.ledger.plans import BudgetPreview, StepsLeft
 from accountant_service.ledger.service import Ledger
 from accountant_service.mechanisms import describe_step

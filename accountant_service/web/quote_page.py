@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 from urllib.parse import quote as quote_path
@@ -10,7 +11,7 @@ from urllib.parse import urlencode
 from fastapi import APIRouter, Request
 from pydantic import ValidationError
 from starlette.concurrency import run_in_threadpool
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 
 from accountant_service.api import ledger_views, problems
 from accountant_service.api.ledger_routes import Name
@@ -23,6 +24,7 @@ from accountant_service.web.run_form import RunForm
 from accountant_service.web.session_checks import TheLedger, TheSession
 
 Json = dict[str, Any]
+_SEE_OTHER: Final = 303
 _REFUSALS: Final = (409, 422)  # the plan cannot be charged, whatever is left
 
 router = APIRouter(route_class=StrictRoute, include_in_schema=False)
@@ -34,19 +36,23 @@ async def show_quote(
 ) -> Response:
     """Quote the run in the URL on a dataset. Nothing is charged."""
     dataset = await ledger.get_dataset(session.key, name)
-    run, mechanism = _check_with_api(run_form.read_run(request.query_params))
+    sent = run_form.read_run(request.query_params)
+    if "choose" in request.query_params:
+        chosen = run_form.choose_kinds(sent, request.query_params)
+        return RedirectResponse(_link_to_quote(name, chosen), _SEE_OTHER)
+    run, mechanism = _check_with_api(sent)
     answer = None if run.problems else await _request_quote(session, ledger, name, mechanism)
     context: Json = {
         "dataset": dataset,
         "run": run,
         "answer": answer,
-        "with_values": lambda **changes: _link_with_values(name, run, changes),
+        "with_values": lambda **changes: _link_to_quote(name, {**run.texts, **changes}),
     }
     return await run_in_threadpool(
         render_page,
         request,
         "quote.html",
-        parameters=run_form.list_parameters([run]),
+        parameters=[*run_form.list_parameters([run]), "choose"],
         notes=list(run_form.list_notes(request.query_params, [run])),
         **context,
     )
@@ -75,7 +81,6 @@ async def _request_quote(session: Any, ledger: Any, name: str, mechanism: Any) -
         return problems.of_error(error)
 
 
-def _link_with_values(name: str, run: RunForm, changes: Json) -> str:
-    """Return the quote page's address with other values for the run."""
-    parameters = run_form.write_runs([{**run.texts, **changes}])
-    return f"/datasets/{quote_path(name)}/quote?{urlencode(parameters)}"
+def _link_to_quote(name: str, texts: Mapping[str, str]) -> str:
+    """Return the address of the quote of a run with these texts."""
+    return f"/datasets/{quote_path(name)}/quote?{urlencode(run_form.write_runs([texts]))}"

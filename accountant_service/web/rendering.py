@@ -122,6 +122,7 @@ def render_page(
     text = _TEMPLATES.get_template(template).render(
         path=request.url.path,
         session=session,
+        documentation=request.app.state.settings.documentation_url,
         notes=[*note_unknown_parameters(request.query_params, parameters), *notes],
         **context,
     )

@@ -1,4 +1,4 @@
-"""The part of a form that describes a run: a DP-SGD run, or any mechanism as JSON.
+"""The part of a form that describes a run: DP-SGD, any kind of mechanism by its fields, or JSON.
 
 The typed texts are kept as they are. A form may hold several runs: the names of the first run's
 fields are those of the API, and those of further runs end in "-2", "-3" and so on.
@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from pydantic_core import from_json
 
-from accountant_service import mechanisms
+from accountant_service.web import kind_form
 from accountant_service.web.choices import Choice
 from accountant_service.web.number_fields import RECORDS, NumberField, parse_number
 
@@ -39,7 +39,7 @@ FIELDS: Final[Mapping[str, NumberField]] = {
     "epochs": NumberField("Epochs", "E", "10", "passes over the dataset"),
 }
 CHOICES: Final[Mapping[str, Choice]] = {
-    "kind": Choice("Kind", {"dp_sgd": "DP-SGD run", "json": "mechanism as JSON"}),
+    "kind": Choice("Kind", {"dp_sgd": "DP-SGD run", "fields": "another kind", "json": "JSON"}),
     "batches": Choice("Batches", {"rate": "by sample rate", "sizes": "by sizes"}),
     "length": Choice("Length", {"steps": "by steps", "epochs": "by epochs"}),
     "sampling": Choice(
@@ -54,25 +54,16 @@ CHOICES: Final[Mapping[str, Choice]] = {
     ),
 }
 MECHANISM: Final = "mechanism"  # the text field with a mechanism as JSON
+_RELEASE: Final = f"{kind_form.ROOT}_kind"  # the chosen kind, if one is
 RUNS_MAX: Final = 8
 JSON_MAX: Final = 1000  # characters: the text is part of the URL
 _NAMES: Final = (*FIELDS, *CHOICES, MECHANISM)
 _NUMBERED: Final = re.compile(rf"(?:{'|'.join(_NAMES)})-([2-9])")
 
 
-def list_examples() -> dict[str, Json]:
-    """Return an example of each kind of mechanism, by kind."""
-    schemas = mechanisms.json_schema().values()
-    examples = [schema["examples"][0] for schema in schemas if "examples" in schema]
-    return {example["kind"]: example for example in examples}
-
-
-EXAMPLES: Final[Mapping[str, Json]] = list_examples()
-
-
 def format_example(kind: str) -> str:
     """Return the example of a kind of mechanism as JSON text."""
-    return json.dumps(EXAMPLES[kind], ensure_ascii=False)
+    return json.dumps(kind_form.EXAMPLES[kind], ensure_ascii=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +89,29 @@ class RunForm:
 
     @property
     def is_dp_sgd(self) -> bool:
-        """Return whether the run is described by DP-SGD fields, rather than as JSON."""
+        """Return whether it is a DP-SGD run, and not a mechanism of another kind or JSON."""
         return self.texts["kind"] == "dp_sgd"
+
+    @property
+    def release(self) -> kind_form.Texts | None:
+        """The texts of the generated fields, as a tree; None before a kind is chosen."""
+        return kind_form.read_texts(self.texts) if _RELEASE in self.texts else None
+
+    @property
+    def group(self) -> kind_form.KindGroup:
+        """The generated fields as the page shows them."""
+        return kind_form.describe(self.release) if self.release else kind_form.NO_KIND
+
+    @property
+    def generated_names(self) -> list[str]:
+        """The names of the generated fields in the form."""
+        names = [name for name in self.texts if is_generated(name)] or [_RELEASE]
+        return [name + self.suffix for name in names]
+
+    @property
+    def new_names(self) -> list[str]:
+        """The names in the form of the lists from which other kinds are chosen."""
+        return [name + self.suffix for name in kind_form.list_new_names(self.group)]
 
     @property
     def batches(self) -> Json:
@@ -117,7 +129,9 @@ class RunForm:
 
     @property
     def mechanism(self) -> Any:
-        """The run as a mechanism of the API, without the fields that could not be read."""
+        """The run as a mechanism of the API; it lacks the fields that cannot be read."""
+        if self.texts["kind"] == "fields":
+            return kind_form.read_values(self.release)[0] if self.release else None
         if not self.is_dp_sgd:
             return self.values.get(MECHANISM)
         noise = self.select_values("noise_multiplier")
@@ -134,6 +148,8 @@ class RunForm:
             names: the path to the faulty value within the mechanism.
             message: continues the name of the value.
         """
+        if self.texts["kind"] == "fields":
+            return kind_form.place_problem(self.release or {}, names, message)
         if not self.is_dp_sgd:
             subject = "/" + "/".join(names) if names else "The mechanism"
             return MECHANISM, f"{subject} {message}."
@@ -160,15 +176,46 @@ def read_run(query: Mapping[str, str], number: int = 1, source: int | None = Non
     }
     texts |= {name: choice.read(query.get(name + suffix)) for name, choice in CHOICES.items()}
     texts[MECHANISM] = query.get(MECHANISM + suffix, format_example("gaussian")).strip()
+    texts |= _read_generated(query, suffix)
+    values, found = _read_values(texts)
+    return RunForm(number, texts, values, found | _check_epochs(texts))
+
+
+def _read_generated(query: Mapping[str, str], suffix: str) -> dict[str, str]:
+    """Return the texts of a run's generated fields, by name."""
+    own = {name.removesuffix(suffix): query[name] for name in query if name.endswith(suffix)}
+    return kind_form.flatten(kind_form.read_texts(own)) if _RELEASE in own else {}
+
+
+def _read_values(texts: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the values of the fields in use, and a sentence for each that is wrong."""
+    in_use = _list_fields_in_use(texts)
+    if texts["kind"] == "fields":
+        if _RELEASE not in texts:
+            return {}, {_RELEASE: "Choose a kind, and show its fields."}
+        _, found = kind_form.read_values(kind_form.read_texts(texts))
+        return {name: texts[name] for name in in_use if name not in found}, found
     values: dict[str, Any] = {}
-    found: dict[str, str] = {}
-    for name in _list_fields_in_use(texts):
+    found = {}
+    for name in in_use:
         try:
             values[name] = _read_field(name, texts[name])
         except ValueError as error:
             label = FIELDS[name].label if name in FIELDS else "The JSON text"
             found[name] = f"{label} {error}."
-    return RunForm(number, texts, values, found | _check_epochs(texts))
+    return values, found
+
+
+def choose_kinds(run: RunForm, query: Mapping[str, str]) -> dict[str, str]:
+    """Return the texts of a run after other kinds are chosen in its lists of kinds."""
+    own = {name.removesuffix(run.suffix): query[name] for name in query}
+    kept = {name: text for name, text in run.texts.items() if not is_generated(name)}
+    return kept | kind_form.flatten(kind_form.choose_kinds(run.release or {}, own))
+
+
+def is_generated(name: str) -> bool:
+    """Return whether a field is generated from the schema of a kind."""
+    return name.startswith(kind_form.ROOT + "_")
 
 
 def read_runs(query: Mapping[str, str]) -> tuple[RunForm, ...]:
@@ -211,7 +258,11 @@ def _write_value(value: Any) -> str:
 
 def list_parameters(runs: Iterable[RunForm]) -> list[str]:
     """Return the names of the URL parameters that describe runs."""
-    return [name + run.suffix for run in runs for name in _NAMES]
+    found: list[str] = []
+    for run in runs:
+        found += [name + run.suffix for name in _NAMES]
+        found += [*run.generated_names, *run.new_names]
+    return found
 
 
 def list_notes(query: Mapping[str, str], runs: Iterable[RunForm]) -> Iterator[str]:
@@ -227,6 +278,8 @@ def _list_fields_in_use(texts: Mapping[str, str]) -> list[str]:
     """Return the names of the fields that are visible with the current choices."""
     if texts["kind"] == "json":
         return [MECHANISM]
+    if texts["kind"] == "fields":
+        return [name for name in texts if is_generated(name)]
     unused = {"dataset_size", "batch_size"} if texts["batches"] == "rate" else {"sample_rate"}
     unused |= {"epochs"} if texts["length"] == "steps" else {"steps"}
     return [name for name in FIELDS if name not in unused]

@@ -36,6 +36,8 @@ PAGES = {
     "calculator-problems": "/?sample_rate=&steps=many&noise_multiplier=1e9&delta=2",
     "calculator-sizes": "/?batches=sizes&length=epochs&sampling=shuffled",
     "calculator-runs": "/?" + urlencode(RUNS),
+    "calculator-kind": "/?kind=fields&release_kind=composed&release_mechanisms_0_kind=rdp"
+    "&release_mechanisms_0_orders=2, 1&release_mechanisms_1_kind=private_selection",
     "calculator-note": "/?sigma=2&noise_multiplyer=3&sampling=poison",
     "plan": "/plan?epochs=5&sampling=poisson",
     "plan-problems": "/plan?epochs=&delta=2&batch_size=many",
@@ -340,22 +342,43 @@ def test_runs_are_added_and_removed_by_keyboard(open_page: Any) -> None:
     page.keyboard.press("Enter")
     page.wait_for_url("**/?*noise_multiplier-2=3*#run-2")
     assert page.locator("#result").inner_text().endswith("for all 2 runs at δ = 1e-5")
-    page.get_by_label("Another kind").select_option("laplace")
-    page.get_by_role("button", name="Add", exact=True).press("Enter")
+    page.get_by_role("button", name="Add a run of another kind").press("Enter")
     page.wait_for_url("**#run-3")
-    before = page.locator("#result").inner_text()
-    page.get_by_label("Mechanism", exact=True).last.fill(
+    third = page.locator("#run-3")
+    third.get_by_label("JSON", exact=True).check()
+    third.get_by_role("textbox", name="Mechanism").fill(
         '{"kind": "laplace", "noise_multiplier": 90}'
     )
-    page.wait_for_function(
-        "text => document.querySelector('#result').innerText !== text", arg=before
-    )
+    page.locator("#result").get_by_text("for all 3 runs").wait_for()
     assert "steps-2" in page.url
     assert "mechanism-2" not in page.url, "what is not shown is not in the address"
     page.get_by_role("button", name="Remove run 2").press("Enter")
     page.wait_for_url("**#run-1")
     assert page.get_by_role("button", name="Remove run 3").count() == 0
-    assert page.get_by_label("Mechanism", exact=True).last.input_value().endswith("90}")
+    assert page.get_by_role("textbox", name="Mechanism").last.input_value().endswith("90}")
+    assert watched.complaints == []
+
+
+def test_another_kind_is_described_by_its_fields(open_page: Any) -> None:
+    watched = open_page(390)
+    page = watched.page
+    watched.go("/")
+    page.get_by_label("another kind", exact=True).check()
+    page.get_by_text("Choose a kind, and show its fields.").wait_for()
+    page.get_by_label("Kind of mechanism", exact=True).select_option("poisson_sampled")
+    page.get_by_role("button", name="Show fields").press("Enter")
+    page.wait_for_url("**#run-1")
+    page.locator("#result").get_by_text("ε ≤ 0.1423").wait_for()
+    inner = page.get_by_role("group", name="Mechanism", exact=True).last
+    inner.get_by_label("Noise multiplier", exact=True).fill("0")
+    inner.get_by_text("Noise multiplier must be a number ≥ 0.01").wait_for()
+    inner.get_by_label("Noise multiplier", exact=True).fill("3")
+    page.locator("#result").get_by_text("ε ≤ 0.0").wait_for()
+    assert "release_mechanism_noise_multiplier=3" in page.url
+    assert "_new" not in page.url
+    page.reload()
+    assert inner.get_by_label("Noise multiplier", exact=True).input_value() == "3"
+    assert watched.findings() == []
     assert watched.complaints == []
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -99,6 +102,29 @@ def test_without_noise_and_clipping_an_optimizer_equals_the_plain_one(name: str)
             reference.step()
         for one, two in zip(net.parameters(), other.parameters(), strict=True):
             torch.testing.assert_close(one, two, rtol=1e-5, atol=1e-5)
+
+
+@contextmanager
+def without_garbage_collector() -> Iterator[None]:
+    """Let `gc.get_objects` list only what is made inside the `with` block and not freed."""
+    gc.disable()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+        gc.enable()
+
+
+@pytest.mark.parametrize("name", LAYER_MODELS)
+def test_a_step_frees_its_tensors_without_the_garbage_collector(name: str) -> None:
+    """A cycle of references would keep the inputs of one or more earlier steps in memory."""
+    net, examples, labels = build(name)
+    clipped_sum(net, examples, labels, cross_entropy, 1.0)  # kernels are compiled and kept
+    with without_garbage_collector():
+        clipped_sum(net, examples, labels, cross_entropy, 1.0)
+        left = [each for each in gc.get_objects() if issubclass(type(each), torch.Tensor)]
+        assert not left
 
 
 def largest_change(name: str, seed: int, clip_norm: float, path: Any) -> float:

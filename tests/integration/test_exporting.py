@@ -121,6 +121,13 @@ def test_csv_has_one_row_for_each_entry_and_its_exact_text(service: Service) -> 
         assert json.loads(row["entry"])["kind"] == row["kind"]
 
 
+@pytest.mark.parametrize("start", ["=", "+", "-", "@", "\t", "\r", "\n"])
+def test_a_text_that_a_spreadsheet_would_run_is_quoted(start: str) -> None:
+    formula = f'{start}HYPERLINK("http://example.org")'
+    [row] = csv.reader(io.StringIO(exporting.write_csv([[formula, "a=b", "", -1, -0.5, None]])))
+    assert row == [f"'{formula}", "a=b", "", "-1", "-0.5", ""]
+
+
 def test_filters(service: Service) -> None:
     def kinds(query: str) -> list[tuple[str, str]]:
         found = [json.loads(line) for line in lines_of(service, query)]

@@ -259,6 +259,18 @@ def test_a_warm_start_gives_its_examples_up(bench: Bench) -> None:
         (["--model", "linear", "--device", "banana"], "cannot use 'banana' here"),
         (["--output", "/dev/null"], "/dev/null"),
         (["--api-key", "ключ"], "printable ASCII"),
+        (["--noise-schedule", "half"], "Invalid value for '--noise-schedule': 'half' is no"),
+        (["--clip-schedule", "linear:0"], "factor 0 is not from 1e-06 to 1e+06"),
+        (["--learning-rate-schedule", "exponential:0"], "exponential decay ends above 0"),
+        (["--clip-schedule", "20:1,11:0.5"], "--clip-schedule names 31 steps, and the run has 30"),
+        (
+            ["--noise-schedule", "5:1,5:2", "--sampling", "balls_in_bins"],
+            "--noise-schedule 5:1,5:2 changes the noise within an epoch, which has 20 steps",
+        ),
+        (
+            ["--noise-schedule", "linear:2", "--dataset", "d"],
+            "--noise-schedule cannot be used with --dataset",
+        ),
     ],
 )
 def test_wrong_input_is_named(bench: Bench, arguments: list[str], words: str) -> None:
@@ -399,6 +411,54 @@ def test_a_run_makes_no_more_steps_than_it_was_asked_for(bench: Bench) -> None:
     spent = format_upper_bound(answer["guarantee"]["epsilon"])
     assert f"7 steps at q = 0.05 with σ = 20 take ε = {spent} of 2 at δ = 1e-5" in done.stderr
     assert re.search(rf"step 7: loss [\d.]+, ε ≤ {spent}\n", done.stderr)
+
+
+def test_scheduled_noise_is_charged_as_the_composition_that_runs(bench: Bench) -> None:
+    done = bench.run("--noise-schedule", "10:1,20:0.5", "--json")
+    assert done.exit_code == 0, done.output
+    answer = json.loads(done.stdout)
+    assert answer["schedules"] == {"noise_schedule": "10:1.0,20:0.5"}
+    assert 1.9 < answer["guarantee"]["epsilon"] <= 2.0
+    parts = answer["guarantee"]["mechanism"]["mechanisms"]
+    assert [each["steps"] for each in parts] == [10, 20]
+    first, last = (each["noise_multiplier"] for each in parts)
+    assert last == pytest.approx(first / 2)
+    assert "times the factors of --noise-schedule" in done.stderr
+
+
+def test_schedules_of_clip_norm_and_learning_rate_take_no_more_budget(bench: Bench) -> None:
+    plain = json.loads(bench.run("--noise-multiplier", "20", "--json").stdout)
+    changing = ("--clip-schedule", "cosine:0.1", "--learning-rate-schedule", "linear:0")
+    done = bench.run("--noise-multiplier", "20", *changing, "--json")
+    assert done.exit_code == 0, done.output
+    answer = json.loads(done.stdout)
+    assert answer["guarantee"]["mechanism"] == plain["guarantee"]["mechanism"]
+    assert answer["schedules"].keys() == {"clip_schedule", "learning_rate_schedule"}
+    assert plain["schedules"] == {}
+
+
+def test_a_resumed_run_keeps_its_schedules(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.give(3.0)
+    genuine = PrivateOptimizer.step
+    made = []
+
+    def dies(self: PrivateOptimizer, *of: Any) -> float:
+        made.append(self.plan.at(len(made) + 1).clip_norm)
+        if len(made) == 13:
+            raise KeyboardInterrupt
+        return genuine(self, *of)
+
+    monkeypatch.setattr(PrivateOptimizer, "step", dies)
+    schedule = ("--dataset", bench.name, "--clip-schedule", "10:1,20:0.5")
+    assert bench.run(*schedule, "--checkpoint-every", "5").exit_code == 130
+    assert made == [1.0] * 10 + [0.5] * 3
+    monkeypatch.setattr(PrivateOptimizer, "step", genuine)
+    other = bench.train("run", "--resume", "--clip-schedule", "linear:0.5")
+    assert other.exit_code == 2
+    assert "here --clip-schedule 10:1.0,20:0.5: leave out" in " ".join(other.output.split())
+    again = bench.train("run", "--resume", "--clip-schedule", "10:1,20:0.5", "--json")
+    assert again.exit_code == 0, again.output
+    assert json.loads(again.stdout)["schedules"] == {"clip_schedule": "10:1.0,20:0.5"}
 
 
 def test_if_no_step_fits_the_error_names_noise_that_would(bench: Bench) -> None:

@@ -30,7 +30,9 @@ from accountant_service.settings import Settings
 from accountant_service.web import (
     calculator_form,
     import_page,
+    kind_form,
     ledger_pages,
+    number_fields,
     rendering,
     run_form,
     sessions,
@@ -235,9 +237,11 @@ def test_the_snippets_ask_the_same_question(visitor: Person, query: str) -> None
 TEXTS = st.one_of(
     st.text(max_size=30),
     st.sampled_from(["", "0", "1", "-1", "1e-5", "1e308", "inf", "nan", "0x1", "1_0", "٣", "½"]),
+    st.sampled_from(["fields", *kind_form.SCHEMAS]),
     st.floats(width=32).map(str),
 )
-NAMES = [*calculator_form.FIELDS, *calculator_form.CHOICES, "other", "add", "remove", "mechanism"]
+NAMES = [*calculator_form.FIELDS, *calculator_form.CHOICES, "add", "remove", "mechanism", "choose"]
+NAMES += ["release_kind", "release_kind_new", "release_mechanism_kind", "release_noise_multiplier"]
 
 
 @settings(max_examples=40, deadline=None)
@@ -311,6 +315,32 @@ def test_no_template_has_inline_style_or_script(template: Path) -> None:
     text = template.read_text()
     assert not re.search(r"<style|\bstyle=|\bon[a-z]+=|javascript:|hx-on|\|safe", text)
     assert all("src=" in tag for tag in re.findall(r"<script[^>]*>", text))
+
+
+@pytest.mark.parametrize("path", ["/", "/plan", "/import", "/sign-in", "/help", "/docs"])
+def test_every_page_links_to_the_operator_s_documentation(
+    path: str, app: Any, visitor: Person, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link = '<a href="https://docs.example.org/">Documentation</a>'
+    without = visitor.get(path)
+    assert link not in without
+    assert 'href="/help"' in without
+    monkeypatch.setattr(app.state.settings, "documentation_url", "https://docs.example.org/")
+    assert link in visitor.get(path)
+
+
+def test_the_help_says_where_the_documentation_is(
+    app: Any, visitor: Person, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "ACCOUNTANT_DOCUMENTATION_URL" in visitor.get("/help")
+    monkeypatch.setattr(app.state.settings, "documentation_url", "https://docs.example.org/")
+    assert "ACCOUNTANT_DOCUMENTATION_URL" not in visitor.get("/help")
+
+
+@pytest.mark.parametrize("address", ["javascript:alert(1)", "docs.example.org", "//example.org"])
+def test_the_documentation_is_at_a_web_address(address: str) -> None:
+    with pytest.raises(ValueError, match="https://"):
+        Settings(documentation_url=address)
 
 
 def test_the_first_load_is_below_150_kilobytes(visitor: Person) -> None:
@@ -791,16 +821,17 @@ def test_runs_are_added_and_removed_without_scripts(visitor: Person) -> None:
     text = visitor.get("/?" + urlencode(one | {"add": "dp_sgd"}))
     assert (value(text, "noise_multiplier-2"), value(text, "steps-2")) == ("1.3", "70")
     assert value(text, "delta") == "1e-6"
-    answer = visitor.http.get("/?" + urlencode(one | {"add": "other", "other": "rdp"}))
+    answer = visitor.http.get("/?" + urlencode(one | {"add": "fields"}))
     assert answer.url.fragment == "run-2"
     assert "add" not in answer.url.params
-    written = re.search(r'name="mechanism-2"[^>]*>([^<]*)<', answer.text)
-    assert written
-    assert json.loads(unescape(written[1]))["kind"] == "rdp"
+    assert problem(answer.text, "release_kind-2") == "Choose a kind, and show its fields."
+    chosen = dict(answer.url.params) | {"release_kind_new-2": "rdp", "choose": "2"}
+    answer = visitor.http.get("/?" + urlencode(chosen))
+    assert value(answer.text, "release_orders-2") == "2, 4, 8"
     left = visitor.get("/?" + urlencode(dict(answer.url.params) | {"remove": "1"}))
     assert "noise_multiplier-2" not in left
-    assert "To stay within" not in left, "a mechanism as JSON has no noise to solve for"
-    assert 'name="kind" value="json" checked' in left
+    assert "To stay within" not in left, "a mechanism of another kind has no noise to solve for"
+    assert 'name="kind" value="fields" checked' in left
     assert "Run 2" not in visitor.get("/?remove=1&steps=3"), "the last run stays"
 
 
@@ -841,6 +872,94 @@ def test_a_problem_of_the_second_run_stands_beside_it(visitor: Person) -> None:
     assert problem(text, "steps-2").startswith("Steps must be a whole number")
     assert problem(text, "noise_multiplier-3").startswith("Noise multiplier must be")
     assert not problem(text, "steps")
+
+
+# --- fields of other kinds, generated from their schemas
+
+
+@pytest.mark.parametrize("kind", kind_form.SCHEMAS)
+def test_the_fields_of_a_kind_hold_its_example_at_first(kind: str) -> None:
+    run = run_form.read_run({"kind": "fields", "release_kind": kind})
+    assert run.problems == {}
+    example = mechanisms.from_json(kind_form.EXAMPLES[kind])
+    assert mechanisms.from_json(run.mechanism) == example
+    again = run_form.read_run(run_form.write_runs([run.texts]))
+    assert again == run, "the address holds all fields"
+
+
+def _typed_fields(group: kind_form.KindGroup) -> Iterator[kind_form.KindField]:
+    for entry in group.entries:
+        if isinstance(entry, kind_form.KindGroup):
+            yield from _typed_fields(entry)
+        elif entry.shape != "choice":
+            yield entry
+
+
+@pytest.mark.parametrize("kind", kind_form.SCHEMAS)
+def test_a_problem_of_a_generated_field_stands_beside_it(kind: str) -> None:
+    start = run_form.read_run({"kind": "fields", "release_kind": kind})
+    for field in _typed_fields(start.group):
+        assert isinstance(field.label, number_fields.NumberField)
+        unread = run_form.read_run({"kind": "fields", **start.texts, field.name: "many"})
+        assert unread.problems[field.name].startswith(f"{field.label.label} must be ")
+        refused = run_form.read_run({"kind": "fields", **start.texts, field.name: "-1"})
+        assert refused.problems == {}
+        with pytest.raises(mechanisms.MechanismError) as caught:
+            mechanisms.from_json(refused.mechanism)
+        places = [
+            refused.place_problem(pointer.strip("/").split("/"), message)
+            for pointer, message in caught.value.faults
+        ]
+        sentences = [sentence for name, sentence in places if name == field.name]
+        assert sentences, (field.name, places)
+        assert sentences[0].startswith(field.label.label)
+
+
+def test_the_labels_of_generated_fields_are_words() -> None:
+    for kind in kind_form.SCHEMAS:
+        group = run_form.read_run({"kind": "fields", "release_kind": kind}).group
+        labels = [field.label.label for field in _typed_fields(group)]
+        assert all(re.fullmatch(r"[A-Z][A-Za-z ]+", label) for label in labels), labels
+
+
+def test_other_kinds_are_chosen_within_a_mechanism_without_scripts(visitor: Person) -> None:
+    sent = {"kind": "fields", "release_kind": "composed", "release_kind_new": "composed"}
+    sent |= {"release_mechanisms_0_noise_multiplier": "5", "release_mechanisms_0_kind": "gaussian"}
+    sent |= {"release_mechanisms_1_kind": "laplace", "release_mechanisms_1_kind_new": ""}
+    sent |= {"release_mechanisms_2_kind_new": "poisson_sampled", "choose": "1", "delta": "1e-6"}
+    answer = visitor.http.get("/?" + urlencode(sent))
+    assert answer.url.fragment == "run-1"
+    assert not {"choose", "release_kind_new"} & set(answer.url.params)
+    assert "does not know" not in answer.text
+    asked = json.loads(shlex.split(_snippets(answer.text)[0])[-1])
+    assert asked["delta"] == 1e-6
+    assert asked["mechanism"]["mechanisms"] == [
+        {"kind": "gaussian", "noise_multiplier": 5.0},
+        kind_form.EXAMPLES["poisson_sampled"],
+    ]
+
+
+def test_a_problem_within_a_mechanism_stands_beside_it(visitor: Person) -> None:
+    sent = {"kind": "fields", "release_kind": "balls_in_bins", "release_mechanism_kind": "laplace"}
+    text = visitor.get("/?" + urlencode(sent))
+    expected = "The mechanism must be Gaussian noise without sampling"
+    assert problem(text, "release_mechanism_kind").startswith(expected)
+    text = visitor.get("/?kind-2=fields&release_kind-2=rdp&release_divergences-2=.1, .2, .19")
+    assert problem(text, "release_divergences-2").startswith("Divergences: number 3 must not")
+
+
+def test_mechanisms_are_nested_no_deeper_than_the_form_shows() -> None:
+    deep = {f"release{'_mechanism' * depth}_kind": "user_level" for depth in range(50)}
+    run = run_form.read_run({"kind": "fields", **deep})
+    assert len(run.texts) < 50
+    assert json.dumps(run.mechanism).count("user_level") == kind_form.DEPTH_MAX - 1
+
+
+def test_other_kinds_are_quoted(admin: Person, run: str) -> None:
+    sent = {"kind": "fields", "release_kind_new": "laplace", "choose": "1"}
+    answer = admin.http.get("/datasets/patients/quote?" + urlencode(sent))
+    assert value(answer.text, "release_noise_multiplier") == "2.0"
+    assert "choose" not in answer.url.params
 
 
 # --- notes about the address
@@ -892,7 +1011,7 @@ def test_every_page_links_to_the_documentation(admin: Person, run: str) -> None:
 
 def test_help_has_every_kind_of_mechanism(visitor: Person) -> None:
     text = visitor.get("/help")
-    for kind, example in run_form.EXAMPLES.items():
+    for kind, example in kind_form.EXAMPLES.items():
         assert f"<code>{kind}</code>" in text
         assert unescape(text).count(json.dumps(example, ensure_ascii=False)) >= 1
 

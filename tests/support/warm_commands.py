@@ -27,6 +27,13 @@ from typing import Any, NoReturn
 
 _ROOT = Path(__file__).parents[2]
 _OWN_START = ("serve",)  # it starts processes itself, and stays
+_PACKAGES = ("accountant_service.cli", "accountant_service.ledger", "accountant_service.disclosure")
+_MODULES = (  # that commands and engines import when they need them
+    "accountant_service.api.questions",
+    "accountant_service.api.ledger_views",
+    "scipy.interpolate",
+    "scipy.optimize",
+)
 _CALLER = """#!{python} -IS
 import json, os, socket, sys
 if set(sys.argv[1:2]) & set({own_start!r}):
@@ -80,13 +87,14 @@ def _stop(process: subprocess.Popen[bytes], folder: str) -> None:
 
 
 def serve(address: str) -> NoReturn:
-    """Import all commands, then fork for each call."""
+    """Import all that commands need, then fork for each call."""
     from accountant_service import cli
 
-    for module in iter_modules(cli.__path__):
-        import_module(f"{cli.__name__}.{module.name}")
-    import_module("scipy.interpolate")  # the engines import these two when they need them
-    import_module("scipy.optimize")
+    for package in map(import_module, _PACKAGES):
+        for module in iter_modules(package.__path__, f"{package.__name__}."):
+            import_module(module.name)
+    for name in _MODULES:
+        import_module(name)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # ended calls need no wait
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(f"{address}.new")

@@ -22,7 +22,12 @@ from accountant_service.ledger.step_plan import StepPlan
 from accountant_service.mechanisms import DpSgd, MechanismError
 from accountant_service.numerics import certified_interval
 from accountant_service.numerics.floats.bounds import EPSILON_NEGLIGIBLE
-from accountant_service.numerics.laws import balls_in_bins, lognormal_sum, sum_lattices
+from accountant_service.numerics.laws import (
+    balls_in_bins,
+    gaussian,
+    lognormal_sum,
+    sum_lattices,
+)
 from accountant_service.numerics.laws.balls_in_bins import BallsInBins
 from accountant_service.numerics.laws.dominating_pair import DIRECTIONS, GaussianPair, Release
 
@@ -168,6 +173,32 @@ def test_more_digits_never_loosen(case: tuple[float, float, float, float]) -> No
 @settings(max_examples=100, deadline=None)
 def test_more_digits_never_loosen_in_many_cases(case: tuple[float, float, float, float]) -> None:
     assert_tolerances_intersect(case, 1e-5)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("seed", range(1000))
+def test_random_cases_are_sound_and_consistent(seed: int) -> None:
+    """Intervals at three tolerances lie in each other, δ at the ends of the last agrees with it.
+
+    A known bin costs no less.
+    """
+    rng = random.Random(seed)
+    sigma, bins = rng.uniform(0.3, 4.0), round(math.exp(rng.uniform(math.log(2), math.log(1000))))
+    epochs, delta = round(math.exp(rng.uniform(0, math.log(100)))), 10 ** rng.uniform(-12, -3)
+    releases = [(BallsInBins(1 / sigma, bins), epochs)]
+    widest, middle, narrow = (
+        certified_interval.epsilon_bounds(releases, delta, tolerance)
+        for tolerance in (1e-2, 1e-3, 1e-4)
+    )
+    for outer, inner in ((widest, middle), (middle, narrow)):
+        assert outer.lower <= inner.lower <= inner.upper <= outer.upper
+    assert widest.upper - widest.lower <= 1.01e-2 * max(widest.upper, EPSILON_NEGLIGIBLE)
+    known = gaussian.epsilon(delta, math.sqrt(epochs) / sigma)
+    assert narrow.lower <= known
+    if narrow.lower > EPSILON_NEGLIGIBLE:
+        assert certified_interval.delta_bounds(releases, narrow.lower, 1e-3).upper >= delta
+    assert certified_interval.delta_bounds(releases, narrow.upper, 1e-3).lower <= delta
 
 
 def test_balls_in_bins_costs_less_than_a_known_bin_and_than_poisson_sampling() -> None:
@@ -364,6 +395,23 @@ def test_mass_outside_the_window_is_counted_as_the_worst_loss(direction: Any) ->
 def test_masses_without_the_last_ones() -> None:
     found = balls_in_bins._remove_top(np.array([0.5, 0.25, 0.125]), 0.2)
     assert found == pytest.approx([0.5, 0.175, 0.0])
+
+
+def test_bounds_beyond_the_range_of_numbers_are_infinite_or_trivial() -> None:
+    """Nothing is bounded by the largest power of e that is computed."""
+    assert lognormal_sum._exp_up(701.0) == math.inf
+    assert (
+        lognormal_sum._each_exp_up(np.array([0.0, 701.0, math.inf]))[1:].tolist() == [math.inf] * 2
+    )
+    moments = balls_in_bins._moments_above(1.0, 100, np.array([1.0, 1e3, 1e6]))
+    assert np.isfinite(moments[0])
+    assert moments[1:].tolist() == [math.inf] * 2
+    lattice = LATTICES[0]
+    masses = np.full((1, len(lattice.points())), 1e-3), 1e-9
+    for outward, bound in ((1, 2.0), (-1, 0.0)):
+        found = lognormal_sum._untilt(masses, lattice, 0.0, 800.0, outward)
+        assert found.bound[0].tolist() == [bound] * len(lattice.points())
+        assert np.isinf(found.uncertain).all(), "no block is taken from this tilt"
 
 
 @pytest.mark.parametrize(("mu", "bins"), [(1.0, 100), (0.5, 10), (0.2, 1000)])

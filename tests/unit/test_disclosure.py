@@ -22,8 +22,9 @@ from accountant_service.disclosure.attack_rates import (
 )
 from accountant_service.disclosure.deployments_registry import RegistryRecord, build_record, to_yaml
 from accountant_service.disclosure.facts import Facts, facts_of_certificate
+from accountant_service.disclosure.formats import Format
 from accountant_service.disclosure.nist_questions import list_questions
-from accountant_service.disclosure.rendering import Format, render
+from accountant_service.disclosure.rendering import render
 from accountant_service.disclosure.sentences import list_attacks
 from accountant_service.errors import FormatUnavailableError
 from accountant_service.guarantee import NeighbouringRelation, warn_about_delta

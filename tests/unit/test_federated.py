@@ -15,7 +15,12 @@ from tests.support.small_models import batch, model
 from training_client.budget import Budget
 from training_client.client import AccountingService
 from training_client.errors import DataError, NoGuaranteeError, ServiceUnreachableError
-from training_client.lab.federated import Participant, Round, train_federated
+from training_client.lab.federated import (
+    AdaptiveParticipant,
+    Participant,
+    Round,
+    train_federated,
+)
 from training_client.lab.models import cross_entropy
 from training_client.plan import Plan
 from training_client.private_step.sampling import PoissonSampler
@@ -179,6 +184,67 @@ def test_two_participants_cannot_share_one_budget() -> None:
     with pytest.raises(NoGuaranteeError, match="another run uses the same budget"):
         train_federated(net, people, cross_entropy, learning_rate=0.1)
     assert [each.steps for each in people] == [1, 0]
+
+
+def adaptive(
+    net: torch.nn.Module,
+    scales: list[torch.Tensor],
+    *,
+    noise: float = 1e-30,
+    clip_norm: float = 1e9,
+    epsilon: float = 1e30,
+    local_steps: int = 3,
+) -> AdaptiveParticipant:
+    examples, labels = batch(32)
+    budget = Budget(service(), Plan(32, 1.0, clip_norm, noise), epsilon, 1e-5, 7)
+    return AdaptiveParticipant(
+        "a", net, examples, labels, budget,
+        side_information=scales, learning_rate=0.2, local_steps=local_steps,
+    )  # fmt: skip
+
+
+def test_without_noise_algorithm_3_is_local_descent_along_gradients_over_side_information() -> None:
+    shared, plain = model(), model()
+    scales = [torch.rand_like(each) + 0.5 for each in shared.parameters()]
+    examples, labels = batch(32)
+    for _ in range(6):
+        plain.zero_grad()
+        cross_entropy(plain(examples), labels).mean().backward()
+        with torch.no_grad():
+            for each, scale in zip(plain.parameters(), scales, strict=True):
+                each.sub_(each.grad / scale, alpha=0.2)  # type: ignore[operator]
+    done = train_federated(
+        shared, [adaptive(shared, scales)], cross_entropy, learning_rate=1.0, rounds_max=2
+    )
+    assert done == 2
+    for a, b in zip(shared.parameters(), plain.parameters(), strict=True):
+        assert torch.allclose(a, b, rtol=1e-6, atol=1e-6)
+
+
+def test_algorithm_3_draws_fresh_noise_in_every_local_step() -> None:
+    net = torch.nn.Linear(6, 5000, dtype=torch.float64)
+    scales = [torch.ones_like(each) for each in net.parameters()]
+    one = adaptive(net, scales, noise=1.0, clip_norm=100.0, epsilon=100.0, local_steps=4)
+    parameters = [each.detach() for each in net.parameters()]
+    given = []
+    for _ in range(2):
+        made = one.contribute(parameters, cross_entropy)
+        assert made is not None
+        given.append(torch.cat([each.flatten() for each in made]))
+    # repeated noise would make the two equal, and one sum four times as wide rather than twice
+    stated = 0.2 * math.sqrt(4) * 100.0 / 32
+    assert float((given[0] - given[1]).std()) == pytest.approx(math.sqrt(2) * stated, rel=0.02)
+    assert one.steps == 8
+
+
+def test_algorithm_3_ends_with_the_budget_and_charges_each_local_step() -> None:
+    net = model()
+    scales = [torch.ones_like(each) for each in net.parameters()]
+    one = adaptive(net, scales, noise=1.0, clip_norm=1.0, epsilon=0.5)  # four steps
+    done = train_federated(net, [one], cross_entropy, learning_rate=1.0)
+    assert (done, one.steps) == (2, 4)  # the second round has one step
+    with pytest.raises(DataError, match="at least one local step"):
+        adaptive(net, scales, local_steps=0)
 
 
 def test_bad_input_is_named() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from training_client.lab.schedules import format_schedule, parse_schedule
 from training_client.plan import AdaptiveClipping, Plan, Schedule
 
 PLAN = Plan(dataset_size=100, sample_rate=0.1, clip_norm=2.0, noise_multiplier=4.0)
@@ -124,3 +125,25 @@ def test_the_clip_norm_moves_towards_its_quantile() -> None:
     assert clipping.next_factor(1.0, 0.9) < 1 < clipping.next_factor(1.0, 0.1)
     assert clipping.next_factor(1e6, -100.0) == 1e6
     assert clipping.next_factor(1e-6, 100.0) == 1e-6
+
+
+@pytest.mark.parametrize("curve", ["linear", "cosine", "exponential"])
+def test_a_curve_in_words_is_that_curve_over_the_whole_run(curve: str) -> None:
+    found = parse_schedule("noise_schedule", f"{curve}:0.25", 60)
+    assert found == getattr(Schedule, curve)(0.25, 60)
+    assert parse_schedule("noise_schedule", format_schedule(found), 60) == found
+    epochs = parse_schedule("noise_schedule", f"{curve}:0.25", 60, steps_per_level=20)
+    assert [steps for steps, _ in epochs.pieces] == [20, 20, 20]
+    assert [factor for _, factor in epochs.pieces] == [
+        factor for _, factor in getattr(Schedule, curve)(0.25, 3).pieces
+    ]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "linear", "linear:", "linear:x", "linear:nan", "linear:-1", "linear:inf", "3", "3:", ":1",
+     "0:1", "-1:1", "1.5:1", "²:1", "3:1,", "3:1;4:1", "3:1e7", "3:0", "cubic:1", "exponential:0"],
+)  # fmt: skip
+def test_a_text_that_is_no_schedule_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"no schedule|not from|ends above"):
+        parse_schedule("noise_schedule", text, 10)

@@ -222,6 +222,29 @@ def test_more_reports_hide_more_and_a_single_one_nothing() -> None:
     assert found[-1] < 1e-3
 
 
+@pytest.mark.parametrize("local", [1e-10, 1e-7, 12.0])
+@pytest.mark.parametrize("reports", [1, 201, 10**5])
+def test_shuffling_never_costs_more_than_the_reports_themselves(reports: int, local: float) -> None:
+    """The pair alone says more if ε₀ is below the rounding of the masses."""
+    for rounds, delta in ((1, 1e-12), (5, 1e-12), (5, 1e-15)):
+        one = shuffled(reports, pure(local))
+        tree = mechanisms.from_json({"kind": "repeated", "count": rounds, "mechanism": one})
+        assert calculator.epsilon(tree, delta).epsilon <= rounds * local * (1 + 1e-8)
+        found = calculator.delta(tree, rounds * local * (1 + 1e-8)).certified
+        assert found is not None
+        assert found.upper <= 1e-200
+
+
+@pytest.mark.parametrize("local", [1e-10, 100.0])
+@pytest.mark.parametrize("reports", [2, 201, 10**9])
+def test_the_outcomes_of_any_size_have_all_the_mass(reports: int, local: float) -> None:
+    """Grids whose neighbours lie closer than rounding are thinned, not emptied."""
+    atoms = ShuffledReportsPair(reports, local).list_atoms()
+    assert np.all(np.diff(atoms.log_ratios) > 0)
+    for logs in (atoms.log_with, atoms.log_without):
+        assert abs(np.exp(logs).sum() - 1) <= atoms.error
+
+
 @pytest.mark.parametrize(
     ("randomizer", "local"),
     [

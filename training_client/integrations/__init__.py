@@ -5,6 +5,9 @@ By framework:
 - Opacus: `opacus`, an accountant for `PrivacyEngine` that charges every step before it is made.
 - Lightning: `lightning`, a callback that ends a fit before the step that does not fit the budget.
 - Hugging Face: `huggingface`, the same for a `Trainer`.
+- Flower: `flower`, a mod that charges each round of federated training, and `flower_strategy`, the
+  server's average (`federated_average`). `round_budget` asks the ledger, and `flower_messages` has
+  the names in the messages.
 
 The callbacks share `step_gate`, which checks every step of Opacus' optimizer. By what is refused:
 

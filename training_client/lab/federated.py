@@ -1,13 +1,16 @@
-"""A-DDP: federated training in which each participant has their own data and budget (papers/003).
+"""Federated training in which each participant has their own data and budget.
 
-Algorithm 1: in every round each participant whose budget allows it samples their own data, clips
-the per-example gradients, adds noise and sends the noisy mean. The server averages the means and
-takes a gradient step. A participant leaves when their budget is spent, and training ends when
+`Participant` is A-DDP (papers/003); `AdaptiveParticipant` is federated AdaDPS (papers/004).
+
+A-DDP, Algorithm 1: in every round each participant whose budget allows it samples their own data,
+clips the per-example gradients, adds noise and sends the noisy mean. The server averages the means
+and takes a gradient step. A participant leaves when their budget is spent, and training ends when
 nobody is left, so the number of rounds is not fixed in advance.
 
 A participant receives only the parameters and returns only a noisy mean, so a federated framework
-can carry both; here all participants run in one process. The privacy unit is a record of a
-participant's data. Nobody, not even the server, sees a gradient without noise.
+can carry both (`training_client.integrations.flower` does); here all participants run in one
+process. The privacy unit is a record of a participant's data. Nobody, not even the server, sees a
+gradient without noise.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import nn
@@ -22,9 +26,26 @@ from torch import nn
 from training_client.answers import Guarantee
 from training_client.budget import Allowance
 from training_client.errors import BudgetExhaustedError, DataError
+from training_client.integrations.federated_average import descend_along_mean
+from training_client.optimizers.adadps import AdaDps
 from training_client.private_step import Loss, Transform
 from training_client.private_step.private_sum import PrivateSum
 from training_client.private_step.sampling import Sampler, sampler_for_plan
+
+
+class Contributor(Protocol):
+    """Interface of participants, whatever carries their contributions to the server.
+
+    Attributes:
+        name: a unique name.
+    """
+
+    name: str
+
+    def contribute(
+        self, parameters: Sequence[torch.Tensor], loss: Loss
+    ) -> list[torch.Tensor] | None:
+        """Return what the server averages and subtracts; None if the budget is spent."""
 
 
 class Participant:
@@ -90,9 +111,7 @@ class Participant:
             self._private_sum.take()
         except BudgetExhaustedError:
             return None
-        with torch.no_grad():
-            for own, received in zip(self._model.parameters(), parameters, strict=True):
-                own.copy_(received)
+        _copy_parameters(parameters, self._model)
         rows = self._sampler.draw().to(self._examples.device)
         transform = Transform(self._private_sum.plan.clip_norm)
         return self._private_sum.release(
@@ -102,6 +121,101 @@ class Participant:
     def guarantee(self) -> Guarantee:
         """Return the privacy guarantee of all planned contributions."""
         return self.budget.guarantee(self.steps)
+
+
+class AdaptiveParticipant:
+    """A participant of federated AdaDPS (papers/004, Algorithm 3): several local steps a round.
+
+    Each example's gradient is divided by the side information, clipped, summed, and given noise,
+    all on the participant's side; fresh noise is drawn in every step. The contribution is the
+    update of the model, negated, so the server subtracts its mean with learning rate 1. In the
+    paper a trusted server adds the noise, and the privacy unit is a participant; here the unit is a
+    record, and no trust in the server is needed.
+
+    Args:
+        name: a unique name.
+        model: a model of the same architecture as the trained one; it is copied.
+        examples, targets: the participant's data, on the model's device.
+        budget: the participant's budget; each local step is charged.
+        side_information: A, one tensor per trained parameter, known without private data.
+        learning_rate: the local η > 0.
+        local_steps: the number of steps in a round.
+        generator: draws the noise; seeded by the operating system by default.
+        sampler: draws the batches; by default a new one that draws as the plan says.
+        physical_batch_size: examples per forward pass; all by default.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        model: nn.Module,
+        examples: torch.Tensor,
+        targets: torch.Tensor,
+        budget: Allowance,
+        *,
+        side_information: Sequence[torch.Tensor],
+        learning_rate: float,
+        local_steps: int,
+        generator: torch.Generator | None = None,
+        sampler: Sampler | None = None,
+        physical_batch_size: int | None = None,
+    ) -> None:
+        if local_steps < 1:
+            raise DataError(f"expected at least one local step in a round, got {local_steps}")
+        self.name, self.budget = name, budget
+        self._model = copy.deepcopy(model)
+        self._examples, self._targets, self._local_steps = examples, targets, local_steps
+        self._sampler = sampler_for_plan(budget.plan, len(examples), sampler)
+        self._optimizer = AdaDps(
+            self._model,
+            budget,
+            learning_rate=learning_rate,
+            side_information=side_information,
+            generator=generator,
+            physical_batch_size=physical_batch_size,
+        )
+        self._optimizer.continue_epoch(self._sampler.position)
+
+    @property
+    def steps(self) -> int:
+        """The number of local steps made."""
+        return self._optimizer.steps_made
+
+    def contribute(
+        self, parameters: Sequence[torch.Tensor], loss: Loss
+    ) -> list[torch.Tensor] | None:
+        """Return the negated update of some local steps; None if the budget allows none.
+
+        Arguments and errors as for `Participant.contribute`.
+        """
+        _copy_parameters(parameters, self._model)
+        trained = [each for each in self._model.parameters() if each.requires_grad]
+        before = [each.detach().clone() for each in trained]
+        made = sum(self._make_step(loss) for _ in range(self._local_steps))
+        if not made:
+            return None
+        return [old - new.detach() for old, new in zip(before, trained, strict=True)]
+
+    def _make_step(self, loss: Loss) -> bool:
+        """Make a local step, charged before its batch is drawn; return False if none fits."""
+        try:
+            self._optimizer.take()
+        except BudgetExhaustedError:
+            return False
+        rows = self._sampler.draw().to(self._examples.device)
+        self._optimizer.step(self._examples[rows], self._targets[rows], loss)
+        return True
+
+    def guarantee(self) -> Guarantee:
+        """Return the privacy claim, which covers all planned local steps."""
+        return self.budget.guarantee(self.steps)
+
+
+@torch.no_grad()
+def _copy_parameters(parameters: Sequence[torch.Tensor], model: nn.Module) -> None:
+    """Copy received parameters into a participant's model."""
+    for own, received in zip(model.parameters(), parameters, strict=True):
+        own.copy_(received)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +233,7 @@ class Round:
 
 def train_federated(
     model: nn.Module,
-    participants: Sequence[Participant],
+    participants: Sequence[Contributor],
     loss: Loss,
     *,
     learning_rate: float,
@@ -132,7 +246,7 @@ def train_federated(
         model: the model to train, in place.
         participants: at least one, with unique names.
         loss: returns one value per example.
-        learning_rate: η > 0, applied to the averaged gradient.
+        learning_rate: η > 0, applied to the averaged contribution; 1 for `AdaptiveParticipant`.
         rounds_max: the maximum number of rounds; no limit by default.
         report: called after every round.
 
@@ -148,10 +262,7 @@ def train_federated(
         contributions = [(name, means) for name, means in answers if means is not None]
         if not contributions:
             break
-        with torch.no_grad():
-            columns = zip(*(means for _, means in contributions), strict=True)
-            for parameter, column in zip(trained, columns, strict=True):
-                parameter.sub_(torch.stack(column).mean(0), alpha=learning_rate)
+        descend_along_mean(trained, [means for _, means in contributions], learning_rate)
         done += 1
         report(Round(done, tuple(name for name, _ in contributions)))
     return done

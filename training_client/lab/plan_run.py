@@ -8,9 +8,10 @@ reservation for each initial release and one for the steps; nothing is granted u
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from training_client.budget import Budget, LedgerBudget
 from training_client.client import AccountingService, Quote, Reservation
@@ -18,7 +19,8 @@ from training_client.errors import BudgetExhaustedError, DataError, TrainingStop
 from training_client.lab.checkpoint import Checkpoint
 from training_client.lab.number_format import format_upper_bound
 from training_client.lab.recipe import Recipe
-from training_client.plan import BALLS_IN_BINS, POISSON, Mechanism, Plan, compose
+from training_client.lab.schedules import parse_schedule
+from training_client.plan import BALLS_IN_BINS, POISSON, Mechanism, Plan, Schedule, compose
 
 Notify = Callable[[str], None]
 _PURPOSE = "accountant-train"
@@ -38,6 +40,7 @@ class RunSpec:
         initial_releases: mechanisms that run before the first step.
         public: the number of records of the same data that are given up as public.
         sampling: how batches are drawn, as in `Plan`.
+        schedules: texts of schedules (see `schedules`), by the names of the plan's attributes.
     """
 
     size: int
@@ -47,14 +50,53 @@ class RunSpec:
     initial_releases: tuple[Mechanism, ...] = ()
     public: int = 0
     sampling: str = POISSON
+    schedules: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Refuse an expected batch size larger than the data set."""
+        """Refuse an expected batch larger than the data set, and schedules longer than the run."""
         if self.sample_rate > 1:
             raise DataError(
                 f"--batch-size {self.sample_rate * self.size:g} is more than {self.size} records: "
                 "lower it"
             )
+        for name in self.schedules:
+            self._require_fitting_schedule(name)
+
+    def _require_fitting_schedule(self, name: str) -> None:
+        """Raise if a schedule has more steps than the run, or noise that changes in an epoch."""
+        option, pieces = f"--{name.replace('_', '-')}", self._schedule(name).pieces
+        named = sum(steps for steps, _ in pieces)
+        if named > self.steps:
+            raise DataError(
+                f"{option} names {named} steps, and the run has {self.steps}: shorten it, or raise "
+                "--steps"
+            )
+        epoch = self._steps_per_charge
+        if name == "noise_schedule" and any(steps % epoch for steps, _ in pieces[:-1]):
+            raise DataError(
+                f"{option} {self.schedules[name]} changes the noise within an epoch, which has "
+                f"{epoch} steps and one noise multiplier: use multiples of {epoch} steps"
+            )
+
+    @property
+    def _steps_per_charge(self) -> int:
+        """The number of steps that are charged together: an epoch for balls-in-bins sampling."""
+        return round(1 / self.sample_rate) if self.sampling == BALLS_IN_BINS else 1
+
+    def _schedule(self, name: str) -> Schedule:
+        """Return a schedule of this run; a curve of the noise has whole epochs."""
+        level = self._steps_per_charge if name == "noise_schedule" else 1
+        return parse_schedule(name, self.schedules[name], self.steps, level)
+
+    @property
+    def noise_note(self) -> str:
+        """The end of a sentence about σ that says that a schedule multiplies it."""
+        return ", times the factors of --noise-schedule" if self.changes_noise else ""
+
+    @property
+    def changes_noise(self) -> bool:
+        """Return whether the noise changes from step to step."""
+        return "noise_schedule" in self.schedules
 
     @classmethod
     def from_recipe(
@@ -64,6 +106,7 @@ class RunSpec:
         clip_norm: float,
         steps: int,
         sampling: str = POISSON,
+        schedules: Mapping[str, str] | None = None,
     ) -> RunSpec:
         """Make the specification of a configured run with an expected batch size.
 
@@ -74,12 +117,16 @@ class RunSpec:
         if sampling == BALLS_IN_BINS and batch_size <= size:
             bins = math.ceil(size / batch_size)
             steps = bins * math.ceil(steps / bins)
-            return cls(size, 1 / bins, clip_norm, steps, releases, public, sampling)
-        return cls(size, batch_size / size, clip_norm, steps, releases, public, sampling)
+            rate = 1 / bins
+        else:
+            rate = batch_size / size
+        return cls(size, rate, clip_norm, steps, releases, public, sampling, schedules or {})
 
     def plan(self, noise_multiplier: float) -> Plan:
         """Return the plan of the run with this noise multiplier."""
-        return Plan(self.size, self.sample_rate, self.clip_norm, noise_multiplier, self.sampling)
+        schedules: dict[str, Any] = {name: self._schedule(name) for name in self.schedules}
+        plan = Plan(self.size, self.sample_rate, self.clip_norm, noise_multiplier, self.sampling)
+        return replace(plan, **schedules)
 
     def announce_epochs(self, notify: Notify) -> None:
         """Tell the user how balls-in-bins sampling divides the run into epochs."""
@@ -119,6 +166,7 @@ def plan_budget(
         notify(
             f"Budget ε = {epsilon:g} at δ = {format_upper_bound(delta)}: {spec.steps} steps at q = "
             f"{spec.sample_rate:g} need noise multiplier σ = {format_upper_bound(sigma)}"
+            f"{spec.noise_note}"
         )
     if delta >= 1 / spec.size:
         notify(
@@ -135,8 +183,9 @@ def plan_budget(
     spent = budget.planned_guarantee(spec.steps).epsilon
     if spent <= epsilon:
         notify(
-            f"{spec.steps} steps at q = {spec.sample_rate:g} with σ = {noise:g} take ε = "
-            f"{format_upper_bound(spent)} of {epsilon:g} at δ = {format_upper_bound(delta)}"
+            f"{spec.steps} steps at q = {spec.sample_rate:g} with σ = {noise:g}{spec.noise_note} "
+            f"take ε = {format_upper_bound(spent)} of {epsilon:g} at δ = "
+            f"{format_upper_bound(delta)}"
         )
         return budget
     hint = ""
@@ -165,8 +214,11 @@ def _find_noise(
         delta=delta,
         sampling=spec.sampling,
     )
-    if not spec.initial_releases:
+    if not spec.initial_releases and not spec.changes_noise:
         return alone
+    phases = spec.plan(1.0).phases(spec.steps)
+    # if no step has more noise than `alone`, it is too little, or just enough
+    alone /= max(phase.noise_multiplier for _, phase in phases)
 
     def fits(noise: float) -> bool:
         """Return whether the whole run fits (ε, δ) with this noise multiplier."""
@@ -174,6 +226,11 @@ def _find_noise(
         return accounting.epsilon(whole, delta).epsilon <= epsilon
 
     enough = next((noise for k in range(_DOUBLINGS_MAX) if fits(noise := alone * 2**k)), None)
+    if enough is None and not spec.initial_releases:
+        raise BudgetExhaustedError(
+            f"no σ that is tried fits ε = {epsilon:g}: raise the smallest factor of "
+            "--noise-schedule, or --epsilon"
+        )
     if enough is None:
         raise BudgetExhaustedError(
             f"the releases before the first step use up ε = {epsilon:g}: raise --pca-noise or "

@@ -104,7 +104,7 @@ class LayerRecorder:
         part = slice(None) if rows is None else rows
         used = weight if rows is None else weight[part]
         output = linear(inputs, used, bias if bias is None or rows is None else bias[part])
-        differentiate = partial(self._project_back, weight, bias, rows, False)
+        differentiate = self._projection_differentiator(weight, bias, rows=rows)
         self.record_use(layer, (inputs,), output, differentiate)
         return output
 
@@ -165,9 +165,9 @@ class LayerRecorder:
         """Return the layer's per-example gradient function; None if the layer must be rerun."""
         found: Any = layer  # of the type that is asked for
         if keeps_forward_of(layer, nn.Linear):
-            return partial(self._project_back, found.weight, found.bias, None, False)
+            return self._projection_differentiator(found.weight, found.bias)
         if is_transposed_linear(layer):
-            return partial(self._project_back, found.weight, found.bias, None, True)
+            return self._projection_differentiator(found.weight, found.bias, is_transposed=True)
         if keeps_forward_of(layer, nn.Embedding):
             return lambda inputs, gradients: embedding_gradients(found, inputs[0], gradients[0])
         if keeps_forward_of(layer, nn.EmbeddingBag):
@@ -179,20 +179,22 @@ class LayerRecorder:
         sampler = opacus_grad_sampler(layer)
         return None if sampler is None else partial(_sample_gradients, layer, sampler)
 
-    def _project_back(
+    def _projection_differentiator(
         self,
         weight: torch.Tensor,
         bias: torch.Tensor | None,
-        rows: slice | None,
-        is_transposed: bool,
-        inputs: Tensors,
-        gradients: Tensors,
-    ) -> Gradients:
-        """Return a linear map's per-example gradients from its inputs and output gradients."""
-        is_sparse = self.sparse is not None and inputs[0].data_ptr() == self.sparse.data_ptr()
-        return projection_gradients(
-            weight, bias, inputs[0], gradients[0],
-            path=self.path, sparse=is_sparse, rows=rows, is_transposed=is_transposed,
+        *,
+        rows: slice | None = None,
+        is_transposed: bool = False,
+    ) -> Differentiate:
+        """Return the per-example gradient function of a linear map.
+
+        It does not refer to the recorder, which holds it: such a cycle would keep a step's inputs
+        in memory until Python's garbage collector runs.
+        """
+        return partial(
+            _project_back, weight, bias, self.sparse,
+            path=self.path, rows=rows, is_transposed=is_transposed,
         )  # fmt: skip
 
     def _record_replayed(
@@ -259,6 +261,25 @@ class LayerRecorder:
         if len(args) == 1 and args[0].dim() > 1 and len(args[0]) == 1 < self.examples:
             return (args[0].expand(self.examples, *args[0].shape[1:]),)
         return None
+
+
+def _project_back(
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    sparse: torch.Tensor | None,
+    inputs: Tensors,
+    gradients: Tensors,
+    *,
+    path: EnginePath | None,
+    rows: slice | None,
+    is_transposed: bool,
+) -> Gradients:
+    """Return a linear map's per-example gradients from its inputs and output gradients."""
+    is_sparse = sparse is not None and inputs[0].data_ptr() == sparse.data_ptr()
+    return projection_gradients(
+        weight, bias, inputs[0], gradients[0],
+        path=path, sparse=is_sparse, rows=rows, is_transposed=is_transposed,
+    )  # fmt: skip
 
 
 def _sample_gradients(

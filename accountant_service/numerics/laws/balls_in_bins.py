@@ -229,7 +229,7 @@ def _moments_above(mu: float, bins: int, tilts: Array) -> Array:
         each.log_power_above(float(end), powers) - powers * math.log(bins)
         for each, end in zip(law.classes, law.ends, strict=False)
     ]
-    within = log_sum_exp(np.stack([log_sum_exp(terms), *above], axis=1))
+    within: Array = np.logaddexp.reduce([log_sum_exp(terms), *above])  # may be infinite
     cut = float(law.ends[-1])
     share = min(lognormal_sum.tails_beyond(mu, cut)[0], 0.5)
     jumps = 0.5 * mu**2 * powers * tilts + log_normal_tail(

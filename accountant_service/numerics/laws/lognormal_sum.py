@@ -42,7 +42,8 @@ from accountant_service.numerics.time_limit import check_time
 
 _EPS: Final = float(np.finfo(float).eps)
 _UNDERFLOW: Final = 1e-300  # more than any mass that is computed as zero
-_EXPONENT_MAX: Final = 700.0
+_EXPONENT_MAX: Final = 700.0  # a larger power of e may overflow: an upper bound is then infinite
+_LARGEST_MASS: Final = 2.0  # more than any mass of a class's sums, with its rounding
 _BLOCKS: Final = 256  # of a summand's masses, for Chernoff bounds
 TERMS_MAX: Final = 40  # of the binomial expansion
 _TERM_LEAST: Final = 1e-18  # relative to the class
@@ -98,7 +99,7 @@ class SumLattice:
 
     @property
     def largest(self) -> float:
-        """The largest value that a summand may have in this class of outcomes."""
+        """The upper end of the range of the largest summand."""
         return self.cut * self.step
 
     def points(self) -> Array:
@@ -375,7 +376,7 @@ class _ClassMoments:
         """
         logs = self.log_moments(self.rates_up) - self.rates_up * level * _LESS
         allowed = np.greater_equal.outer(self.rates_up * level, powers)
-        least: Array = np.where(allowed, logs[:, None], _EXPONENT_MAX).min(axis=0)
+        least: Array = np.where(allowed, logs[:, None], math.inf).min(axis=0)
         return least + powers * math.log(level) + 1e-12
 
 
@@ -385,14 +386,17 @@ def mass_below(law: SumAbove, level: float) -> float:
 
 
 def _exp_up(log_value: float) -> float:
-    """Return exp(`log_value`), rounded up; at least `_UNDERFLOW`."""
-    return math.exp(min(log_value, _EXPONENT_MAX)) * (1 + 1e-12) + _UNDERFLOW
+    """Return exp(`log_value`) rounded up, at least `_UNDERFLOW`; inf beyond `_EXPONENT_MAX`."""
+    if log_value > _EXPONENT_MAX:
+        return math.inf
+    return math.exp(log_value) * (1 + 1e-12) + _UNDERFLOW
 
 
 def _each_exp_up(log_values: Array) -> Array:
-    """Return the exponential of each value, rounded up; at least `_UNDERFLOW`."""
-    values: Array = np.exp(np.minimum(log_values, _EXPONENT_MAX)) * (1 + 1e-12) + _UNDERFLOW
-    return values
+    """Return the exponential of each value as `_exp_up` does."""
+    values = np.exp(np.minimum(log_values, _EXPONENT_MAX)) * (1 + 1e-12) + _UNDERFLOW
+    found: Array = np.where(log_values > _EXPONENT_MAX, math.inf, values)
+    return found
 
 
 def _bound_masses_at_ends(
@@ -433,10 +437,12 @@ def _bound_masses(
     Each block has the best bound of those under several tilts. Mass that wraps around can only
     raise an upper bound; lower bounds are without it but for the second result in all. The rows of
     the first result are the parts: see `compose_class`. For upper bounds the moments only decide
-    which tilts are of use, and may be those of other masses.
+    which tilts are of use, and may be those of other masses. A block that no tilt bounds has the
+    bound 0 or `_LARGEST_MASS`.
     """
     blocks = lattice.size // lattice.block
-    found, score, total_wrapped = np.zeros((parts, blocks)), np.full(blocks, math.inf), 0.0
+    found = np.full((parts, blocks), _LARGEST_MASS if outward > 0 else 0.0)
+    score, total_wrapped = np.full(blocks, math.inf), 0.0
     for rate in lattice.tilts:
         check_time()
         tilted, log_moment = _tilt(summands, lattice, rate, outward)
@@ -494,15 +500,17 @@ def _untilt(
 ) -> _TiltedBounds:
     """Undo the exponential tilt: return bounds, above if `outward` is 1, on untilted masses."""
     (mass, error), points = composed, lattice.points()
-    log_weight = np.minimum(log_scale - rate * points, _EXPONENT_MAX)
+    log_weight = log_scale - rate * points
+    is_of_use = log_weight <= _EXPONENT_MAX
+    log_weight = np.minimum(log_weight, _EXPONENT_MAX)
     off = 8 * _EPS * (4 + abs(log_scale) + abs(rate) * np.abs(points))
     heaviest = np.exp(log_weight + off)
     if outward > 0:
         bound = (np.maximum(mass, 0.0) + error) * heaviest + _UNDERFLOW
     else:
         bound = np.maximum(mass - error, 0.0) * np.exp(log_weight - off)
-        bound[:, log_weight >= _EXPONENT_MAX] = 0.0
-    return _TiltedBounds(bound, error * heaviest, heaviest)
+    bound[:, ~is_of_use] = _LARGEST_MASS if outward > 0 else 0.0
+    return _TiltedBounds(bound, np.where(is_of_use, error * heaviest, math.inf), heaviest)
 
 
 def _bound_wrapped(
@@ -664,7 +672,8 @@ def _choose_frequencies(small: ComplexBalls, summands: _Summands, count: int) ->
     both = _power_up(rest + sum(most), count)
     one = [float(mass.sum()) * (1 + 1e-9) for mass in summands.one] or [1.0]
     terms = _power_up(rest + sum(most), count - 1) * count * most[0] if most else both
-    return kept, (one[0] * terms + sum(one[1:]) * both) * (1 + 1e-12)
+    neglected = (one[0] * terms + sum(one[1:]) * both) * (1 + 1e-12)
+    return (kept, neglected) if math.isfinite(neglected) else (len(small.size), 0.0)
 
 
 def _power_up(base: float, exponent: int) -> float:
@@ -692,6 +701,6 @@ def _binomial_terms(
     for term in range(terms - 1, 0, -1):
         power = power * small
         total = total * large[0] + power.scaled(math.comb(count, term))
-    left_out *= _exp_up(min(expected, _EXPONENT_MAX) + count * math.log(whole))
+    left_out *= _exp_up(expected + count * math.log(whole)) if left_out else 1.0
     found = total * large[0] * small.power(count - terms)
     return found, left_out if terms < count else 0.0

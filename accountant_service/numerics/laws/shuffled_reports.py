@@ -170,9 +170,14 @@ def _spread(grid: Array, losses: Array, q: Array, weights: Array) -> None:
 
 
 def _merge_close(losses: Array) -> Array:
-    """Return increasing losses without those that differ only by rounding."""
-    far = np.diff(losses) > _CELL_MIN * (1 + losses[1:])
-    kept: Array = losses[np.concatenate([[True], far])]
+    """Return increasing losses without those that differ only by rounding.
+
+    The first loss in each of many small ranges is kept, if it is far from the one before.
+    """
+    places = np.log1p(losses)
+    _, first = np.unique(np.floor(places / (2 * _CELL_MIN)), return_index=True)
+    far = np.diff(places[first]) > _CELL_MIN
+    kept: Array = losses[first[np.concatenate([[True], far])]]
     kept[-1] = losses[-1]
     return kept
 

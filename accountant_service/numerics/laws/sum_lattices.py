@@ -88,7 +88,7 @@ def choose_lattices(
     spacing: float,
     sums: Literal["large", "small", "all"] = "all",
 ) -> tuple[SumLattice, ...]:
-    """Divide outcomes into classes by their largest summand; choose a grid of sums for each.
+    """Divide outcomes by ranges of their largest summand; choose a grid of sums for each.
 
     Args:
         mu: of each summand.

@@ -218,7 +218,8 @@ document.addEventListener("htmx:afterRequest", () => clearInterval(counting));
 // Fields of a run that are not shown are no part of its address.
 document.addEventListener("htmx:configRequest", ({ detail }) => {
   for (const field of detail.elt.querySelectorAll(".run [name]")) {
-    if (!field.offsetParent) detail.parameters.delete(field.name);
+    const shown = field.type === "hidden" ? field.parentElement : field;
+    if (!shown.offsetParent) detail.parameters.delete(field.name);
   }
 });
 

@@ -10,6 +10,12 @@ import typer
 from training_client.errors import DataError
 from training_client.lab.checkpoint import Checkpoint
 from training_client.lab.recipe import Recipe
+from training_client.lab.schedules import (
+    SMALLEST_FACTORS,
+    format_schedule,
+    parse_schedule,
+    schedules_of,
+)
 from training_client.optimizers import PUBLIC_BATCH_SIZE
 from training_client.plan import BALLS_IN_BINS, Plan
 
@@ -47,7 +53,7 @@ def require_unchanged(
     if explicit.keys() & {"epsilon", "delta"}:
         raise DataError(NOT_WITH_DATASET)
     original = _original_options(recipe, checkpoint, steps)
-    planned = explicit | _as_planned(explicit, checkpoint.plan)
+    planned = explicit | _as_planned(explicit, checkpoint.plan, steps)
     changed = [name for name, value in planned.items() if original.get(name, value) != value]
     if changed:
         values = ", ".join(f"--{name.replace('_', '-')} {original[name]}" for name in changed)
@@ -57,9 +63,13 @@ def require_unchanged(
         )
 
 
-def _as_planned(explicit: dict[str, Any], plan: Plan) -> dict[str, Any]:
-    """Return the explicit steps and batch size, rounded as balls-in-bins sampling does."""
-    rounded: dict[str, Any] = {}
+def _as_planned(explicit: dict[str, Any], plan: Plan, steps: int) -> dict[str, Any]:
+    """Return explicit schedules by steps, and steps and batch size rounded for balls in bins."""
+    rounded: dict[str, Any] = {
+        name: format_schedule(parse_schedule(name, explicit[name], steps))
+        for name in SMALLEST_FACTORS
+        if name in explicit
+    }
     if plan.sampling == BALLS_IN_BINS and "steps" in explicit:
         rounded["steps"] = plan.whole_charges(explicit["steps"])
     if plan.sampling == BALLS_IN_BINS and "batch_size" in explicit:
@@ -72,6 +82,8 @@ def _original_options(recipe: Recipe, checkpoint: Checkpoint, steps: int) -> dic
     """Return, by parameter name, the options with which the resumed run was started."""
     plan, options, pca = checkpoint.plan, recipe.options, recipe.pca
     return {
+        **dict.fromkeys(SMALLEST_FACTORS),
+        **schedules_of(plan),
         "dataset": checkpoint.dataset,
         "steps": steps,
         "noise_multiplier": plan.noise_multiplier,

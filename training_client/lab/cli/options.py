@@ -18,6 +18,7 @@ from training_client.lab.models import MODELS
 from training_client.lab.pca import PrivatePca
 from training_client.lab.plan_run import RunSpec
 from training_client.lab.recipe import Recipe, RecipeOptions, make_recipe
+from training_client.lab.schedules import SMALLEST_FACTORS, parse_schedule
 from training_client.optimizers import PUBLIC_BATCH_SIZE
 from training_client.plan import POISSON, SAMPLINGS
 
@@ -52,6 +53,21 @@ def _check_sampling(sampling: str) -> str:
     if sampling not in SAMPLINGS:
         raise typer.BadParameter(f"{sampling!r} is not one of {', '.join(SAMPLINGS)}")
     return sampling
+
+
+def _check_schedule(name: str) -> Callable[[str | None], str | None]:
+    """Return an option callback that refuses texts that are no schedule of this name."""
+
+    def check(text: str | None) -> str | None:
+        """Return the text; refuse it if it is no schedule."""
+        try:
+            if text is not None:
+                parse_schedule(name, text, 1)
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from None
+        return text
+
+    return check
 
 
 def _check_device(device: str) -> str:
@@ -197,6 +213,31 @@ class RunOptions:
             rich_help_panel=TRAINING,
         ),
     ] = 1.0
+    noise_schedule: Annotated[
+        str | None,
+        typer.Option(
+            callback=_check_schedule("noise_schedule"),
+            help="Factors of σ from step to step: CURVE:END from 1 to END along a linear, cosine "
+            "or exponential curve, or STEPS:FACTOR,STEPS:FACTOR…; charged as what runs.",
+            rich_help_panel=BUDGET,
+        ),
+    ] = None
+    clip_schedule: Annotated[
+        str | None,
+        typer.Option(
+            callback=_check_schedule("clip_schedule"),
+            help="Factors of C, as for --noise-schedule; the noise of a step follows its C.",
+            rich_help_panel=TRAINING,
+        ),
+    ] = None
+    learning_rate_schedule: Annotated[
+        str | None,
+        typer.Option(
+            callback=_check_schedule("learning_rate_schedule"),
+            help="Factors of η, as for --noise-schedule; costs no privacy.",
+            rich_help_panel=TRAINING,
+        ),
+    ] = None
     learning_rate: Annotated[
         float | None,
         typer.Option(
@@ -313,9 +354,15 @@ class RunOptions:
         return make_recipe(RecipeOptions(**(taken | {"pca": pca})))
 
     def run_spec(self, recipe: Recipe) -> RunSpec:
-        """Return the run specification: configuration, batch size, clip norm and steps."""
+        """Return the run specification: configuration, batch size, clip norm, steps, schedules.
+
+        Raises:
+            DataError: the batch is larger than the data, or a schedule does not fit the steps.
+        """
+        given = {name: getattr(self, name) for name in SMALLEST_FACTORS}
+        schedules = {name: text for name, text in given.items() if text is not None}
         return RunSpec.from_recipe(
-            recipe, self.batch_size, self.clip_norm, self.steps, self.sampling
+            recipe, self.batch_size, self.clip_norm, self.steps, self.sampling, schedules
         )
 
 

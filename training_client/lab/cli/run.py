@@ -42,6 +42,7 @@ from training_client.lab.pca import Projection
 from training_client.lab.plan_run import RunSpec, plan_budget, reserve_budget, resume_budget
 from training_client.lab.recipe import Recipe, TrainingData
 from training_client.lab.run_folder import RunFolder
+from training_client.lab.schedules import schedules_of
 from training_client.lab.train import Result, train
 from training_client.run_report import (
     CERTIFICATE,
@@ -218,6 +219,12 @@ class _RunCommand:
             return self._planned_budget(spec)
         if self._budget_is_explicit:
             raise DataError(NOT_WITH_DATASET)
+        if spec.changes_noise:
+            raise DataError(
+                "--noise-schedule cannot be used with --dataset, which reserves one noise "
+                "multiplier for a run: leave out one of them, or train in a loop of your own with "
+                "PhasedLedgerBudget"
+            )
         return reserve_budget(
             self.accounting, spec, options.dataset, notify, options.noise_multiplier
         )
@@ -326,6 +333,7 @@ def _result_document(run_folder: RunFolder, result: Result, planned: int) -> dic
         "steps": result.steps,
         "steps_planned": planned,
         "stopped": _stop_reason(run_folder, result),
+        "schedules": schedules_of(run_folder.budget.plan),
         "measure": result.measure,
         "score": result.test_score,
         "accuracy": result.test_accuracy,

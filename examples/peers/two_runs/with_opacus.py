@@ -1,0 +1,5 @@
+from opacus.accountants import PRVAccountant
+
+accountant = PRVAccountant()
+accountant.history = [(1.1, 0.01, 1000), (1.5, 0.02, 500)]
+print(accountant.get_epsilon(delta=1e-5))

@@ -1,0 +1,386 @@
+"""The federated demo: eight sites, each with its own budget, train one model through Flower.
+
+Everything runs as its own process, as it would on nine machines: the accounting service, Flower's
+SuperLink, eight SuperNodes, and `flwr run`, which starts the training. The last table compares the
+rounds that each site's ledger charged with the rounds that the site recorded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import nn
+
+from scripts.demo import PROGRAMS, create_dataset, find_free_port, interrupt, wait_until_healthy
+from training_client.budget import NoBudget
+from training_client.client import AccountingService
+from training_client.lab.federated import AdaptiveParticipant, Participant, train_federated
+from training_client.lab.models import cross_entropy
+from training_client.plan import Plan
+
+APP: Final = Path(__file__).parents[1] / "examples" / "flower"
+DELTA: Final = 1e-5
+A_DDP_RATE: Final = 0.5  # of the averaged gradient; updates of AdaDPS are averaged as they are
+INTERRUPTED: Final = 130
+_POLL_SECONDS: Final = 0.2
+_STOP_SECONDS: Final = 20.0
+
+
+def parse_arguments(given: list[str]) -> argparse.Namespace:
+    """Parse the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, prog="scripts.demo_federated")
+    parser.add_argument("--output", type=Path, default=Path("runs/federated"))
+    parser.add_argument("--data", default="generated", choices=("generated", "adult", "mnist"))
+    parser.add_argument("--data-dir", type=Path, default=Path("data"))
+    parser.add_argument("--method", default="a-ddp", choices=("a-ddp", "adadps"))
+    parser.add_argument("--sites", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--short-rounds", type=int, default=8, help="rounds of the first site")
+    parser.add_argument("--site-rounds", type=int, help="rounds of each other site; as --rounds")
+    parser.add_argument(
+        "--simulate", action="store_true", help="also train the same sites in one process"
+    )
+    parser.add_argument("--programs", type=Path, default=PROGRAMS, help="folder of flwr's programs")
+    parser.add_argument("--seconds", type=float, default=300.0, help="limit for the training")
+    parser.add_argument("--round-seconds", type=float, default=60.0)
+    return parser.parse_args(given)
+
+
+@dataclass
+class Processes:
+    """The programs of a federation, each with a log file in the folder.
+
+    Attributes:
+        folder: the folder of the run.
+        environment: the environment variables of all programs.
+        running: the programs started, by name.
+    """
+
+    folder: Path
+    environment: dict[str, str]
+    running: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+
+    def start(self, name: str, *command: str | Path) -> None:
+        """Start a program in a process group of its own."""
+        with (self.folder / f"{name}.log").open("ab") as log:
+            self.running[name] = subprocess.Popen(
+                [str(each) for each in command],
+                env=self.environment,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def kill(self, name: str) -> None:
+        """Send SIGKILL to a program and all that it started, as a crash of its machine would."""
+        process = self.running.pop(name)
+        kill_all([process.pid, *descendants_of(process.pid)])
+        process.wait(_STOP_SECONDS)
+
+    def stop_all(self) -> None:
+        """Stop all programs; kill what is left of them."""
+        started = [pid for each in self.running.values() for pid in descendants_of(each.pid)]
+        for process in self.running.values():
+            process.terminate()  # before any is waited for
+        for name in list(self.running)[::-1]:
+            try:
+                self.running[name].wait(_STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                self.kill(name)
+        kill_all(started)
+
+
+def descendants_of(pid: int) -> list[int]:
+    """Return the processes that a process started, and those that they started."""
+    listed = subprocess.run(
+        ["ps", "-A", "-o", "pid=,ppid="], check=True, text=True, stdout=subprocess.PIPE
+    ).stdout
+    parents = [tuple(map(int, line.split())) for line in listed.splitlines()]
+    found = [child for child, parent in parents if parent == pid]
+    return found + [each for child in found for each in descendants_of(child)]
+
+
+def kill_all(processes: list[int]) -> None:
+    """Send SIGKILL to processes; some may have ended."""
+    for each in processes:
+        with suppress(ProcessLookupError):
+            os.kill(each, signal.SIGKILL)
+
+
+class Federation:
+    """A federation on this machine: the service, the SuperLink and a SuperNode for each site.
+
+    Args:
+        options: the demo's options.
+    """
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options, self.folder = options, options.output.resolve()
+        self.programs: Path = options.programs.absolute()
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder.mkdir(parents=True)
+        self.ports = {name: find_free_port() for name in ("service", "link")}
+        environment = {
+            **os.environ,
+            "ACCOUNTANT_DATABASE_URL": f"sqlite:///{self.folder / 'ledger.db'}",
+            "FLWR_HOME": str(self.folder / "flower"),
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "OMP_NUM_THREADS": "1",
+            "PATH": f"{self.programs}{os.pathsep}{os.environ['PATH']}",
+        }
+        self.processes = Processes(self.folder, environment)
+        self.url = f"http://127.0.0.1:{self.ports['service']}"
+
+    @property
+    def sites(self) -> list[str]:
+        """The names of the sites, which are those of their datasets in the ledger."""
+        return [f"site-{number}" for number in range(1, self.options.sites + 1)]
+
+    def start_service(self) -> None:
+        """Start the accounting service, and create a key."""
+        environment = self.processes.environment
+        made = subprocess.run(
+            [self.programs / "accountant", "keys", "create", "--scope", "admin"],
+            env=environment, check=True, text=True, stdout=subprocess.PIPE,
+        )  # fmt: skip
+        environment["ACCOUNTANT_API_KEY"] = made.stdout.strip()
+        port = str(self.ports["service"])
+        self.processes.start("service", self.programs / "accountant", "serve", "--port", port)
+        wait_until_healthy(self.url)
+
+    def divide_data(self) -> None:
+        """Write each site's records and settings to its folder; the server gets public records."""
+        train, test = load_data(self.options)
+        size = len(train[1]) // len(self.sites)
+        write_records(self.folder / "server" / "public.npz", *test)
+        for number, name in enumerate(self.sites):
+            rows, home = slice(number * size, (number + 1) * size), self.folder / name
+            write_records(home / "records.npz", train[0][rows], train[1][rows])
+            usual = self.options.site_rounds or self.options.rounds
+            rounds = self.options.short_rounds if number == 0 else usual
+            (home / "site.json").write_text(json.dumps(self._settings(name, size, rounds, test)))
+
+    def _settings(self, name: str, size: int, rounds: int, public: Any) -> dict[str, Any]:
+        """Return a site's settings: its dataset, plan and number of rounds."""
+        local_steps = 3 if self.options.method == "adadps" else 1
+        plan = {
+            "dataset_size": size,
+            "sample_rate": 0.2,
+            "clip_norm": 1.0,
+            "noise_multiplier": 2.0,
+        }
+        return {
+            "service": self.url,
+            "dataset": name,
+            "delta": DELTA,
+            "plan": plan,
+            "rounds": rounds,
+            "classes": int(public[1].max()) + 1,
+            "method": self.options.method,
+            "local_steps": local_steps,
+            "learning_rate": 0.2,
+            "side_information": (public[0].square().mean(0).sqrt() + 0.1).tolist(),
+        }
+
+    def create_budgets(self) -> None:
+        """Create a dataset in the ledger for each site."""
+        key = self.processes.environment["ACCOUNTANT_API_KEY"]
+        for name in self.sites:
+            settings = json.loads((self.folder / name / "site.json").read_text())
+            size = settings["plan"]["dataset_size"]
+            create_dataset(self.url, key, {"epsilon": 8.0, "delta": DELTA}, name, size)
+
+    def start_link(self) -> None:
+        """Start Flower's SuperLink; with its database, it knows its nodes after a restart."""
+        port = str(self.ports["link"])
+        self.processes.start(
+            "link", self.programs / "flower-superlink", "--insecure", "--port", port,
+            "--database", self.folder / "link.db", "--disable-runtime-dependency-installation",
+        )  # fmt: skip
+
+    def start_site(self, name: str) -> None:
+        """Start a site's SuperNode."""
+        self.processes.start(
+            name, self.programs / "flower-supernode", "--insecure",
+            "--superlink", f"127.0.0.1:{self.ports['link']}", "--port", str(find_free_port()),
+            "--node-config", f'folder="{self.folder / name}"',
+        )  # fmt: skip
+
+    def submit(self) -> None:
+        """Start the training with `flwr run`."""
+        home = self.folder / "flower"
+        home.mkdir(exist_ok=True)
+        (home / "config.toml").write_text(
+            f'[superlink]\ndefault = "demo"\n\n[superlink.demo]\n'
+            f'address = "127.0.0.1:{self.ports["link"]}"\ninsecure = true\n'
+        )
+        options = self.options
+        rate = 1.0 if options.method == "adadps" else A_DDP_RATE
+        config = (
+            f'folder="{self.folder / "server"}" sites={options.sites} rounds={options.rounds} '
+            f"learning-rate={rate} round-seconds={options.round_seconds}"
+        )
+        command = [self.programs / "flwr", "run", APP, "demo", "--run-config", config]
+        deadline = time.monotonic() + 30
+        while subprocess.run(
+            command, env=self.processes.environment, check=False,
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        ).returncode:  # fmt: skip
+            if time.monotonic() > deadline:
+                raise TimeoutError("flwr run failed for 30 seconds; try it by hand")
+            time.sleep(_POLL_SECONDS)
+
+    def wait_for_round(self, number: int) -> None:
+        """Wait until the server has made a round."""
+        self._wait(lambda: len(self.server_rounds()) >= number, f"round {number}")
+
+    def wait_for_end(self) -> None:
+        """Wait until the server has written its result."""
+        self._wait((self.folder / "server" / "result.json").exists, "the end of the training")
+
+    def _wait(self, is_done: Any, what: str) -> None:
+        """Wait until something is done.
+
+        Raises:
+            TimeoutError: it is not within the limit for the training.
+        """
+        deadline = time.monotonic() + self.options.seconds
+        while not is_done():
+            if time.monotonic() > deadline:
+                raise TimeoutError(
+                    f"no {what} within {self.options.seconds:g} s; see {self.folder}"
+                )
+            time.sleep(_POLL_SECONDS)
+
+    def server_rounds(self) -> list[dict[str, Any]]:
+        """Return the rounds that the server made."""
+        return read_lines(self.folder / "server" / "rounds.jsonl")
+
+    def charges(self) -> dict[str, tuple[int, int, int]]:
+        """Return, for each site, steps charged in the ledger, rounds recorded, steps per round."""
+        found = {}
+        key = self.processes.environment["ACCOUNTANT_API_KEY"]
+        with AccountingService(self.url, api_key=key) as service:
+            for name in self.sites:
+                settings = json.loads((self.folder / name / "site.json").read_text())
+                recorded = read_lines(self.folder / name / "rounds.jsonl")
+                held = {each["reservation"] for each in recorded}
+                charged = sum(service.reservation(each).steps_granted for each in held)
+                found[name] = charged, len(recorded), settings["local_steps"]
+        return found
+
+
+def load_data(options: argparse.Namespace) -> tuple[Any, Any]:
+    """Return training and test records, with their classes."""
+    if options.data != "generated":
+        from training_client.lab.data import load  # only for downloaded data
+
+        data = load(options.data, options.data_dir)
+        return (data.train_examples, data.train_labels), (data.test_examples, data.test_labels)
+    generator = torch.Generator().manual_seed(0)
+    examples = torch.randn(5000, 20, generator=generator)
+    targets = (examples[:, :3].sum(1) > 0).long()
+    return (examples[:4000], targets[:4000]), (examples[4000:], targets[4000:])
+
+
+def write_records(file: Path, examples: torch.Tensor, targets: torch.Tensor) -> None:
+    """Write records to a file, and create its folder."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    np.savez(file, examples=examples.float().numpy(), targets=targets.long().numpy())
+
+
+def read_lines(file: Path) -> list[dict[str, Any]]:
+    """Return the JSON documents in a file, one a line; none if there is no file."""
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def read_records(file: Path) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the records in a file, and their classes."""
+    with np.load(file) as saved:
+        return torch.from_numpy(saved["examples"]), torch.from_numpy(saved["targets"])
+
+
+def simulate(folder: Path, rounds: int) -> float:
+    """Train the sites in a demo's folder in this process; return the test accuracy.
+
+    The ledger is not involved, so that its charges are those of the demo itself.
+    """
+    public, targets = read_records(folder / "server" / "public.npz")
+    model = nn.Linear(public.shape[1], int(targets.max()) + 1)
+    for each in model.parameters():
+        nn.init.zeros_(each)
+    sites = [simulated_site(each.parent, model) for each in sorted(folder.glob("*/site.json"))]
+    rate = 1.0 if isinstance(sites[0], AdaptiveParticipant) else A_DDP_RATE
+    train_federated(model, sites, cross_entropy, learning_rate=rate, rounds_max=rounds)
+    with torch.no_grad():
+        return float((model(public).argmax(1) == targets).float().mean())
+
+
+def simulated_site(home: Path, model: nn.Module) -> Participant | AdaptiveParticipant:
+    """Return the participant that a site's folder describes, with its number of rounds."""
+    settings = json.loads((home / "site.json").read_text())
+    examples, targets = read_records(home / "records.npz")
+    steps = settings["local_steps"]
+    budget = NoBudget(Plan(**settings["plan"]), settings["rounds"] * steps, "a simulation")
+    if settings["method"] != "adadps":
+        return Participant(home.name, model, examples, targets, budget)
+    scales = torch.tensor(settings["side_information"]).expand(settings["classes"], -1)
+    return AdaptiveParticipant(
+        home.name, model, examples, targets, budget,
+        side_information=[scales, torch.ones(settings["classes"])],
+        learning_rate=settings["learning_rate"], local_steps=steps,
+    )  # fmt: skip
+
+
+def print_outcome(federation: Federation) -> int:
+    """Print rounds charged and recorded for each site; return 1 if they differ anywhere."""
+    code = 0
+    print(f"{'site':10} {'rounds charged':>15} {'rounds recorded':>16}")
+    for name, (charged, recorded, steps) in federation.charges().items():
+        print(f"{name:10} {charged / steps:15g} {recorded:16}")
+        code = code or int(charged != recorded * steps)
+    score = json.loads((federation.folder / "server" / "result.json").read_text())
+    print(f"rounds made: {len(federation.server_rounds())}; test accuracy {score['accuracy']:.3f}")
+    return code
+
+
+def main(given: list[str]) -> int:
+    """Run the demo; return 0 if every site recorded exactly the rounds that were charged."""
+    federation = Federation(parse_arguments(given))
+    signal.signal(signal.SIGTERM, interrupt)
+    try:
+        federation.start_service()
+        federation.divide_data()
+        federation.create_budgets()
+        federation.start_link()
+        for name in federation.sites:
+            federation.start_site(name)
+        federation.submit()
+        federation.wait_for_end()
+        code = print_outcome(federation)
+        if federation.options.simulate:
+            accuracy = simulate(federation.folder, federation.options.rounds)
+            print(f"the same sites in one process: test accuracy {accuracy:.3f}")
+        return code
+    except KeyboardInterrupt:
+        print("Interrupted. Run it again to begin anew")
+        return INTERRUPTED
+    finally:
+        federation.processes.stop_all()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,162 @@
+"""Every optimizer on every kind of layer: without noise and clipping, the plain updates.
+
+Where PyTorch has the optimizer, its updates are the reference. For every optimizer the reference is
+also the optimizer itself with gradients by their definition, one model pass per example; that its
+rule is right is tested by `test_optimizer_updates`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.conformance.test_optimizer_updates import REFERENCES
+from tests.support.layer_models import (
+    LAYER_MODELS,
+    SIZE,
+    Examples,
+    MeanOverPositions,
+    build,
+    call,
+    each_gradient,
+    sequences,
+)
+from tests.support.small_models import unbudgeted
+from training_client.lab.models import cross_entropy
+from training_client.optimizers import OPTIMIZERS, PrivateOptimizer, make_optimizer
+from training_client.plan import Plan
+from training_client.private_step import AccumulatedSum, Clipper, Loss, Transform
+
+pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections is not supported")
+QUIET = Plan(dataset_size=2 * SIZE, sample_rate=0.5, clip_norm=1e9, noise_multiplier=1e-30)
+CONV1D = "Conv1D of Hugging Face"
+NAMES = [*LAYER_MODELS, CONV1D]
+STEPS = 3
+
+
+def build_layers(name: str, seed: int = 0) -> tuple[nn.Module, Examples, torch.Tensor]:
+    """Return a model in double precision, a batch, and labels."""
+    if name != CONV1D:
+        return build(name, seed)
+    conv1d = pytest.importorskip("transformers.pytorch_utils").Conv1D
+    torch.manual_seed(seed)
+    net = nn.Sequential(conv1d(9, 6), nn.Tanh(), conv1d(4, 9), MeanOverPositions())
+    return net.double(), sequences(), torch.randint(0, 4, (SIZE,))
+
+
+def build_optimizer(
+    optimizer: str, name: str, physical_batch_size: int | None = None, **options: Any
+) -> tuple[PrivateOptimizer, nn.Module, Examples, torch.Tensor]:
+    """Return an optimizer, its model and a batch; all start from the same numbers."""
+    net, examples, labels = build_layers(name)
+    _, *public = build_layers(name, seed=1)
+    if OPTIMIZERS[optimizer].states[0] == "public":
+        options["public"] = tuple(public)
+    if optimizer in ("adadp", "adan"):
+        options |= {"beta": 1e9, "threshold": 0.0}  # half axes so long that they clip nothing
+    found = make_optimizer(
+        optimizer, net, unbudgeted(QUIET), learning_rate=0.01,
+        physical_batch_size=physical_batch_size, **options,
+    )  # fmt: skip
+    return found, net, examples, labels
+
+
+@contextmanager
+def gradients_by_definition() -> Iterator[None]:
+    """Let all sums of gradients be computed by one model pass per example."""
+
+    def as_rows(clipper: Clipper, examples: Examples, targets: torch.Tensor) -> torch.Tensor:
+        """Return one gradient per row."""
+        with torch.enable_grad():
+            found = each_gradient(clipper._model, examples, targets)
+        return torch.stack([torch.cat([p.flatten() for p in each]) for each in found])
+
+    def clip(
+        self: Clipper, examples: Examples, targets: torch.Tensor, _: Loss, transform: Transform
+    ) -> AccumulatedSum:
+        """Return Σ D∘(∇ + b), which the clip norm does not limit."""
+        gradients, total = as_rows(self, examples, targets), self.zeros()
+        assert not transform.box
+        assert not transform.damping
+        for block in self.blocks:
+            u, affine = gradients[:, block.coordinates], transform.for_block(block)
+            u = u if affine.shift is None else u + affine.shift
+            u = u if affine.scale is None else u * affine.scale
+            total[block.coordinates] = u.sum(0)
+        return AccumulatedSum(total, 0.0)
+
+    def sum_unclipped(
+        self: Clipper, examples: Examples, targets: torch.Tensor, _: Loss, size: float
+    ) -> AccumulatedSum:
+        """Return Σ∇ over `size`."""
+        return AccumulatedSum(as_rows(self, examples, targets).sum(0) / size, 0.0)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Clipper, "clip", clip)
+        patch.setattr(Clipper, "sum_unclipped", sum_unclipped)
+        yield
+
+
+def require_equal(one: nn.Module, other: nn.Module) -> None:
+    """Raise unless two models have the same parameters up to rounding."""
+    for first, second in zip(one.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(first, second, rtol=1e-5, atol=1e-6)
+
+
+def compare_with_definition(optimizer: str, name: str, physical_batch_size: int | None) -> None:
+    """Raise unless an optimizer makes the steps that it makes of gradients by definition."""
+    ours, net, examples, labels = build_optimizer(optimizer, name, physical_batch_size)
+    before = [each.clone() for each in net.parameters()]
+    for _ in range(STEPS):
+        ours.step(examples, labels, cross_entropy)
+    exact, other, _, _ = build_optimizer(optimizer, name)
+    with gradients_by_definition():
+        for _ in range(STEPS):
+            exact.step(examples, labels, cross_entropy)
+    require_equal(net, other)
+    assert not all(torch.equal(a, b) for a, b in zip(before, net.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_an_optimizer_with_tied_weights_equals_itself_with_gradients_by_definition(
+    optimizer: str,
+) -> None:
+    compare_with_definition(optimizer, "tied embedding", 4)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("physical_batch_size", [None, 1, 4])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("name", NAMES)
+def test_an_optimizer_equals_itself_with_gradients_by_definition(
+    name: str, optimizer: str, physical_batch_size: int | None
+) -> None:
+    compare_with_definition(optimizer, name, physical_batch_size)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("physical_batch_size", [None, 1, 4])
+@pytest.mark.parametrize("optimizer", ["dp_sgd", "dp_adam", "dp_rmsprop", "dp_adagrad"])
+@pytest.mark.parametrize("name", NAMES)
+def test_an_optimizer_equals_that_of_pytorch(
+    name: str, optimizer: str, physical_batch_size: int | None
+) -> None:
+    # a learning rate of 0.05, as in the references
+    net, examples, labels = build_layers(name)
+    other, _, _ = build_layers(name)
+    ours = make_optimizer(
+        optimizer, net, unbudgeted(QUIET), learning_rate=0.05,
+        physical_batch_size=physical_batch_size,
+    )  # fmt: skip
+    reference = REFERENCES[optimizer](list(other.parameters()))
+    for _ in range(STEPS):
+        ours.step(examples, labels, cross_entropy)
+        reference.zero_grad()
+        (cross_entropy(call(other, examples), labels).sum() / SIZE).backward()
+        reference.step()
+    require_equal(net, other)

@@ -1,0 +1,87 @@
+"""Schedules as text on the command line: a curve and its last factor, or steps and factors.
+
+`linear:0.5` goes from 1 to 0.5 over the whole run; so do `cosine` and `exponential`, each on its
+curve. `200:1,300:0.5` makes 200 steps at the full value and 300 steps, and any after them, at half
+of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from training_client.plan import Plan, Schedule
+
+_CURVES: Final[dict[str, Callable[[float, int], Schedule]]] = {
+    "linear": Schedule.linear,
+    "cosine": Schedule.cosine,
+    "exponential": Schedule.exponential,
+}
+_FACTOR_MAX: Final = 1e6
+SMALLEST_FACTORS: Final = {  # of each schedule of a plan
+    "noise_schedule": 1 / _FACTOR_MAX,
+    "clip_schedule": 1 / _FACTOR_MAX,
+    "learning_rate_schedule": 0.0,
+}
+
+
+def parse_schedule(name: str, text: str, steps: int, steps_per_level: int = 1) -> Schedule:
+    """Return the schedule that a text describes.
+
+    Args:
+        name: the attribute of the plan that it is for.
+        text: see above.
+        steps: the number of steps of the run.
+        steps_per_level: steps of the run that a curve's levels are made of, such as an epoch.
+
+    Raises:
+        ValueError: the text is no schedule, or a factor is out of range.
+    """
+    curve, _, end = text.partition(":")
+    if curve not in _CURVES:
+        return Schedule(tuple(_parse_piece(name, text, each) for each in text.split(",")))
+    last = _parse_factor(name, text, end)
+    if curve == "exponential" and not last > 0:
+        raise ValueError(f"exponential decay ends above 0, not at {last:g}")
+    schedule = _CURVES[curve](last, max(1, steps // steps_per_level))
+    return Schedule(tuple((count * steps_per_level, factor) for count, factor in schedule.pieces))
+
+
+def format_schedule(schedule: Schedule) -> str:
+    """Return a schedule as steps and factors, with all their digits."""
+    return ",".join(f"{steps}:{factor!r}" for steps, factor in schedule.pieces)
+
+
+def schedules_of(plan: Plan) -> dict[str, str]:
+    """Return the schedules that a plan has, as text, by the names of its attributes."""
+    found = {name: getattr(plan, name) for name in SMALLEST_FACTORS}
+    return {name: format_schedule(each) for name, each in found.items() if each is not None}
+
+
+def _parse_piece(name: str, text: str, piece: str) -> tuple[int, float]:
+    """Return the number of steps and the factor of one piece."""
+    steps, _, factor = piece.partition(":")
+    if not (steps.strip().isascii() and steps.strip().isdigit() and int(steps) > 0):
+        raise _unreadable_error(text)
+    return int(steps), _parse_factor(name, text, factor)
+
+
+def _parse_factor(name: str, text: str, number: str) -> float:
+    """Return a factor in a schedule's text, if the schedule's kind may have it."""
+    try:
+        factor = float(number)
+    except ValueError:
+        raise _unreadable_error(text) from None
+    if not SMALLEST_FACTORS[name] <= factor <= _FACTOR_MAX:
+        raise ValueError(
+            f"factor {factor:g} is not from {SMALLEST_FACTORS[name]:g} to {_FACTOR_MAX:g}"
+        )
+    return factor
+
+
+def _unreadable_error(text: str) -> ValueError:
+    """Make the error for a text that is no schedule."""
+    return ValueError(
+        f"{text!r} is no schedule: give a curve ({', '.join(_CURVES)}) and its last factor, as in "
+        "linear:0.5, or steps and factors, as in 200:1,300:0.5"
+    )

@@ -22,7 +22,7 @@ class Scope(StrEnum):
 
 
 class EntryKind(StrEnum):
-    """The event that an entry of the hash chain states, such as a grant."""
+    """The kind of event that an entry of the hash chain records."""
 
     CREATE = "create"
     RESERVE = "reserve"

@@ -386,7 +386,7 @@ def _width_warnings(
 
 
 def _worst(bounds: Iterable[Bound]) -> Bound:
-    """Return the largest of the bounds of alternative cases."""
+    """Return the largest bound, for a record that may be in one of several parts of the data."""
     found = list(bounds)
     worst = max(found, key=lambda each: each.value)
     intervals = [each.interval for each in found if each.interval is not None]

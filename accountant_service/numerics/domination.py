@@ -321,7 +321,7 @@ class _Bounds:
 def _bound_excess(
     larger: _RepeatedComposition, smaller: _RepeatedComposition, slack: float
 ) -> tuple[Array, NDArray[np.bool_]]:
-    """Bound max over ε of δ_smaller − δ_larger − slack from above; say which bounds are tight.
+    """Return upper bounds on max over ε of δ_smaller − δ_larger − slack, and which are tight.
 
     There is one for each number of repetitions, valid at every ε. It is tight where the bounds on
     both δ(ε) behind it are narrow.
@@ -388,7 +388,7 @@ def _largest_gap(this: _Bounds, other: _Bounds, slack: float) -> Array:
 
 
 def _prolonged_lines(this: _Bounds, other: _Bounds) -> tuple[Array, Array]:
-    """Extend δ(ε)'s chords into each grid interval from both sides; return how far each falls.
+    """Extend δ(ε)'s chords into each grid interval; return how far the left and right one fall.
 
     The first line starts at an interval's left end, and its slope is that of the interval before;
     the second ends at the right end, with the slope of the interval after. The falls are not
@@ -438,7 +438,7 @@ def _search_proved_number(
     unproved: int,
     proved: int,
 ) -> int:
-    """Find the repetition number nearest to `unproved` for which domination is proved.
+    """Return the repetition number nearest to `unproved` for which domination is proved.
 
     Args:
         excess: returns upper bounds for many numbers, each proving its number if it is at most 0,

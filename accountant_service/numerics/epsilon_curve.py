@@ -129,7 +129,7 @@ def _bounds_of_direction(
     direction: Direction,
     other_lower_bounds: Array,
 ) -> tuple[Array, Array]:
-    """Return bounds on ε, after each number of repetitions, for a removed or an added record.
+    """Return lower and upper bounds on ε per repetition count, for a removed or added record.
 
     `other_lower_bounds` are lower bounds on ε in the other direction.
     """

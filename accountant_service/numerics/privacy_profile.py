@@ -169,7 +169,7 @@ class PrivacyProfile:
     def cover(
         self, epsilons: Array, relative_width: float, absolute_width: float
     ) -> tuple[Array, Array]:
-        """Bound δ at every ε; refine until the widths are at most those given, if possible.
+        """Return lower and upper bounds on δ at every ε, refined to the given widths if possible.
 
         Where an FFT lattice is needed, its own width is enough.
 

@@ -314,7 +314,7 @@ def _cut_into_cells(
 
 
 def _connect_the_dots(cells: LossCells, spacing: float) -> tuple[int, Array, float]:
-    """Move each interval's mass to its ends, keeping P and Q: the connect-the-dots method.
+    """Move masses to interval ends, keeping P and Q; return first index, masses, infinite mass.
 
     P and Q are the two laws of the dominating pair.
 

@@ -365,7 +365,7 @@ class LineIntegrand(Protocol):
 
 
 class CompositionIntegrand:
-    """The integrand of a composition: the product of its releases' φᵢ(v), each to its count.
+    """A composition's integrand: the product of its releases' transforms, each to its count.
 
     φᵢ is the characteristic function of a release's tilted privacy loss, Tᵢ its count. Several
     powers of the product may be computed at once.

@@ -216,7 +216,7 @@ class QuadratureLoss(ABC):
 
     @abstractmethod
     def _limits(self) -> tuple[float, float]:
-        """Return the limits of integration over the mechanism's output z."""
+        """Return the lower and the upper limit of integration over the mechanism's output z."""
 
     @abstractmethod
     def _spacing(self, frequency: float) -> float:
@@ -324,7 +324,7 @@ class TiltedSampledGaussian(QuadratureLoss):
         return 2 if lowest < 1e-9 and highest > -1e-9 else 1
 
     def _limits(self) -> tuple[float, float]:
-        """Return the limits of integration over the mechanism's output z."""
+        """Return the lower and the upper limit of integration over the mechanism's output z."""
         low, high = sampled_gaussian.integration_limits(self._order, self._order, 1 / self._mu)
         return low * self._mu, high * self._mu
 
@@ -383,7 +383,7 @@ class TiltedReplacedRecord(QuadratureLoss):
         return self._release.log_ratio(z) + self._tilt * self._release.loss(z)
 
     def _limits(self) -> tuple[float, float]:
-        """Return the limits of integration over the mechanism's output z."""
+        """Return the lower and the upper limit of integration over the mechanism's output z."""
         return -_TAIL_DEVIATIONS, self._release.largest_node(self._tilt)
 
     def _spacing(self, frequency: float) -> float:

@@ -175,7 +175,7 @@ def sum_above(mu: float, bins: int, lattices: Sequence[SumLattice]) -> SumAbove:
 def sum_below(
     mu: float, bins: int, lattices: Sequence[SumLattice], *, tilted: bool
 ) -> tuple[Array, float, Array]:
-    """Return bounds on the probabilities of a lognormal sum whose summands are rounded.
+    """Bound the probabilities of a lognormal sum whose summands are rounded.
 
     The masses are those of the lattices' blocks.
 

@@ -58,7 +58,7 @@ def count_nodes(lowest: float, highest: float, sigma: float) -> float:
 
 
 def integration_limits(lowest: float, highest: float, sigma: float) -> tuple[float, float]:
-    """Return limits of integration 13 standard deviations beyond the integrands' maxima.
+    """Return limits of integration: 13 standard deviations below and above the integrands' maxima.
 
     The modes lie at 0 and at the order.
     """

@@ -74,7 +74,7 @@ def _deviations(mu: float, summand: float) -> float:
 
 
 def _quadrature(mu: float, low: float, high: float) -> tuple[Array, Array]:
-    """Return quadrature nodes exp(μz − μ²/2), z from `low` to `high`, and their log-weights."""
+    """Return quadrature nodes exp(μz − μ²/2) for z from `low` to `high`, and log-weights."""
     z = np.linspace(low, high, _NODES)
     x = np.exp(np.minimum(mu * z - 0.5 * mu * mu, LOSS_MAX))
     return x, -0.5 * z * z + math.log((z[1] - z[0]) / math.sqrt(2 * math.pi))

@@ -244,7 +244,7 @@ class Federation:
             time.sleep(_POLL_SECONDS)
 
     def wait_for_round(self, number: int) -> None:
-        """Wait until the server has made a round."""
+        """Wait until the server has finished a round."""
         self._wait(lambda: len(self.server_rounds()) >= number, f"round {number}")
 
     def wait_for_end(self) -> None:
@@ -266,11 +266,11 @@ class Federation:
             time.sleep(_POLL_SECONDS)
 
     def server_rounds(self) -> list[dict[str, Any]]:
-        """Return the rounds that the server made."""
+        """Return the rounds that the server has finished."""
         return read_lines(self.folder / "server" / "rounds.jsonl")
 
     def charges(self) -> dict[str, tuple[int, int, int]]:
-        """Return, for each site, steps charged in the ledger, rounds recorded, steps per round."""
+        """Return, for each site: steps paid for in the ledger, rounds it noted, steps per round."""
         found = {}
         key = self.processes.environment["ACCOUNTANT_API_KEY"]
         with AccountingService(self.url, api_key=key) as service:
@@ -346,7 +346,7 @@ def simulated_site(home: Path, model: nn.Module) -> Participant | AdaptivePartic
 
 
 def print_outcome(federation: Federation) -> int:
-    """Print rounds charged and recorded for each site; return 1 if they differ anywhere."""
+    """Print each site's rounds, paid for and noted by the site; return 1 if any differ."""
     code = 0
     print(f"{'site':10} {'rounds charged':>15} {'rounds recorded':>16}")
     for name, (charged, recorded, steps) in federation.charges().items():
@@ -358,7 +358,7 @@ def print_outcome(federation: Federation) -> int:
 
 
 def main(given: list[str]) -> int:
-    """Run the demo; return 0 if every site recorded exactly the rounds that were charged."""
+    """Run the demo; return 0 if every site noted exactly the rounds that it paid for."""
     federation = Federation(parse_arguments(given))
     signal.signal(signal.SIGTERM, interrupt)
     try:

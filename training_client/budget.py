@@ -311,7 +311,7 @@ class Budget(Allowance):
         return found if found.epsilon <= self.epsilon else None
 
     def _find_last_fitting(self, fits: int, refused: int) -> tuple[int, Guarantee | None]:
-        """Find by bisection the last step that fits ε, between `fits` and `refused`.
+        """Return the last step that fits ε, from `fits` to below `refused`, and its guarantee.
 
         Args:
             fits: a number of steps that fit.

@@ -42,7 +42,7 @@ OpenBudget = Callable[[Context], RoundBudget]
 
 
 def make_client_app(open_budget: OpenBudget) -> ClientApp:
-    """Return a `ClientApp` whose rounds are charged; register its training with `@app.train()`.
+    """Return a `ClientApp` whose rounds spend budget; register training with `@app.train()`.
 
     Args:
         open_budget: returns the participant's budget, given Flower's context; it is called for each
@@ -54,10 +54,10 @@ def make_client_app(open_budget: OpenBudget) -> ClientApp:
 
 
 def charge_rounds(open_budget: OpenBudget) -> Callable[[Message, Context, Next], Message]:
-    """Return a Flower mod that charges each round before the app runs; see `make_client_app`."""
+    """Return a Flower mod that spends a round's budget before the app runs it."""
 
     def charge(message: Message, context: Context, call_next: Next) -> Message:
-        """Charge a round and run the app, or end the run.
+        """Spend a round's budget and run the app, or end the run.
 
         Raises:
             NoGuaranteeError: the message is of another kind or protocol, or the app made no step.
@@ -129,7 +129,7 @@ def trained_names(model: nn.Module) -> list[str]:
 
 
 def _grant_or_end(budget: RoundBudget, reservation: Reservation) -> GrantedRound:
-    """Return the next round, or end the run if all rounds are made.
+    """Return the next round, or end the run if all rounds are done.
 
     Raises:
         BudgetExhaustedError: all rounds are made.

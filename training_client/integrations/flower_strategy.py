@@ -161,7 +161,7 @@ class BudgetedAverage(Strategy):  # type: ignore[misc,unused-ignore]  # checked 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Return no message: nodes refuse to evaluate, since nothing would charge that."""
+        """Return no message: nodes refuse to evaluate, since no budget would pay for that."""
         del server_round, arrays, config, grid
         return []
 
@@ -235,7 +235,7 @@ class BudgetedAverage(Strategy):  # type: ignore[misc,unused-ignore]  # checked 
             time.sleep(_POLL_SECONDS)
 
     def _load(self, initial: ArrayRecord) -> tuple[int, ArrayRecord]:
-        """Return the number of rounds made and the parameters, those saved if there are any.
+        """Return the number of finished rounds and the parameters, those saved if there are any.
 
         Raises:
             DataError: what is saved is of another job.

@@ -153,7 +153,7 @@ class RemoteAccountant(IAccountant):  # type: ignore[misc]
         sample_rate: float,
         data_loader: Any = None,
     ) -> Callable[[DPOptimizer], None]:
-        """Return the hook that checks each step, and spends its budget, before it is made.
+        """Return the hook that checks each step, and spends its budget, before the step.
 
         Args:
             sample_rate: Opacus' 1/len(loader). It is not used: rounding may shorten the loader by a

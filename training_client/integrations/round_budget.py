@@ -92,7 +92,7 @@ class RoundBudget:
     folder: Path | None = None
 
     def __post_init__(self) -> None:
-        """Refuse rounds that cannot be charged one by one."""
+        """Refuse rounds that cannot be paid for one by one."""
         if self.plan.varies:
             raise DataError(
                 "noise or clip norm of the plan change from step to step, and a round begins "

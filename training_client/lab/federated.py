@@ -178,7 +178,7 @@ class AdaptiveParticipant:
 
     @property
     def steps(self) -> int:
-        """The number of local steps made."""
+        """The number of local steps taken."""
         return self._optimizer.steps_made
 
     def contribute(
@@ -197,7 +197,7 @@ class AdaptiveParticipant:
         return [old - new.detach() for old, new in zip(before, trained, strict=True)]
 
     def _make_step(self, loss: Loss) -> bool:
-        """Make a local step, charged before its batch is drawn; return False if none fits."""
+        """Take a local step, paid for before its batch is drawn; return False if none fits."""
         try:
             self._optimizer.take()
         except BudgetExhaustedError:

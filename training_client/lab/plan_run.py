@@ -80,7 +80,7 @@ class RunSpec:
 
     @property
     def _steps_per_charge(self) -> int:
-        """The number of steps that are charged together: an epoch for balls-in-bins sampling."""
+        """The number of steps paid for together: an epoch for balls-in-bins sampling."""
         return round(1 / self.sample_rate) if self.sampling == BALLS_IN_BINS else 1
 
     def _schedule(self, name: str) -> Schedule:

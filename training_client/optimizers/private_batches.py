@@ -28,7 +28,7 @@ def private_batches(
     sampler: Sampler | None = None,
     workers: int = 0,
 ) -> Iterator[Any]:
-    """Yield batches until the budget is spent; charge each before its records are loaded.
+    """Yield batches until the budget is spent; each is paid for before its records are loaded.
 
     Make exactly one `optimizer.step` with each batch, also with an empty one: a step that is taken
     but not made ends the run.

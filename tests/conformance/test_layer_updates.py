@@ -15,7 +15,6 @@ import pytest
 import torch
 from torch import nn
 
-from tests.conformance.test_optimizer_updates import REFERENCES
 from tests.support.layer_models import (
     LAYER_MODELS,
     SIZE,
@@ -26,6 +25,7 @@ from tests.support.layer_models import (
     each_gradient,
     sequences,
 )
+from tests.support.optimizer_cases import REFERENCES
 from tests.support.small_models import unbudgeted
 from training_client.lab.models import cross_entropy
 from training_client.optimizers import OPTIMIZERS, PrivateOptimizer, make_optimizer

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from torch import nn
 
-from tests.support.optimizer_cases import PLAN, PUBLIC, QUIET, Tensors, build_optimizer, random_like
+from tests.support.optimizer_cases import (
+    PLAN,
+    PUBLIC,
+    QUIET,
+    REFERENCES,
+    Tensors,
+    build_optimizer,
+    random_like,
+)
 from tests.support.small_models import batch, model, per_example, unbudgeted
 from training_client.lab.models import cross_entropy
 from training_client.optimizers import AdaDps
-
-REFERENCES: dict[str, Callable[[list[nn.Parameter]], torch.optim.Optimizer]] = {
-    "dp_sgd": lambda p: torch.optim.SGD(p, lr=0.05),
-    "dp_adam": lambda p: torch.optim.Adam(p, lr=0.05),
-    "dp_rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.05),
-    "dp_adagrad": lambda p: torch.optim.Adagrad(p, lr=0.05),
-    "adal": lambda p: torch.optim.RMSprop(p, lr=0.05, alpha=0.9, eps=0.0),
-    "adadp": lambda p: torch.optim.RMSprop(p, lr=0.05, alpha=0.9, eps=0.0),
-    "adan": lambda p: torch.optim.SGD(p, lr=0.05),
-}
 
 
 @pytest.mark.parametrize("name", REFERENCES)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -45,6 +45,16 @@ NOISY = [  # noise does not depend on the clipping: one case of each paper varia
     if not name.endswith(PAPER_VARIANT) or (name, state) in (BOXED[0], DAMPED[0])
 ]
 PUBLIC = batch(64)
+# The optimizer of PyTorch that each private one equals without noise and clipping
+REFERENCES: dict[str, Callable[[list[nn.Parameter]], torch.optim.Optimizer]] = {
+    "dp_sgd": lambda p: torch.optim.SGD(p, lr=0.05),
+    "dp_adam": lambda p: torch.optim.Adam(p, lr=0.05),
+    "dp_rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.05),
+    "dp_adagrad": lambda p: torch.optim.Adagrad(p, lr=0.05),
+    "adal": lambda p: torch.optim.RMSprop(p, lr=0.05, alpha=0.9, eps=0.0),
+    "adadp": lambda p: torch.optim.RMSprop(p, lr=0.05, alpha=0.9, eps=0.0),
+    "adan": lambda p: torch.optim.SGD(p, lr=0.05),
+}
 
 
 def build_optimizer(name: str, net: nn.Module, plan: Plan, **options: Any) -> PrivateOptimizer:

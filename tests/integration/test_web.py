@@ -1074,6 +1074,7 @@ def test_amounts_of_a_quote_are_rounded_up() -> None:
     text = template.render(
         path="/", session=None, notes=[], run=run_form.read_run({}), answer=answer,
         dataset={"name": "d", "budget": {"epsilon": 3.0}}, with_values=lambda **_: "",
+        documentation=None,
     )  # fmt: skip
     assert "takes 29.9 % of the budget" in text
     assert "ε ≤ 1.001 of 3" in text

@@ -39,7 +39,7 @@ def test_comments_imports_and_empty_lines_are_no_steps(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("job", ["epsilon", "noise", "two_runs", "unsampled"])
 def test_numbers_are_those_of_the_page(job: str) -> None:
-    """Of this project and of dp_accounting, which are both installed for tests."""
+    """The page shows what the scripts of this project and of dp_accounting print today."""
     _, numbers = PAGE.read_text().split("this project | Opacus 1", 1)
     row = re.search(rf"^\| {re.escape(JOBS[job])} \| (.*) \|$", numbers, re.MULTILINE)
     assert row is not None

@@ -2,7 +2,8 @@
 
 A framework may run each round in a new process, so nothing is kept in memory from one round to the
 next. The reservation is made with an idempotency key derived from the job: a participant that lost
-its own state finds the same reservation again.
+its own state finds the same reservation again, as long as the ledger keeps the key. After that the
+participant makes a second reservation, which costs budget again.
 """
 
 from __future__ import annotations

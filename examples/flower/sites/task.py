@@ -1,4 +1,4 @@
-"""What all sites and the server agree on: the model and the loss."""
+"""The model and the loss, which all sites and the server share."""
 
 from __future__ import annotations
 

@@ -296,7 +296,7 @@ def _within(texts: Any, name: str) -> Any:
 
 def _sentence(schema: Json, rest: list[str], message: str) -> str:
     """Return a sentence about a problem with a field, or with one number of a list."""
-    which = f": number {int(rest[0]) + 1}" if rest and rest[0].isdecimal() else ""
+    which = f", entry {int(rest[0]) + 1} of the list," if rest and rest[0].isdecimal() else ""
     return f"{schema['title']}{which} {message.replace('_', ' ')}."
 
 

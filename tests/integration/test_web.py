@@ -945,7 +945,9 @@ def test_a_problem_within_a_mechanism_stands_beside_it(visitor: Person) -> None:
     expected = "The mechanism must be Gaussian noise without sampling"
     assert problem(text, "release_mechanism_kind").startswith(expected)
     text = visitor.get("/?kind-2=fields&release_kind-2=rdp&release_divergences-2=.1, .2, .19")
-    assert problem(text, "release_divergences-2").startswith("Divergences, entry 3 of the list, must not")
+    assert problem(text, "release_divergences-2").startswith(
+        "Divergences, entry 3 of the list, must not"
+    )
 
 
 def test_mechanisms_are_nested_no_deeper_than_the_form_shows() -> None:

@@ -7,8 +7,8 @@ epsilon(delta=1e-5, noise_multiplier=1.1, dataset_size=60000, batch_size=600, ep
 noise_multiplier(epsilon=2, delta=1e-5, dataset_size=60000, batch_size=600, epochs=10)
 ```
 
-The functions take the options of the command line as keyword arguments. Importing the package is
-quick: NumPy and all else is imported when a function is first used. See README.md and docs/.
+The functions take the options of the command line as keyword arguments. Importing them is quick:
+NumPy and all else is imported when a function is first called. See README.md and docs/.
 """
 
 from __future__ import annotations

@@ -1,23 +1,25 @@
 """The functions of the package: `from accountant_service import epsilon, noise_multiplier, …`.
 
 They take the options of the command line as keyword arguments, check them with the models of the
-API, and return dataclasses. Importing the package does not import this module: the first use does.
+API, and return dataclasses. Each function imports what it needs when it is called, so that
+`from accountant_service import epsilon` is quick: NumPy, SciPy and pydantic come with the first
+answer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from pydantic import BaseModel, ValidationError
-
-from accountant_service import calculator, planner, solver
-from accountant_service.api import plan_schemas, problems, schemas
-from accountant_service.calculator import Comparison
 from accountant_service.errors import InvalidArgumentError
 from accountant_service.guarantee import Guarantee, Interval
-from accountant_service.planner import Plan
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+    from accountant_service.calculator import Comparison
+    from accountant_service.planner import Plan
 
 _RUN: Final = (
     "noise_multiplier",
@@ -29,7 +31,7 @@ _RUN: Final = (
     "sampling",
 )
 
-Model = TypeVar("Model", bound=BaseModel)
+Model = TypeVar("Model", bound="BaseModel")
 Mechanism = Mapping[str, Any]
 
 
@@ -118,7 +120,11 @@ def epsilon(
         InvalidArgumentError: an argument is missing or out of range; the message names it.
         AccountingError: the question has no answer, such as no finite ε.
     """
-    asked = _read_mechanism_request(schemas.EpsilonRequest, locals())
+    given = locals()
+    from accountant_service import calculator
+    from accountant_service.api import schemas
+
+    asked = _read_mechanism_request(schemas.EpsilonRequest, given)
     return calculator.epsilon(
         asked.mechanism, asked.delta, asked.method, asked.neighbouring_relation, asked.tolerance
     )
@@ -159,7 +165,11 @@ def delta(
         InvalidArgumentError: an argument is missing or out of range; the message names it.
         AccountingError: the question has no answer.
     """
-    asked = _read_mechanism_request(schemas.DeltaRequest, locals())
+    given = locals()
+    from accountant_service import calculator
+    from accountant_service.api import schemas
+
+    asked = _read_mechanism_request(schemas.DeltaRequest, given)
     return calculator.delta(
         asked.mechanism, asked.epsilon, asked.method, asked.neighbouring_relation, asked.tolerance
     )
@@ -201,6 +211,9 @@ def compare(
         AccountingError: the tolerance is not reached.
     """
     given = locals()
+    from accountant_service import calculator
+    from accountant_service.api import schemas
+
     if methods is not None:
         given["methods"] = list(methods)
     asked = _read_mechanism_request(schemas.CompareRequest, given)
@@ -254,7 +267,11 @@ def noise_multiplier(
         InvalidArgumentError: an argument is missing or out of range; the message names it.
         AccountingError: no noise multiplier reaches the target.
     """
-    asked = _validate(schemas.NoiseMultiplierRequest, locals())
+    given = locals()
+    from accountant_service import solver
+    from accountant_service.api import schemas
+
+    asked = _validate(schemas.NoiseMultiplierRequest, given)
     found = solver.noise_multiplier(asked.run(), asked.target())
     return SolvedNoiseMultiplier(found.value, found.guarantee, found.risk)
 
@@ -302,7 +319,11 @@ def steps(
         InvalidArgumentError: an argument is missing or out of range; the message names it.
         AccountingError: every number of steps meets the target.
     """
-    asked = _validate(schemas.StepsRequest, locals())
+    given = locals()
+    from accountant_service import solver
+    from accountant_service.api import schemas
+
+    asked = _validate(schemas.StepsRequest, given)
     found = solver.steps(asked.run(), asked.target())
     assert found.next is not None
     return SolvedSteps(int(found.value), found.guarantee, found.next, found.undecided, found.risk)
@@ -345,7 +366,11 @@ def sample_rate(
         InvalidArgumentError: an argument is missing or out of range; the message names it.
         AccountingError: no sample rate reaches the target.
     """
-    asked = _validate(schemas.SampleRateRequest, locals())
+    given = locals()
+    from accountant_service import solver
+    from accountant_service.api import schemas
+
+    asked = _validate(schemas.SampleRateRequest, given)
     found = solver.sample_rate(asked.run(), asked.target())
     return SolvedSampleRate(found.value, found.guarantee, found.risk)
 
@@ -387,7 +412,11 @@ def plan(
         InvalidArgumentError: an argument is missing or out of range; the message names it.
         AccountingError: no noise multiplier reaches the budget.
     """
-    asked = _validate(plan_schemas.PlanRequest, locals())
+    given = locals()
+    from accountant_service import planner
+    from accountant_service.api import plan_schemas
+
+    asked = _validate(plan_schemas.PlanRequest, given)
     return planner.plan(asked.goal(), asked.samplings(), asked.batches(), asked.current())
 
 
@@ -421,6 +450,10 @@ def _validate(
     Raises:
         InvalidArgumentError: an argument is missing or out of range.
     """
+    from pydantic import ValidationError
+
+    from accountant_service.api import problems
+
     try:
         return model.model_validate(_without_none(arguments))
     except ValidationError as error:

@@ -7,7 +7,6 @@ import json
 import pickle
 import subprocess
 import sys
-import time
 from typing import Any
 
 import numpy as np
@@ -41,27 +40,26 @@ SIZES: dict[str, Any] = {"dataset_size": 60_000, "batch_size": 600, "epochs": 10
 TARGET: dict[str, Any] = {"epsilon": 2.0, "delta": 1e-5}
 
 
-def test_importing_the_package_is_quick_and_imports_nothing_heavy() -> None:
+def test_importing_a_function_imports_nothing_heavy() -> None:
+    """What is imported is compared, not seconds: NumPy, SciPy and pydantic take most of one."""
     code = """
-import sys, time
-started = time.process_time()
-import accountant_service
-from accountant_service import __version__
-print(time.process_time() - started)
+import sys
+from accountant_service import compare, delta, epsilon, noise_multiplier, plan, sample_rate, steps
 heavy = {"numpy", "scipy", "pydantic", "fastapi", "sqlalchemy", "typer"}
-print(sorted(heavy & set(sys.modules)), sorted(set(accountant_service.__all__) - {"__version__"}))
-accountant_service.epsilon
+print(sorted(heavy & set(sys.modules)))
+print(sorted(name for name in sys.modules if name.startswith("accountant_service.")))
+epsilon(delta=1e-5, noise_multiplier=1.1, sample_rate=0.01, steps=1)
 print("numpy" in sys.modules)
 """
     said = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     ).stdout.splitlines()
-    assert float(said[0]) < 0.3
-    assert said[1] == f"[] {sorted(FUNCTIONS)}"
-    assert said[2] == "True"
+    ours = ("errors", "functions", "guarantee", "number_format", "version")
+    assert said == ["[]", str([f"accountant_service.{each}" for each in ours]), "True"]
 
 
 def test_the_functions_are_listed_and_an_unknown_name_is_not_there() -> None:
+    assert set(FUNCTIONS) | {"__version__"} == set(accountant_service.__all__)
     assert set(FUNCTIONS) <= set(dir(accountant_service))
     with pytest.raises(AttributeError, match="has no attribute 'epsilom'"):
         _ = accountant_service.epsilom
@@ -204,11 +202,3 @@ def test_an_unknown_argument_is_a_type_error() -> None:
 def test_a_question_without_an_answer_is_an_accounting_error() -> None:
     with pytest.raises(NoFiniteEpsilonError):
         epsilon(delta=1e-9, mechanism={"kind": "approximate_dp", "epsilon": 1.0, "delta": 0.5})
-
-
-def test_the_first_call_takes_seconds_at_most() -> None:
-    started = time.process_time()
-    subprocess.run(
-        [sys.executable, "-c", "from accountant_service import epsilon"], check=True, timeout=60
-    )
-    assert time.process_time() - started < 10

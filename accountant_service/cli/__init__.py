@@ -6,6 +6,8 @@ A module is imported when one of its commands is called, so that `--help` answer
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Annotated, Any, Final
@@ -88,6 +90,33 @@ def load_command(name: str) -> Any:
     return command
 
 
+@contextmanager
+def _own_words(arguments: Sequence[str]) -> Iterator[None]:
+    """Context manager that prints usage and configuration errors as all other errors are printed.
+
+    Args:
+        arguments: with --json, usage errors are printed as JSON.
+    """
+    try:
+        yield
+    except _UsageError as error:
+        if type(error).__name__ == "NoArgsIsHelpError":  # not an error: the command's help
+            raise
+        from accountant_service.cli.problems import exit_with_usage_error
+
+        exit_with_usage_error(error, as_json="--json" in arguments)
+    except Exception as error:
+        if type(error).__module__ not in _CONFIGURATION_ERRORS:
+            raise
+        from accountant_service.cli.configuration import describe_fault
+
+        described = describe_fault(error)
+        if described is None:
+            raise
+        typer.echo(f"error: {described}", err=True)
+        raise typer.Exit(2) from None
+
+
 class _LazyGroup(TyperGroup):
     """A group of commands that lists them without importing their modules."""
 
@@ -100,27 +129,15 @@ class _LazyGroup(TyperGroup):
         prepare_output()
         return super().main(*args, **settings)
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the options before the command's name."""
+        with _own_words(args):
+            return super().parse_args(ctx, args)
+
     def invoke(self, ctx: Any) -> Any:
-        """Run a command; with --json, print usage errors as JSON."""
-        arguments = [*ctx._protected_args, *ctx.args]
-        try:
+        """Run a command."""
+        with _own_words([*ctx._protected_args, *ctx.args]):
             return super().invoke(ctx)
-        except _UsageError as error:
-            if "--json" not in arguments:
-                raise
-            from accountant_service.cli.problems import build_problem, exit_with
-
-            exit_with(build_problem(error.format_message()), {}, as_json=True)
-        except Exception as error:
-            if type(error).__module__ not in _CONFIGURATION_ERRORS:
-                raise
-            from accountant_service.cli.configuration import describe_fault
-
-            described = describe_fault(error)
-            if described is None:
-                raise
-            typer.echo(f"error: {described}", err=True)
-            raise typer.Exit(2) from None
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         """Return the called command's name, the command, and the remaining arguments."""

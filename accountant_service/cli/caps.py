@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from accountant_service.cli.mechanism_options import parse_number
 from accountant_service.cli.names import check_name
+from accountant_service.cli.number_ranges import Range, require_in_range
 from accountant_service.cli.opening import open_repository
 from accountant_service.cli.printing import AsJson, print_rows
 from accountant_service.number_format import round_nearest as shown
@@ -39,7 +41,12 @@ def _choose_holder(team: str | None, key: str | None) -> tuple[HolderKind, str]:
 @caps.command("set")
 def set_cap(
     dataset: Annotated[str, typer.Argument(help="The dataset's name.")],
-    share: Annotated[float, typer.Option(min=0, max=1, help="Share of the budget, from 0 to 1.")],
+    share: Annotated[
+        Any,
+        typer.Option(
+            parser=parse_number, metavar="NUMBER", help="Share of the budget, from 0 to 1."
+        ),
+    ],
     team: TeamOption = None,
     key: KeyOption = None,
 ) -> None:
@@ -48,6 +55,7 @@ def set_cap(
     from accountant_service.ledger.caps import Caps
     from accountant_service.ledger.rules import Cap
 
+    require_in_range(("--share", share, Range(0, 1)))
     kind, holder = _choose_holder(team, key)
     with open_repository() as repository:
         cap = Cap(kind, holder, share)

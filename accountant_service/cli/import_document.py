@@ -14,6 +14,7 @@ from rich.table import Table
 
 from accountant_service import number_format
 from accountant_service.cli.asking import answer_or_exit
+from accountant_service.cli.mechanism_options import parse_count, parse_number
 from accountant_service.cli.names import FORMATS
 from accountant_service.guarantee import NeighbouringRelation
 from accountant_service.number_format import round_nearest as shown
@@ -37,16 +38,32 @@ def import_document(
         typer.Option("--format", help="One of " + ", ".join(FORMATS) + "; else found."),
     ] = None,
     delta: Annotated[
-        float | None, typer.Option("--delta", "-d", help="δ, if the document names none.")
+        Any,
+        typer.Option(
+            "--delta",
+            "-d",
+            help="δ, if the document names none.",
+            parser=parse_number,
+            metavar="NUMBER",
+        ),
     ] = None,
     epsilon: Annotated[
-        float | None, typer.Option("--epsilon", "-E", help="An ε that is claimed.")
+        Any,
+        typer.Option(
+            "--epsilon", "-E", help="An ε that is claimed.", parser=parse_number, metavar="NUMBER"
+        ),
     ] = None,
     dataset_size: Annotated[
-        int | None, typer.Option("--dataset-size", "-n", help="Number of records.")
+        Any,
+        typer.Option(
+            "--dataset-size", "-n", help="Number of records.", parser=parse_count, metavar="INTEGER"
+        ),
     ] = None,
     batch_size: Annotated[
-        int | None, typer.Option("--batch-size", "-b", help="Expected batch size.")
+        Any,
+        typer.Option(
+            "--batch-size", "-b", help="Expected batch size.", parser=parse_count, metavar="INTEGER"
+        ),
     ] = None,
     sampling: Annotated[
         str | None,

@@ -8,7 +8,9 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from accountant_service.cli.mechanism_options import parse_count, parse_number
 from accountant_service.cli.names import check_name
+from accountant_service.cli.number_ranges import Range, require_in_range
 from accountant_service.cli.opening import open_repository
 from accountant_service.cli.printing import AsJson, print_rows
 from accountant_service.ledger.names import Scope
@@ -16,12 +18,14 @@ from accountant_service.ledger.quotas import REQUESTS_PER_MINUTE_MAX
 
 keys = typer.Typer(no_args_is_help=True, help="Create, limit, list and revoke API keys.")
 COMMANDS: Final = {"keys": keys}
+_QUOTAS: Final = Range(1, REQUESTS_PER_MINUTE_MAX, is_whole=True)
+_LIFETIMES: Final = Range(0, 36500, open_=True)  # in days
 Quota = Annotated[
-    int | None,
+    Any,
     typer.Option(
         "--requests-per-minute",
-        min=1,
-        max=REQUESTS_PER_MINUTE_MAX,
+        parser=parse_count,
+        metavar="INTEGER",
         help="The key's quota: as many requests at once, and again at an even rate in a minute.",
     ),
 ]
@@ -38,7 +42,12 @@ def create_key(
         typer.Option("--dataset", help="Bind the key to this dataset. Repeatable."),
     ] = None,
     expires_in_days: Annotated[
-        float | None, typer.Option(help="Days until the key expires. Default: never.")
+        Any,
+        typer.Option(
+            parser=parse_number,
+            metavar="NUMBER",
+            help="Days until the key expires. Default: never.",
+        ),
     ] = None,
     team: Annotated[
         str | None, typer.Option(help="The team whose runs and caps the key shares.")
@@ -49,6 +58,10 @@ def create_key(
     from accountant_service.ledger.api_keys import Keys
     from accountant_service.ledger.repository import now
 
+    require_in_range(
+        ("--expires-in-days", expires_in_days, _LIFETIMES),
+        ("--requests-per-minute", requests_per_minute, _QUOTAS),
+    )
     expires = None if expires_in_days is None else now() + int(86400e6 * expires_in_days)
     with open_repository() as repository:
         token, _ = Keys(repository).create(
@@ -116,6 +129,7 @@ def limit_key(
     """Set or remove the quota of a key. It counts from now on."""
     from accountant_service.ledger.api_keys import COMMAND_LINE, Keys
 
+    require_in_range(("--requests-per-minute", requests_per_minute, _QUOTAS))
     if unlimited == (requests_per_minute is not None):
         raise typer.BadParameter("give one of --requests-per-minute and --unlimited")
     with open_repository() as repository:

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from accountant_service import number_format
 from accountant_service.cli.asking import answer_or_exit
+from accountant_service.cli.mechanism_options import parse_count, parse_number
 from accountant_service.guarantee import NeighbouringRelation
 
 Json = dict[str, Any]
@@ -29,25 +30,68 @@ COMMANDS: Final = {"plan": plan_app}
 @plan_app.command(epilog="Example: accountant plan -E 2 -d 1e-5 -n 60000 -e 20 -b 256")
 def plan(
     epsilon: Annotated[
-        float | None, typer.Option("--epsilon", "-E", help="ε of the budget, such as 2.")
+        Any,
+        typer.Option(
+            "--epsilon",
+            "-E",
+            help="ε of the budget, such as 2.",
+            parser=parse_number,
+            metavar="NUMBER",
+        ),
     ] = None,
     delta: Annotated[
-        float | None, typer.Option("--delta", "-d", help="δ of the budget, such as 1e-5.")
+        Any,
+        typer.Option(
+            "--delta",
+            "-d",
+            help="δ of the budget, such as 1e-5.",
+            parser=parse_number,
+            metavar="NUMBER",
+        ),
     ] = None,
     dataset_size: Annotated[
-        int | None, typer.Option("--dataset-size", "-n", help="Number of records.")
+        Any,
+        typer.Option(
+            "--dataset-size", "-n", help="Number of records.", parser=parse_count, metavar="INTEGER"
+        ),
     ] = None,
     epochs: Annotated[
-        float | None, typer.Option("--epochs", "-e", help="Compute limit: passes over the data.")
+        Any,
+        typer.Option(
+            "--epochs",
+            "-e",
+            help="Compute limit: passes over the data.",
+            parser=parse_number,
+            metavar="NUMBER",
+        ),
     ] = None,
     examples: Annotated[
-        int | None, typer.Option(help="Compute limit instead of epochs: batch size times steps.")
+        Any,
+        typer.Option(
+            help="Compute limit instead of epochs: batch size times steps.",
+            parser=parse_count,
+            metavar="INTEGER",
+        ),
     ] = None,
     batch_size: Annotated[
-        int | None, typer.Option("--batch-size", "-b", help="Today's choice, to compare with.")
+        Any,
+        typer.Option(
+            "--batch-size",
+            "-b",
+            help="Today's choice, to compare with.",
+            parser=parse_count,
+            metavar="INTEGER",
+        ),
     ] = None,
     steps: Annotated[
-        int | None, typer.Option("--steps", "-t", help="Today's steps; with --batch-size.")
+        Any,
+        typer.Option(
+            "--steps",
+            "-t",
+            help="Today's steps; with --batch-size.",
+            parser=parse_count,
+            metavar="INTEGER",
+        ),
     ] = None,
     sampling: Annotated[
         str | None, typer.Option(help="poisson, balls_in_bins, or both (the default).")
@@ -56,12 +100,26 @@ def plan(
         str | None, typer.Option(help="One of " + ", ".join(NeighbouringRelation) + ".")
     ] = None,
     points: Annotated[
-        int | None, typer.Option(help="Batch sizes for each sampling; 20 by default.")
+        Any,
+        typer.Option(
+            help="Batch sizes for each sampling; 20 by default.",
+            parser=parse_count,
+            metavar="INTEGER",
+        ),
     ] = None,
-    smallest_batch_size: Annotated[int | None, typer.Option(help="Smallest batch size.")] = None,
-    largest_batch_size: Annotated[int | None, typer.Option(help="Largest batch size.")] = None,
+    smallest_batch_size: Annotated[
+        Any, typer.Option(help="Smallest batch size.", parser=parse_count, metavar="INTEGER")
+    ] = None,
+    largest_batch_size: Annotated[
+        Any, typer.Option(help="Largest batch size.", parser=parse_count, metavar="INTEGER")
+    ] = None,
     steps_min: Annotated[
-        int | None, typer.Option(help="Fewest steps of a recommended run; 100 by default.")
+        Any,
+        typer.Option(
+            help="Fewest steps of a recommended run; 100 by default.",
+            parser=parse_count,
+            metavar="INTEGER",
+        ),
     ] = None,
     plot: Annotated[
         Path | None, typer.Option(help="Also draw the frontier into this SVG, PNG or PDF file.")

@@ -21,6 +21,8 @@ Json = dict[str, Any]
 Result = TypeVar("Result")
 Body = TypeVar("Body", bound="BaseModel")
 _EXIT_CODE: Final = 2
+_MALFORMED: Final = "The request is malformed"
+_NOT_A_CHOICE: Final = re.compile(r"('.*?') is not one of (.*?)\.?", re.DOTALL)
 # values with which a request is checked again, to find faults behind those of other fields
 _SUBSTITUTES: Final = {"noise_multiplier": 1.0, "delta": 1e-5, "epsilon": 1.0}
 
@@ -42,7 +44,7 @@ def build_problem(detail: str, pointer: str = "", code: str = "invalid-request")
     from accountant_service.api import problems
 
     errors = [{"pointer": pointer, "message": detail}] if pointer else []
-    return problems.document(422, code, "The request is malformed", detail, errors)
+    return problems.document(422, code, _MALFORMED, detail, errors)
 
 
 def validate(model: type[Body], given: Json) -> Body:
@@ -132,6 +134,64 @@ def exit_with(problem: Json, options: Mapping[str, str], *, as_json: bool) -> No
     """Print an error answer with option names in place of field names; exit with code 2."""
     print_problem(translate(problem, options), as_json)
     raise typer.Exit(_EXIT_CODE)
+
+
+def exit_with_faults(faults: Sequence[Json], *, as_json: bool = False) -> NoReturn:
+    """Print what is wrong with a call of a command; exit with code 2.
+
+    Without `as_json` nothing of the API is imported, which takes a second.
+
+    Args:
+        faults: what is wrong, each with `message` and perhaps the `option`.
+        as_json: whether to print the API's problem document as JSON.
+    """
+    if as_json:
+        first = faults[0]
+        detail = f"{first.get('option', '')} {first['message']}".lstrip()
+        problem = build_problem(detail) | {"errors": [{"pointer": ""} | each for each in faults]}
+    else:
+        problem = {"title": _MALFORMED, "code": "invalid-request", "errors": faults}
+    print_problem(problem, as_json)
+    raise typer.Exit(_EXIT_CODE)
+
+
+def exit_with_usage_error(error: Any, *, as_json: bool) -> NoReturn:
+    """Print a usage error that Typer found, such as an unknown option; exit with code 2.
+
+    Args:
+        error: a usage error of Typer's.
+        as_json: whether to print the API's problem document as JSON.
+    """
+    fault = _describe_usage_error(error)
+    if "option" not in fault and error.ctx is not None:
+        called = f"{error.ctx.command_path} {error.ctx.help_option_names[0]}"
+        fault["message"] = f"{fault['message'].removesuffix('.')}. Try: {called}"
+    exit_with_faults([fault], as_json=as_json)
+
+
+def _describe_usage_error(error: Any) -> Json:
+    """Return what is wrong, and the option or argument if the error has one."""
+    if not isinstance(error, typer.BadParameter):
+        return {"message": error.format_message()}
+    named = _name_parameter(error)
+    message = error.message.removeprefix("Value error, ")
+    if type(error).__name__ == "MissingParameter":
+        choices = " ".join(error.format_message().partition("Choose from:")[2].split())
+        message = f"is required: one of {choices}" if choices else "is required"
+    elif found := _NOT_A_CHOICE.fullmatch(message):
+        message = f"must be one of {found[2].replace(chr(39), '')}, not {found[1]}"
+    return {"message": message} | named
+
+
+def _name_parameter(error: Any) -> Json:
+    """Return the option or argument that an error is about, if there is one."""
+    if error.param_hint is not None:
+        return {"option": error.param_hint}
+    if error.param is None:
+        return {}
+    if error.param.param_type_name == "argument":
+        return {"option": (error.param.metavar or error.param.name).upper()}
+    return {"option": max(error.param.opts, key=len)}
 
 
 def translate(problem: Json, options: Mapping[str, str]) -> Json:

@@ -11,6 +11,8 @@ import typer
 from typer.core import TyperGroup
 
 from accountant_service.cli.access import call_ledger
+from accountant_service.cli.mechanism_options import parse_count
+from accountant_service.cli.number_ranges import Range, require_in_range
 from accountant_service.cli.problems import CommandProblemError, build_problem, run_or_exit
 from accountant_service.disclosure.formats import SUFFIXES, Format
 
@@ -49,8 +51,14 @@ WantedFormat = Annotated[
     typer.Option("--format", "-f", help="By default that of the file's name, or html."),
 ]
 RegistryTier = Annotated[
-    int, typer.Option(min=1, max=3, help="Tier of the deployments registry's record.")
+    Any,
+    typer.Option(
+        parser=parse_count,
+        metavar="INTEGER",
+        help="Tier of the deployments registry's record: 1, 2 or 3.",
+    ),
 ]
+_TIERS: Final = Range(1, 3, is_whole=True)
 
 
 @report_app.command("dataset")
@@ -61,6 +69,7 @@ def report_dataset(
     tier: RegistryTier = 3,
 ) -> None:
     """Report on a dataset: all of its runs together, also those still to come."""
+    require_in_range(("--tier", tier, _TIERS))
     chosen = _choose_format(output, wanted)
     facts = call_ledger(lambda ledger: ledger.get_facts(name), {}, as_json=False)
     _write(facts, chosen, output, tier)
@@ -76,6 +85,7 @@ def report_run(
     """Report on a run that has ended."""
     from accountant_service.disclosure.facts import facts_of_certificate
 
+    require_in_range(("--tier", tier, _TIERS))
     chosen = _choose_format(output, wanted)
     facts = call_ledger(
         lambda ledger: facts_of_certificate(ledger.get_certificate(identifier)), {}, as_json=False
@@ -94,6 +104,7 @@ def report_certificate(
     ] = None,
 ) -> None:
     """Report on a run from its certificate. No ledger is needed."""
+    require_in_range(("--tier", tier, _TIERS))
     chosen = _choose_format(output, wanted)
     _write(_run(lambda: _read_certificate(file, public_key)), chosen, output, tier)
 

@@ -3,26 +3,37 @@
 from __future__ import annotations
 
 import socket
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
 
+from accountant_service.cli.mechanism_options import parse_count
+from accountant_service.cli.number_ranges import Range, require_in_range
 from accountant_service.fork_server import FORK_SERVER
 
 serve_app = typer.Typer()
 COMMANDS: Final = {"serve": serve_app}
+_PORTS: Final = Range(1, 65535, is_whole=True)
+_WORKERS: Final = Range(1, 64, is_whole=True)
 
 
 @serve_app.command()
 def serve(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8000,
+    port: Annotated[
+        Any, typer.Option(parser=parse_count, metavar="INTEGER", help="Port to listen on.")
+    ] = 8000,
     workers: Annotated[
-        int | None,
-        typer.Option(min=1, max=64, help="Server processes; ACCOUNTANT_WORKERS by default."),
+        Any,
+        typer.Option(
+            parser=parse_count,
+            metavar="INTEGER",
+            help="Server processes; ACCOUNTANT_WORKERS by default.",
+        ),
     ] = None,
 ) -> None:
     """Run the service: the API, its documentation at /docs, health at /healthz."""
+    require_in_range(("--port", port, _PORTS), ("--workers", workers, _WORKERS))
     _require_free(host, port)
     # both processes import for a second: at the same time, so that the first questions after a
     # start do not wait for it

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
 
+from accountant_service.cli.mechanism_options import parse_number
+from accountant_service.cli.number_ranges import Range, require_in_range
 from accountant_service.cli.opening import open_repository
 from accountant_service.cli.printing import AsJson, print_rows
 
@@ -25,8 +27,12 @@ def add(
         str | None, typer.Option(help="Only this dataset. Default: all, and API keys.")
     ] = None,
     share: Annotated[
-        list[float] | None,
-        typer.Option(help="Share of a budget, such as 0.8. Repeatable. Default: 0.5, 0.8, 0.95."),
+        list[Any] | None,
+        typer.Option(
+            parser=parse_number,
+            metavar="NUMBER",
+            help="Share of a budget, such as 0.8. Repeatable. Default: 0.5, 0.8, 0.95.",
+        ),
     ] = None,
 ) -> None:
     """Add a webhook, and print its secret on one line. It cannot be shown again."""
@@ -35,6 +41,7 @@ def add(
     from accountant_service.ledger.repository import now
     from accountant_service.ledger.webhooks import SHARES, create_webhook
 
+    require_in_range(("--share", share, Range(0, 1, open_=True)))
     try:
         made = create_webhook(url, dataset, share or SHARES, now())
     except ValueError as error:

@@ -63,6 +63,17 @@ MISTAKES = [
     Mistake(
         "noise-multiplier -q .01 -t 9 --mu 1e-9", ("no noise multiplier between 0.01 and 1e6",)
     ),
+    Mistake(
+        "plan -E x -d 2 -n 9.5 -e 5 --points 1",
+        (
+            "--epsilon must be a valid number, not 'x'",
+            "--delta must be < 1, not 2",
+            "--dataset-size must be a valid integer, not 9.5",
+            "--points must be ≥ 2, not 1",
+        ),
+    ),
+    Mistake("import none.json", ("FILE cannot be read", "none.json")),
+    Mistake("import text.txt -d x", ("--delta must be a valid number, not 'x'",)),
     # mechanisms
     Mistake(
         "epsilon -m {kind:gaussian} -d 1e-5", ("--mechanism is not JSON", '"kind": "gaussian"')
@@ -114,9 +125,37 @@ MISTAKES = [
     ),
     Mistake("verify text.txt --model text.txt", ("it is not a certificate", "not valid")),
     # keys, servers and settings
-    Mistake("keys create --scope boss", ("--scope", "'boss' is not one of 'compute'")),
+    Mistake("keys create --scope boss", ("--scope must be one of compute, ", ", not 'boss'")),
+    Mistake("keys create", ("--scope is required: one of compute, ",)),
+    Mistake(
+        "keys create --scope compute --expires-in-days nan --requests-per-minute 0.5",
+        (
+            "--expires-in-days must be a number between 0 and 36500, not nan",
+            "--requests-per-minute must be a whole number from 1 to 1000000, not 0.5",
+        ),
+    ),
     Mistake("keys revoke none", ("there is no key 'none'",)),
-    Mistake("serve --port 99999", ("--port", "65535")),
+    Mistake("caps set adult --team a --share 2", ("--share must be a number from 0 to 1, not 2",)),
+    Mistake("caps set --share 1", ("DATASET is required",)),
+    Mistake("caps set adult --share 1", ("give one of --team and --key",)),
+    Mistake(
+        "webhook add https://example.org --share 1 --share half",
+        (
+            "--share must be a number between 0 and 1, not 1",
+            "--share must be a number between 0 and 1, not 'half'",
+        ),
+    ),
+    Mistake("report dataset adult --tier 4", ("--tier must be a whole number from 1 to 3, not 4",)),
+    Mistake(
+        "serve --port 99999 --workers 0",
+        (
+            "--port must be a whole number from 1 to 65535, not 99999",
+            "--workers must be a whole number from 1 to 64, not 0",
+        ),
+    ),
+    Mistake("serve --port http", ("--port must be a whole number from 1 to 65535, not 'http'",)),
+    Mistake("serve now", ("unexpected extra argument", "Try: accountant serve -h")),
+    Mistake("--verbose", ("No such option: --verbose", "Try: accountant -h")),
     Mistake(
         "dataset list",
         ("does not answer", "accountant serve", "unset ACCOUNTANT_API_KEY"),
@@ -157,7 +196,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def invoke(command: str, **environment: str) -> Result:
     settings = {"COLUMNS": "300", "ACCOUNTANT_API_KEY": ""} | environment
-    return CliRunner().invoke(cli.app, command.split(), env=settings)
+    return CliRunner().invoke(cli.app, command.split(), env=settings, prog_name="accountant")
 
 
 def test_at_least_forty_different_mistakes_are_listed() -> None:
@@ -176,6 +215,8 @@ def test_a_mistake_is_named_with_the_way_out(
     for words in mistake.says:
         assert words in found.output, found.output
     assert "Traceback" not in found.output
+    for words_of_typer in ("Invalid value", "Usage:", "Missing", "Input should"):
+        assert words_of_typer not in found.output
 
 
 def test_with_json_a_mistake_is_the_problem_of_the_api(folder: Path) -> None:

@@ -11,6 +11,7 @@ import argparse
 import ast
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -98,6 +99,18 @@ def run(script: Path, python: str) -> str:
         ).stdout
 
 
+def find_program(name: str) -> str:
+    """Return the absolute path of a program: the scripts run in another folder.
+
+    Raises:
+        ArgumentTypeError: there is no such program.
+    """
+    found = shutil.which(name)
+    if found is None:
+        raise argparse.ArgumentTypeError(f"there is no program {name!r}")
+    return str(Path(found).absolute())  # not resolved: a link leads out of an environment
+
+
 def find_versions(python: str) -> dict[str, str]:
     """Return the versions of those libraries that an environment has."""
     code = """
@@ -169,7 +182,9 @@ def run_jobs(python: str) -> dict[tuple[str, str], str]:
 def main() -> None:
     """Do the jobs, print the tables, and write them if asked to."""
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
-    options.add_argument("--python", default=sys.executable, help="with the other libraries")
+    options.add_argument(
+        "--python", type=find_program, default=sys.executable, help="with the other libraries"
+    )
     options.add_argument("--write", action="store_true", help=f"into {PAGE.relative_to(ROOT)}")
     asked = options.parse_args()
     versions = find_versions(asked.python)

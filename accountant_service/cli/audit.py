@@ -15,7 +15,7 @@ from rich.table import Table
 if TYPE_CHECKING:
     from accountant_service import paper_audit as claims
 
-audit_app = typer.Typer()
+audit_app = typer.Typer(add_completion=False)
 COMMANDS: Final = {"audit": audit_app}
 
 

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from accountant_service.ledger.rules import HolderKind
 
 caps = typer.Typer(
-    no_args_is_help=True, help="Limit what teams and keys may take of a dataset's budget."
+    add_completion=False,
+    no_args_is_help=True,
+    help="Limit what teams and keys may take of a dataset's budget.",
 )
 COMMANDS: Final = {"caps": caps}
 

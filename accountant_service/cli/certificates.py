@@ -19,7 +19,7 @@ from accountant_service.number_format import round_nearest as shown
 if TYPE_CHECKING:
     from accountant_service.ledger import certificate
 
-verify_app = typer.Typer()
+verify_app = typer.Typer(add_completion=False)
 COMMANDS: Final = {"verify": verify_app}
 
 

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.progress import Progress, TaskID
 
-db = typer.Typer(no_args_is_help=True)
+db = typer.Typer(add_completion=False, no_args_is_help=True)
 COMMANDS: Final = {"db": db}
 
 

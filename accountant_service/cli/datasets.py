@@ -31,6 +31,7 @@ from accountant_service.guarantee import NeighbouringRelation
 from accountant_service.number_format import round_nearest as shown
 
 dataset_app = typer.Typer(
+    add_completion=False,
     no_args_is_help=True,
     help="Create, list, show, quote and close datasets with a budget.",
     epilog="With ACCOUNTANT_API_KEY these commands ask the service at ACCOUNTANT_SERVICE; without "

@@ -24,7 +24,7 @@ Json = dict[str, Any]
 _COLOURS: Final = {"error": "bold red", "warning": "yellow", "note": "dim"}
 _ENDPOINT: Final = "/v1/import"
 
-import_app = typer.Typer()
+import_app = typer.Typer(add_completion=False)
 COMMANDS: Final = {"import": import_app}
 
 

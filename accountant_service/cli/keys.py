@@ -16,7 +16,9 @@ from accountant_service.cli.printing import AsJson, print_rows
 from accountant_service.ledger.names import Scope
 from accountant_service.ledger.quotas import REQUESTS_PER_MINUTE_MAX
 
-keys = typer.Typer(no_args_is_help=True, help="Create, limit, list and revoke API keys.")
+keys = typer.Typer(
+    add_completion=False, no_args_is_help=True, help="Create, limit, list and revoke API keys."
+)
 COMMANDS: Final = {"keys": keys}
 _QUOTAS: Final = Range(1, REQUESTS_PER_MINUTE_MAX, is_whole=True)
 _LIFETIMES: Final = Range(0, 36500, open_=True)  # in days

@@ -21,7 +21,9 @@ from accountant_service.ledger.names import EntryKind
 if TYPE_CHECKING:
     from accountant_service.ledger.plans import StepsLeft
 
-ledger = typer.Typer(no_args_is_help=True, help="Verify, show and export the budget ledger.")
+ledger = typer.Typer(
+    add_completion=False, no_args_is_help=True, help="Verify, show and export the budget ledger."
+)
 COMMANDS: Final = {"ledger": ledger}
 
 

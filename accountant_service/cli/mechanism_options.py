@@ -1,8 +1,10 @@
-"""Options that describe a run or any mechanism: numbers, and `-m` with JSON, a file or a pipe."""
+"""Options that describe runs or any mechanism: numbers, `--and` with a run, `-m` with JSON."""
 
 from __future__ import annotations
 
+import getopt
 import json
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -82,15 +84,72 @@ Mechanisms = Annotated[
     list[str] | None,
     typer.Option("--mechanism", "-m", help=MECHANISM_HELP, rich_help_panel=PANEL),
 ]
-RUN_FIELDS: Final = (
-    "noise_multiplier",
-    "sample_rate",
-    "steps",
-    "dataset_size",
-    "batch_size",
-    "epochs",
-    "sampling",
+
+
+RUN_FLAGS: Final[dict[str, tuple[str, ...]]] = {  # the options that give the fields of a run
+    "noise_multiplier": ("--noise-multiplier", "-s"),
+    "sample_rate": ("--sample-rate", "-q"),
+    "steps": ("--steps", "-t"),
+    "dataset_size": ("--dataset-size", "-n"),
+    "batch_size": ("--batch-size", "-b"),
+    "epochs": ("--epochs", "-e"),
+    "sampling": ("--sampling",),
+}
+_FIELDS: Final = {flag: name for name, flags in RUN_FLAGS.items() for flag in flags}
+_PARSERS: Final[dict[str, Callable[[str], Any]]] = {
+    "noise_multiplier": parse_number,
+    "sample_rate": parse_number,
+    "steps": parse_count,
+    "dataset_size": parse_count,
+    "batch_size": parse_count,
+    "epochs": parse_number,
+    "sampling": str,
+}
+OTHER_RUNS_POINTER: Final = "/other_runs"  # of a fault in `--and` itself
+OTHER_RUNS_HELP: Final = (
+    'Another run on the same data, by its options: --and "-b 256 -e 5 -s 1.5". Repeatable. '
+    "Without --dataset-size it has that of the first run."
 )
+
+
+def read_run(text: str, dataset_size: Any = None) -> Json:
+    """Read a run that is given by its options, as in "-b 256 -e 5 -s 1.5".
+
+    Args:
+        text: the options.
+        dataset_size: the number of records, if the run has a batch size and names no other.
+
+    Raises:
+        CommandProblemError: the text is not options of a run.
+    """
+    short = "".join(f"{flag[1:]}:" for flag in _FIELDS if len(flag) == 2)
+    long = [f"{flag[2:]}=" for flag in _FIELDS if len(flag) > 2]
+    try:
+        words = shlex.split(text)
+        for word in words:  # getopt would take the beginning of a name for the name
+            if word.startswith("--") and word.partition("=")[0] not in _FIELDS:
+                raise ValueError(f"there is no option {word}")
+        found, rest = getopt.gnu_getopt(words, short, long)
+    except (getopt.GetoptError, ValueError) as error:
+        raise _refuse_run(text, str(error)) from None
+    if rest or not found:
+        raise _refuse_run(text, f"{rest[0]!r} belongs to no option" if rest else "it has no option")
+    run: Json = {}
+    for flag, value in found:
+        name = _FIELDS[flag]
+        if name in run:
+            raise _refuse_run(text, f"{RUN_FLAGS[name][0]} is given twice")
+        run[name] = _PARSERS[name](value)
+    if dataset_size is not None and "batch_size" in run:
+        run.setdefault("dataset_size", dataset_size)
+    return {"kind": "dp_sgd", **run}
+
+
+def _refuse_run(text: str, reason: str) -> CommandProblemError:
+    """Return the error of a run that is not given by options."""
+    flags = ", ".join("/".join(reversed(each)) for each in RUN_FLAGS.values())
+    message = f"must be the options of a run ({flags}), not {text!r}: {reason}"
+    return CommandProblemError(build_problem(message, OTHER_RUNS_POINTER))
 
 
 def read_mechanisms(texts: Sequence[str]) -> list[Json]:

@@ -23,7 +23,7 @@ _WIDE: Final = 60  # columns from which the table also has σ/B and epochs
 _MARKS: Final = {"recommended": "▸", "current": "•"}
 _COLOURS: Final = {"warning": "yellow", "note": "dim"}
 
-plan_app = typer.Typer()
+plan_app = typer.Typer(add_completion=False)
 COMMANDS: Final = {"plan": plan_app}
 
 

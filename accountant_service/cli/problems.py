@@ -241,7 +241,7 @@ _DATASET_WORDS: Final = {  # of commands that take the number of records from th
 def _names(options: Mapping[str, str]) -> dict[str, str]:
     """Map each API field's name to the command-line option that sets it."""
     return {
-        pointer.rpartition("/")[2]: option
+        pointer.rpartition("/")[2]: option.split()[0]  # "--steps of --and" without its end
         for pointer, option in options.items()
         if option.startswith("--") and pointer.rpartition("/")[2].isidentifier()
     }

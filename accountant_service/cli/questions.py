@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from inspect import Parameter, Signature
 from typing import Any, Final
 
@@ -20,12 +21,15 @@ from accountant_service import number_format
 from accountant_service.cli.encoding import spell
 from accountant_service.cli.mechanism_options import (
     MECHANISM_HELP,
-    RUN_FIELDS,
+    OTHER_RUNS_HELP,
+    OTHER_RUNS_POINTER,
+    RUN_FLAGS,
     find_dataset_size,
     join_mechanisms,
     parse_count,
     parse_number,
     read_mechanisms,
+    read_run,
 )
 from accountant_service.cli.names import DEFAULT_METHOD, METHODS
 from accountant_service.cli.printing import is_narrow, open_console, print_records
@@ -62,25 +66,22 @@ _OPTIONS: Final = {
     "delta": _number_option("δ, such as 1e-5.", "--delta", "-d"),
     "noise_multiplier": _number_option(
         "σ: noise standard deviation over the clip norm.",
-        "--noise-multiplier",
-        "-s",
+        *RUN_FLAGS["noise_multiplier"],
         panel=_RUN_PANEL,
     ),
     "sample_rate": _number_option(
-        "q: expected batch size over dataset size.", "--sample-rate", "-q", panel=_RUN_PANEL
+        "q: expected batch size over dataset size.", *RUN_FLAGS["sample_rate"], panel=_RUN_PANEL
     ),
-    "steps": _count_option("T: number of steps.", "--steps", "-t", panel=_RUN_PANEL),
+    "steps": _count_option("T: number of steps.", *RUN_FLAGS["steps"], panel=_RUN_PANEL),
     "dataset_size": _count_option(
         "Number of records; with --batch-size, instead of --sample-rate.",
-        "--dataset-size",
-        "-n",
+        *RUN_FLAGS["dataset_size"],
         panel=_RUN_PANEL,
     ),
-    "batch_size": _count_option("Expected batch size.", "--batch-size", "-b", panel=_RUN_PANEL),
+    "batch_size": _count_option("Expected batch size.", *RUN_FLAGS["batch_size"], panel=_RUN_PANEL),
     "epochs": _number_option(
         "Instead of --steps, with --dataset-size and --batch-size.",
-        "--epochs",
-        "-e",
+        *RUN_FLAGS["epochs"],
         panel=_RUN_PANEL,
     ),
     "sampling": _option(
@@ -94,6 +95,7 @@ _OPTIONS: Final = {
         "--mechanism",
         "-m",
     ),
+    "other_runs": _option(list[str] | None, OTHER_RUNS_HELP, "--and", metavar="OPTIONS"),
     "method": _option(
         str | None,
         f"Accounting method, {DEFAULT_METHOD} by default. One of {', '.join(METHODS)}.",
@@ -121,7 +123,7 @@ _OPTIONS: Final = {
     ),
 }
 _SHAPE: Final = ("dataset_size", "batch_size", "epochs", "sampling")
-_MECHANISM: Final = (*RUN_FIELDS, "mechanism")
+_MECHANISM: Final = (*RUN_FLAGS, "other_runs", "mechanism")
 _RISK: Final = (
     "advantage",
     "attack_success",
@@ -133,6 +135,13 @@ _RISK: Final = (
 _TARGET: Final = ("epsilon", "delta", *_RISK)
 _TARGET_OPTIONS: Final = {  # of commands that solve for a parameter
     "epsilon": _number_option("Target ε, such as 2; with --delta.", "--epsilon", "-E"),
+    "other_runs": _option(
+        list[str] | None,
+        "Another run on the same data that counts towards the target, by its options: "
+        '--and "-b 256 -e 5 -s 1.5". Repeatable. Without --dataset-size it has that of this run.',
+        "--and",
+        metavar="OPTIONS",
+    ),
     "mechanism": _option(
         list[str] | None,
         "Releases made before the run on the same data: both together meet the target. "
@@ -177,7 +186,7 @@ _QUESTIONS: Final = (
     _Question(
         "noise-multiplier",
         "Find the least noise multiplier with which a run meets an (ε, δ) or risk target.",
-        (*_TARGET, "sample_rate", "steps", *_SHAPE, "mechanism", *_CLAIM),
+        (*_TARGET, "sample_rate", "steps", *_SHAPE, "other_runs", "mechanism", *_CLAIM),
         "-q 0.01 -t 1000 -E 2 -d 1e-5",
     ),
     _Question(
@@ -190,6 +199,7 @@ _QUESTIONS: Final = (
             "dataset_size",
             "batch_size",
             "sampling",
+            "other_runs",
             "mechanism",
             *_CLAIM,
         ),
@@ -198,7 +208,7 @@ _QUESTIONS: Final = (
     _Question(
         "sample-rate",
         "Find the largest sample rate with which a run meets an (ε, δ) or risk target.",
-        (*_TARGET, "noise_multiplier", "steps", "mechanism", *_CLAIM),
+        (*_TARGET, "noise_multiplier", "steps", "other_runs", "mechanism", *_CLAIM),
         "-s 1.1 -t 1000 -E 2 -d 1e-5",
     ),
     _Question(
@@ -217,11 +227,11 @@ def _create_command(command: _Question) -> typer.Typer:
         """Compute the answer to the given options, and print it."""
         as_json = options.pop("as_json")
         given = {name: value for name, value in options.items() if value is not None}
-        texts = given.pop("mechanism", [])
-        pointers = _map_pointers(command, given, len(texts))
-        answer, size = run_or_exit(
-            lambda: _answer(command, given, texts), pointers, as_json=as_json
-        )
+        read = partial(_read_parts, command, given)
+        parts = run_or_exit(read, _PART_OPTIONS, as_json=as_json)
+        pointers = _map_pointers(command, parts)
+        answer = run_or_exit(lambda: _answer(command, given, parts), pointers, as_json=as_json)
+        size = find_dataset_size([given, *(part.mechanism for part in parts)])
         warning = _warn_about_delta(answer, size)
         if as_json:
             typer.echo(json.dumps(answer, indent=2))
@@ -242,7 +252,7 @@ def _create_command(command: _Question) -> typer.Typer:
         ]
     )
     epilog = f"Example: accountant {command.name} {command.example}"
-    app = typer.Typer()
+    app = typer.Typer(add_completion=False)
     app.command(command.name, help=command.help, epilog=epilog)(run)
     return app
 
@@ -252,8 +262,43 @@ def _is_solver(command: _Question) -> bool:
     return "advantage" in command.options
 
 
-def _answer(command: _Question, given: Json, texts: Sequence[str]) -> tuple[Json, int | None]:
-    """Compute the answer to a command's options; also return the number of records, if known.
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A mechanism among those of a command.
+
+    Attributes:
+        mechanism: as JSON.
+        option: the option that gave it, with the text of a run; "" for the run of the command's own
+            options.
+    """
+
+    mechanism: Json
+    option: str
+
+
+_PART_OPTIONS: Final = {"/mechanism": "--mechanism", OTHER_RUNS_POINTER: "--and"}
+
+
+def _read_parts(command: _Question, given: Json) -> list[_Part]:
+    """Take the mechanisms out of a command's options, and return them.
+
+    Raises:
+        CommandProblemError: one cannot be read.
+    """
+    found = read_mechanisms(given.pop("mechanism", None) or [])
+    parts = [_Part(each, "--mechanism") for each in found]
+    size = given.get("dataset_size")
+    texts = given.pop("other_runs", None) or []
+    parts += [_Part(read_run(text, size), f'--and "{text}"') for text in texts]
+    if not _is_solver(command):
+        run: Json = {name: given.pop(name) for name in RUN_FLAGS if name in given}
+        if run or not parts:
+            parts.append(_Part({"kind": "dp_sgd", **run}, ""))
+    return parts
+
+
+def _answer(command: _Question, given: Json, parts: Sequence[_Part]) -> Json:
+    """Compute the answer to a command's options.
 
     Raises:
         CommandProblemError: the request is malformed.
@@ -262,40 +307,27 @@ def _answer(command: _Question, given: Json, texts: Sequence[str]) -> tuple[Json
     from accountant_service.api.questions import ENDPOINTS
 
     body = dict(given)
-    mechanisms = read_mechanisms(texts)
-    size = find_dataset_size([given, mechanisms])
-    if _is_solver(command):
-        body |= {"earlier": join_mechanisms(mechanisms)} if mechanisms else {}
-    else:
-        run: Json = {name: body.pop(name) for name in RUN_FIELDS if name in body}
-        if run or not mechanisms:
-            mechanisms.append({"kind": "dp_sgd", **run})
-        body["mechanism"] = join_mechanisms(mechanisms)
+    if parts:
+        name = "earlier" if _is_solver(command) else "mechanism"
+        body[name] = join_mechanisms([part.mechanism for part in parts])
     endpoint = ENDPOINTS[f"/v1/{command.name}"]
     request = validate(endpoint.request, body)
-    return endpoint.answer(request).model_dump(mode="json"), size
+    return endpoint.answer(request).model_dump(mode="json")
 
 
-def _map_pointers(command: _Question, given: Json, count: int) -> dict[str, str]:
-    """Map each JSON pointer of the request to the option that sets its value.
-
-    Args:
-        command: the command.
-        given: the options except mechanisms.
-        count: the number of mechanisms given.
-    """
+def _map_pointers(command: _Question, parts: Sequence[_Part]) -> dict[str, str]:
+    """Map each JSON pointer of the request to the option that sets its value."""
     names = {name: "--" + name.replace("_", "-") for name in command.options}
-    pointers = {f"/{name}": option for name, option in names.items()}
-    if _is_solver(command):
-        return pointers | {"": "", "/earlier": "--mechanism"}
-    has_run = any(name in given for name in RUN_FIELDS)
-    if count and not has_run:
-        return pointers | {"/mechanism": "--mechanism"}
-    at = f"/mechanism/mechanisms/{count}" if count else "/mechanism"
-    pointers = {pointer: option for pointer, option in pointers.items() if pointer != "/mechanism"}
-    pointers |= {f"/mechanism/mechanisms/{i}": "--mechanism" for i in range(count)}
-    pointers |= {f"{at}/{name}": names[name] for name in RUN_FIELDS if name in names}
-    return pointers | {at: "", "/mechanism": "--mechanism" if count else ""}
+    pointers = {f"/{name}": option for name, option in names.items() if name != "mechanism"}
+    base = "/earlier" if _is_solver(command) else "/mechanism"
+    pointers |= {"": ""} if _is_solver(command) else {}
+    for i, part in enumerate(parts):
+        at = f"{base}/mechanisms/{i}" if len(parts) > 1 else base
+        pointers[at] = part.option
+        if part.option != "--mechanism":
+            of_run = f" of {part.option}" if part.option else ""
+            pointers |= {f"{at}/{name}": RUN_FLAGS[name][0] + of_run for name in RUN_FLAGS}
+    return pointers if len(parts) < 2 else pointers | {base: parts[0].option}
 
 
 def _warn_about_delta(answer: Json, size: int | None) -> str | None:

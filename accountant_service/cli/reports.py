@@ -35,6 +35,7 @@ class _FileGroup(TyperGroup):
 
 
 report_app = typer.Typer(
+    add_completion=False,
     cls=_FileGroup,
     no_args_is_help=True,
     help="Report what was promised to whom: for signing, and for registries.",

@@ -29,6 +29,7 @@ from accountant_service.cli.printing import AsJson, print_rows
 from accountant_service.cli.problems import validate
 
 run_app = typer.Typer(
+    add_completion=False,
     no_args_is_help=True,
     help="Reserve, grant and end runs, and get their certificates.",
     epilog="With ACCOUNTANT_API_KEY these commands ask the service at ACCOUNTANT_SERVICE; without "

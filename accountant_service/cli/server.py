@@ -11,7 +11,7 @@ from accountant_service.cli.mechanism_options import parse_count
 from accountant_service.cli.number_ranges import Range, require_in_range
 from accountant_service.fork_server import FORK_SERVER
 
-serve_app = typer.Typer()
+serve_app = typer.Typer(add_completion=False)
 COMMANDS: Final = {"serve": serve_app}
 _PORTS: Final = Range(1, 65535, is_whole=True)
 _WORKERS: Final = Range(1, 64, is_whole=True)

@@ -13,6 +13,7 @@ from accountant_service.cli.opening import open_repository
 from accountant_service.cli.printing import AsJson, print_rows
 
 webhook = typer.Typer(
+    add_completion=False,
     no_args_is_help=True,
     help="Tell another program when a share of a budget is passed or a dataset is closed.",
 )

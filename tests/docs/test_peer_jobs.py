@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 import subprocess
@@ -34,6 +35,16 @@ def test_comments_imports_and_empty_lines_are_no_steps(tmp_path: Path) -> None:
     commands = tmp_path / "ours.sh"
     commands.write_text("# a word\necho 1 > a\nRUN=$(accountant run list)\naccountant plan\n")
     assert peer_jobs.count(commands) == Count(steps=2, lines=3)
+
+
+def test_a_program_named_by_a_relative_path_is_found_from_any_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "python").symlink_to(sys.executable)
+    monkeypatch.chdir(tmp_path)
+    assert peer_jobs.find_program("./python") == str(tmp_path / "python")
+    with pytest.raises(argparse.ArgumentTypeError, match="there is no program"):
+        peer_jobs.find_program("./none")
 
 
 @pytest.mark.slow

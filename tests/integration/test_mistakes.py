@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 from pathlib import Path
 from typing import NamedTuple
@@ -74,16 +75,32 @@ MISTAKES = [
     ),
     Mistake("import none.json", ("FILE cannot be read", "none.json")),
     Mistake("import text.txt -d x", ("--delta must be a valid number, not 'x'",)),
-    # mechanisms
+    # other runs and mechanisms
+    Mistake(
+        "epsilon -q .01 -s 1 -t 9 -d 1e-5 --and '-q .01 -s 0 -t 9'",
+        ('--noise-multiplier of --and "-q .01 -s 0 -t 9" must be a number ≥ 0.01', "not 0"),
+    ),
+    Mistake(
+        "noise-multiplier -q .01 -t 9 -E 1 -d 1e-5 --and '-s 1 -t 9'",
+        ('--and "-s 1 -t 9" must give either --sample-rate, or --dataset-size and --batch-size',),
+    ),
+    Mistake(
+        f"epsilon {RUN} --and '-q .01 --noise 1'",
+        ("--and must be the options of a run (-s/--noise-multiplier, ", "no option --noise"),
+    ),
+    Mistake(f"epsilon {RUN} --and '-q .01 9'", ("--and must be", "'9' belongs to no option")),
+    Mistake(f"epsilon {RUN} --and ''", ("--and must be the options of a run", "no option")),
+    Mistake(f"epsilon {RUN} --and '-t 5 -t 6'", ("--steps is given twice",)),
     Mistake(
         "epsilon -m {kind:gaussian} -d 1e-5", ("--mechanism is not JSON", '"kind": "gaussian"')
     ),
     Mistake("epsilon -m @none.json -d 1e-5", ("--mechanism cannot read the file 'none.json'",)),
     Mistake(
-        'epsilon -m {"kind":"gauss"} -d 1e-5', ("--mechanism at /kind must be one of gaussian",)
+        """epsilon -m '{"kind":"gauss"}' -d 1e-5""",
+        ("--mechanism at /kind must be one of gaussian",),
     ),
     Mistake(
-        'epsilon -m {"kind":"gaussian","sigma":1} -d 1e-5',
+        """epsilon -m '{"kind":"gaussian","sigma":1}' -d 1e-5""",
         ("/noise_multiplier is required", "/sigma is not a field of gaussian"),
     ),
     # datasets and runs
@@ -196,7 +213,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def invoke(command: str, **environment: str) -> Result:
     settings = {"COLUMNS": "300", "ACCOUNTANT_API_KEY": ""} | environment
-    return CliRunner().invoke(cli.app, command.split(), env=settings, prog_name="accountant")
+    return CliRunner().invoke(cli.app, shlex.split(command), env=settings, prog_name="accountant")
 
 
 def test_at_least_forty_different_mistakes_are_listed() -> None:

@@ -126,6 +126,44 @@ def test_several_mechanisms_and_a_run_are_accounted_for_together() -> None:
     assert both["mechanism_hash"] == piped["mechanism_hash"] == listed["mechanism_hash"]
 
 
+OTHER_RUN = {"kind": "dp_sgd", "noise_multiplier": 1.5, "sample_rate": 0.02, "steps": 500}
+
+
+@pytest.mark.parametrize(
+    "options",
+    ["-q 0.02 -t 500 -s 1.5", "--sample-rate 0.02 --steps=5e2 -s1.5", "-n 500 -b 10 -e 10 -s 1.5"],
+)
+def test_another_run_is_given_by_its_options(options: str) -> None:
+    found = solved("epsilon", *RUN, "--and", options, "-d", "1e-5")
+    same = solved("epsilon", *RUN, "-m", json.dumps(OTHER_RUN), "-d", "1e-5")
+    assert found == same
+
+
+def test_several_other_runs_and_other_releases_count_together() -> None:
+    gaussian = '{"kind": "gaussian", "noise_multiplier": 5}'
+    given = ["-m", gaussian, "--and", "-q .02 -t 500 -s 1.5", "--and", "-q 0.02 -t 500 -s 1.5"]
+    document = json.dumps(OTHER_RUN)
+    for command in ("epsilon", "compare"):
+        found = solved(command, *RUN, *given, "-d", "1e-5")
+        same = solved(command, *RUN, "-m", gaussian, "-m", document, "-m", document, "-d", "1e-5")
+        assert found == same
+    alone = solved("epsilon", "--and", "-q 0.02 -t 500 -s 1.5", "-d", "1e-5")
+    assert alone == solved("epsilon", "-m", document, "-d", "1e-5")
+
+
+def test_another_run_is_on_the_same_data() -> None:
+    sizes = ["-n", "60000", "-b", "600", "-e", "1", "-s", "1.1", "-d", "1e-5"]
+    found = solved("epsilon", *sizes, "--and", "-b 300 -e 2 -s 1")
+    assert found == solved("epsilon", *sizes, "--and", "-n 60000 -b 300 -e 2 -s 1")
+
+
+def test_another_run_counts_towards_a_target() -> None:
+    target = ["-q", "0.01", "-t", "500", "-E", "2", "-d", "1e-5"]
+    found = solved("noise-multiplier", *target, "--and", "-q 0.02 -t 500 -s 1.5")
+    assert found == solved("noise-multiplier", *target, "-m", json.dumps(OTHER_RUN))
+    assert found["noise_multiplier"] > solved("noise-multiplier", *target)["noise_multiplier"]
+
+
 def test_noise_for_the_next_run_counts_what_was_released_before(tmp_path: Path) -> None:
     earlier = {"kind": "dp_sgd", "noise_multiplier": 1.1, "sample_rate": 0.01, "steps": 500}
     (tmp_path / "certificate.json").write_text(json.dumps({"mechanism": earlier, "steps": 500}))

@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Final
 
 from accountant_service import number_format, solver
@@ -91,6 +92,7 @@ def solve_noise_multipliers(
     return [found[at] for at in range(len(runs))]
 
 
+@lru_cache(maxsize=64)
 def largest_gaussian_mu(epsilon: float, delta: float) -> float:
     """Return approximately the largest μ for which a μ-Gaussian mechanism is (ε, δ)-DP."""
 

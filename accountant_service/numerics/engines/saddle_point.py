@@ -25,7 +25,7 @@ from typing import Final
 
 import numpy as np
 
-from accountant_service.numerics.floats import rounding
+from accountant_service.numerics.floats import monotone_cubic, rounding
 from accountant_service.numerics.floats.special_functions import Array
 from accountant_service.numerics.laws.dominating_pair import (
     Composition,
@@ -183,14 +183,12 @@ class _SaddlePointCurve:
     """Quick estimates of (ε, log δ) by the saddle-point method, at finely spaced tilts."""
 
     def __init__(self, tilts: Array, moments: Array) -> None:
-        from scipy import interpolate  # 25 MB that a server without questions does without
-
-        spline = interpolate.PchipInterpolator(np.log(tilts), np.log(np.maximum(moments, 1e-300)))
         x = np.linspace(math.log(tilts[0]), math.log(tilts[-1]), _FINE_TILTS * len(tilts))
-        self.tilts, self.moments = np.exp(x), np.exp(spline(x))
-        slope = spline(x, 1)
+        log_moments = np.log(np.maximum(moments, 1e-300))
+        value, slope, curvature = monotone_cubic.interpolate(np.log(tilts), log_moments, x)
+        self.tilts, self.moments = np.exp(x), np.exp(value)
         first = self.moments / self.tilts * slope
-        second = self.moments / self.tilts**2 * (slope * (slope - 1) + spline(x, 2))
+        second = self.moments / self.tilts**2 * (slope * (slope - 1) + curvature)
         self._log_poles = np.log(self.tilts) + np.log1p(self.tilts)
         self.epsilons = first - 1 / self.tilts - 1 / (1 + self.tilts)
         self._log_poles += 0.5 * np.log(2 * math.pi * np.maximum(second, 1e-300))

@@ -113,6 +113,7 @@ def _norm_from_transform(transform: Array, size: int) -> float:
 
 def fold_modulo(mass: Array, size: int) -> Array:
     """Return `size` masses, each the sum of the masses whose indices are equal modulo `size`."""
-    padded = np.pad(mass, (0, -len(mass) % size))
+    padded = np.zeros(len(mass) + -len(mass) % size)  # np.pad takes several times as long
+    padded[: len(mass)] = mass
     folded: Array = padded.reshape(-1, size).sum(axis=0)
     return folded

@@ -19,7 +19,9 @@ _SMALL: Final = 0.02  # below this the series, above it the direct form: both go
 def log_sum_exp(exponents: Array, axis: int = -1) -> Array:
     """Return log Σ e^x along an axis, without overflow; at least one x must be finite."""
     peak = exponents.max(axis=axis, keepdims=True)
-    total: Array = np.log(np.exp(exponents - peak).sum(axis=axis)) + peak.squeeze(axis)
+    scaled = exponents - peak
+    np.exp(scaled, out=scaled)
+    total: Array = np.log(scaled.sum(axis=axis)) + peak.squeeze(axis)
     return total
 
 

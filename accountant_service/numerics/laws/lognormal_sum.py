@@ -288,14 +288,15 @@ class _Blocks:
         moment = np.add.reduceat(mass * np.arange(points), starts) - merged * starts
         upward = np.clip(moment / np.maximum(last - starts, 1), 0.0, merged)
         self.points = np.concatenate([(starts + first) * step, (last + first) * step])
+        self._farthest = float(np.abs(self.points).max())
         room = 1 + _EPS * (points + 16)
         self.log_mass = np.log(np.concatenate([merged - upward, upward]) * room + _UNDERFLOW)
 
     def log_moments(self, rates: Array) -> Array:
         """Return upper bounds on log E[e^{rx}] of a summand x, for each rate r."""
         exponent = rates[:, None] * self.points
-        largest = np.abs(exponent).max(axis=1) + 700.0
-        total = log_sum_exp(self.log_mass + exponent)
+        largest = np.abs(rates) * self._farthest + 700.0
+        total = log_sum_exp(exponent + self.log_mass)
         rounded: Array = total + _EPS * (4 * largest + len(self.log_mass) + 16)
         return rounded
 

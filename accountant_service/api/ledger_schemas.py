@@ -20,9 +20,7 @@ _STEPS_MAX: Final = 10**12
 class _Body(BaseModel):
     """Base of request bodies: strict types, no unknown fields, finite numbers only."""
 
-    model_config = ConfigDict(
-        extra="forbid", strict=True, allow_inf_nan=False, frozen=True, defer_build=True
-    )
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
 
 
 LeaseField = Annotated[

@@ -82,9 +82,7 @@ ALLOW_UNREAD_BODY: Final = WrapValidator(
 class _StrictModel(BaseModel):
     """Base model: immutable, without coercion, unknown fields or infinities."""
 
-    model_config = ConfigDict(
-        extra="forbid", strict=True, allow_inf_nan=False, frozen=True, defer_build=True
-    )
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
 
 
 class RelationRequest(_StrictModel):

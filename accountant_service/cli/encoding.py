@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import codecs
 import sys
+import unicodedata
 from typing import Any, Final
 
 _ASCII: Final = {
     "ε": "epsilon", "δ": "delta", "σ": "sigma", "μ": "mu", "α": "alpha", "η": "eta", "π": "pi",
     "≤": "<=", "≥": ">=", "≈": "~", "≠": "!=", "×": "x", "·": "*", "−": "-", "–": "-", "—": "-",
     "…": "...", "→": "->", "✓": "yes", "✗": "no", "“": '"', "”": '"', "’": "'", "ℓ": "l",
-    "²": "^2", "√": "sqrt", "é": "e", "Δ": "Delta", "\u00a0": " ", "\u202f": " ",
+    "²": "^2", "√": "sqrt", "Δ": "Delta", "▸": ">", "•": "*", "\u202f": " ",
 }  # fmt: skip
 _ERRORS: Final = "accountant.ascii"
 
@@ -20,7 +21,15 @@ def _replace_character(error: UnicodeError) -> tuple[str, int]:
     if not isinstance(error, UnicodeEncodeError):
         raise error
     lacking = error.object[error.start : error.end]
-    return "".join(_ASCII.get(each, "?") for each in lacking), error.end
+    return "".join(map(_spell_character, lacking)), error.end
+
+
+def _spell_character(character: str) -> str:
+    """Return a character in ASCII: its spelling, the letter without its accent, or "?"."""
+    if character in _ASCII:
+        return _ASCII[character]
+    plain = unicodedata.normalize("NFKD", character).encode("ascii", "ignore").decode()
+    return plain or "?"
 
 
 codecs.register_error(_ERRORS, _replace_character)

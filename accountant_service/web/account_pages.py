@@ -37,6 +37,7 @@ _SCOPES: Final = {
     Scope.RUN.value: "see datasets, reserve budget and train: for a training job",
     Scope.COMPUTE.value: "compute only, and see no dataset",
     Scope.MONITOR.value: "read budgets in /metrics",
+    Scope.AUDITOR.value: "export the record, and nothing else",
     Scope.OWNER.value: "create datasets, set caps, change and end runs of every key",
     Scope.ADMIN.value: "everything, and manage keys",
 }

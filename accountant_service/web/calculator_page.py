@@ -148,7 +148,7 @@ def _snippets(request: Request, form: CalculatorForm) -> Json:
     return {
         "curl": snippets.curl(str(request.base_url), path, body),
         "command line": snippets.command(body),
-        "Python": snippets.python(body, form.texts["neighbouring_relation"]),
+        "Python": snippets.python(body),
     }
 
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import Mapping
 from typing import Any, Final
+
+Json = Mapping[str, Any]
 
 _OPTIONS: Final = {
     "noise_multiplier": "-s",
@@ -19,35 +22,59 @@ _OPTIONS: Final = {
     "neighbouring_relation": "--neighbouring-relation",
 }
 _PYTHON: Final = """\
-from accountant_service import calculator, guarantee, mechanisms
+from accountant_service import epsilon
 
-run = mechanisms.from_json({run})
-relation = guarantee.NeighbouringRelation({relation!r})
-answer = calculator.epsilon(run, delta={delta!r}, relation=relation)
+answer = epsilon({arguments})
 print(answer.epsilon, answer.status, answer.certified)"""
+_LONG_EXPONENT: Final = re.compile(r"(?<=\d)e-0(?=\d)")  # 1e-05 is 1e-5 on the pages
 
 
-def curl(address: str, path: str, body: Mapping[str, Any]) -> str:
+def curl(address: str, path: str, body: Json) -> str:
     """Return a curl command that sends a request to the API."""
     url = shlex.quote(address.rstrip("/") + path)
-    text = shlex.quote(json.dumps(body))
+    text = shlex.quote(_dump(body))
     return f"curl -s {url} \\\n  -H 'Content-Type: application/json' \\\n  -d {text}"
 
 
-def command(body: Mapping[str, Any]) -> str:
+def command(body: Json) -> str:
     """Return an `accountant compare` command line for a request's mechanism."""
     mechanism = body["mechanism"]
-    is_run = mechanism["kind"] == "dp_sgd"
-    given = {**(mechanism if is_run else {}), **body}
-    options = [] if is_run else [f"-m {shlex.quote(json.dumps(mechanism, ensure_ascii=False))}"]
-    options += [
-        f"{option} {shlex.quote(str(given[name]))}"
+    composed = mechanism["kind"] == "composed"
+    parts: list[Json] = mechanism["mechanisms"] if composed else [mechanism]
+    runs = [each for each in parts if each["kind"] == "dp_sgd"]
+    words = ["accountant compare"]
+    words += [_write_options(run) for run in runs[:1]]
+    words += [f"--and {shlex.quote(_write_options(run))}" for run in runs[1:]]
+    words += [f"-m {shlex.quote(_dump(each))}" for each in parts if each not in runs]
+    return " ".join([*words, _write_options(body)])
+
+
+def python(body: Json) -> str:
+    """Return Python code that computes the answer to a request."""
+    mechanism = body["mechanism"]
+    given = {name: value for name, value in body.items() if name != "mechanism"}
+    if mechanism["kind"] == "dp_sgd":
+        given |= {name: value for name, value in mechanism.items() if name != "kind"}
+    else:
+        given["mechanism"] = mechanism
+    arguments = ", ".join(f"{name}={_shorten(repr(value))}" for name, value in given.items())
+    return _PYTHON.format(arguments=arguments)
+
+
+def _write_options(given: Json) -> str:
+    """Return the options for those fields that the command line has."""
+    return " ".join(
+        f"{option} {shlex.quote(_shorten(str(given[name])))}"
         for name, option in _OPTIONS.items()
         if name in given
-    ]
-    return " ".join(["accountant compare", *options])
+    )
 
 
-def python(body: Mapping[str, Any], relation: str) -> str:
-    """Return Python code that computes the answer to a request."""
-    return _PYTHON.format(run=dict(body["mechanism"]), relation=relation, delta=body["delta"])
+def _dump(document: Json) -> str:
+    """Return a document as JSON, with numbers as the pages write them."""
+    return _shorten(json.dumps(document, ensure_ascii=False))
+
+
+def _shorten(text: str) -> str:
+    """Return a text with exponents of one digit written as such."""
+    return _LONG_EXPONENT.sub("e-", text)

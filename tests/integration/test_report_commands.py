@@ -205,7 +205,8 @@ def test_facts_that_a_program_declares_are_in_the_record_and_checked(
 def test_output_is_possible_in_every_encoding(encoding: str, tmp_path: Path) -> None:
     code = "from accountant_service.cli import app; app()"
     arguments = ["compare", "-q", ".01", "-s", "1.1", "-t", "1000", "-d", "1e-5"]
-    for words in (arguments, ["epsilon", *arguments[1:]], ["epsilon", "--help"]):
+    plan = ["plan", "-E", "2", "-d", "1e-5", "-n", "60000", "-e", "5", "-b", "256", "--points", "2"]
+    for words in (arguments, ["epsilon", *arguments[1:]], ["epsilon", "--help"], plan):
         done = subprocess.run(
             [sys.executable, "-c", code, *words],
             capture_output=True,
@@ -215,4 +216,5 @@ def test_output_is_possible_in_every_encoding(encoding: str, tmp_path: Path) -> 
         )
         text = done.stdout.decode(encoding)
         assert ("ε" in text) == (encoding == "utf-8")
-        assert "≤" in text or "epsilon" in text
+        assert "≤" in text or "epsilon" in text or words is plan
+        assert "?" not in text

@@ -220,6 +220,7 @@ def test_the_snippets_ask_the_same_question(visitor: Person, query: str) -> None
     found = re.search(r"([\d.]+) ≤ ε ≤ ([\d.]+)", text)
     assert found
     curl, command, python = _snippets(text)
+    assert all("1e-5" in each and "1e-05" not in each for each in (curl, command, python))
     words = shlex.split(curl)
     assert words[:3] == ["curl", "-s", "http://testserver/v1/compare"]
     answer = visitor.http.post(words[2].removeprefix("http://testserver"), content=words[-1],
@@ -810,6 +811,9 @@ def test_the_snippets_of_several_runs_ask_the_same_question(visitor: Person) -> 
     _, command, python = _snippets(text)
     printed = CliRunner().invoke(cli.app, shlex.split(command)[1:])
     assert f"≤ {number_format.round_up(upper(text))}" in printed.output
+    assert command.startswith(
+        "accountant compare -s 1.1 -q 0.01 -t 500 --and '-s 2.0 -t 1000 -n 60000 -b 600 "
+    )
     said = io.StringIO()
     with contextlib.redirect_stdout(said):
         exec(python, {})

@@ -248,9 +248,18 @@ class _LatticeBound:
         self._found = {}
 
     def epsilon(self, releases: Composition, elasticity: float) -> float:
-        """Return a proved upper bound on ε at δ, for a removed and for an added record."""
+        """Return a proved upper bound on ε at δ, for a removed and for an added record.
+
+        If the direction that cost more last time misses the target, its bound is returned: the
+        trial fails whatever the other direction costs.
+        """
         finest = _BOUND_EXCESS * elasticity
-        return max(self._bound(releases, direction, finest) for direction in DIRECTIONS)
+        bounds = []
+        for direction in sorted(DIRECTIONS, key=lambda each: -self._last[each]):
+            bounds.append(self._bound(releases, direction, finest))
+            if bounds[-1] > self._epsilon:
+                break
+        return max(bounds)
 
     def _bound(self, releases: Composition, direction: Direction, finest: float) -> float:
         """Bound ε for a removed or an added record; refine the grid only near the target."""

@@ -152,7 +152,8 @@ def quoted_code(file: Path) -> Iterator[str]:
 def calls_in(text: str) -> Iterator[list[str]]:
     """Yield the calls of this project's programs in a text; `a b | c` means b or c."""
     for found in _CALL.finditer(text):
-        parts = [each.split() for each in found[1].split(" | ")]
+        own_options = re.sub(r'--and "[^"]*"', "--and RUN", found[1])  # another run's are quoted
+        parts = [each.split() for each in own_options.split(" | ")]
         yield parts[0]
         for other in parts[1:]:
             if re.fullmatch(

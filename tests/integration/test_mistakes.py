@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import shutil
+import socket
 from pathlib import Path
 from typing import NamedTuple
 
@@ -234,6 +235,18 @@ def test_a_mistake_is_named_with_the_way_out(
     assert "Traceback" not in found.output
     for words_of_typer in ("Invalid value", "Usage:", "Missing", "Input should"):
         assert words_of_typer not in found.output
+
+
+def test_a_busy_port_is_told_and_nothing_listens() -> None:
+    with socket.socket() as busy:
+        busy.bind(("127.0.0.1", 0))
+        busy.listen()
+        port = busy.getsockname()[1]
+        found = invoke(f"serve --port {port}")
+    assert found.exit_code == 2
+    assert f"cannot listen on 127.0.0.1:{port}" in found.output
+    assert "choose another with --port" in found.output
+    assert "Listening" not in found.output
 
 
 def test_with_json_a_mistake_is_the_problem_of_the_api(folder: Path) -> None:

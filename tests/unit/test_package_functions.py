@@ -41,7 +41,7 @@ TARGET: dict[str, Any] = {"epsilon": 2.0, "delta": 1e-5}
 
 
 def test_importing_a_function_imports_nothing_heavy() -> None:
-    """What is imported is compared, not seconds: NumPy, SciPy and pydantic take most of one."""
+    """NumPy, SciPy and pydantic take most of a second: the first call imports them."""
     code = """
 import sys
 from accountant_service import compare, delta, epsilon, noise_multiplier, plan, sample_rate, steps

@@ -51,7 +51,7 @@ CODES: Final[dict[str, tuple[Severity, str]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A finding about an imported document: what it says, and what is true instead.
+    """A finding about an imported document: what is wrong, and what is true or what to do.
 
     Attributes:
         code: a key of `CODES`.

@@ -93,12 +93,12 @@ def _app_config(document: Part) -> Part:
 
 
 def _find(config: Part, *names: str) -> Part | None:
-    """Return the first of these fields, with or without an app's prefix; None without."""
+    """Return the first of these fields, with or without a prefix such as `dp_`; else None."""
     return config.find(*(prefix + name for name in names for prefix in _PREFIXES))
 
 
 def _field(config: Part, *names: str) -> Part:
-    """Return the first of these fields, as `_find` does; raise DocumentError without."""
+    """Return the first of these fields, as `_find` does; raise DocumentError if there is none."""
     return _find(config, *names) or config.field(*names)
 
 
@@ -282,7 +282,7 @@ def _strategy(config: Part) -> str:
 
 
 def _noise_with_count(config: Part, noise: float, sampled: int) -> float:
-    """Return the noise multiplier to account for: that of adaptive clipping's sum and count.
+    """Return the noise multiplier that covers adaptive clipping's noisy sum and noisy count.
 
     Flower gives the sum (z⁻² − (2s)⁻²)^(−1/2), s the standard deviation of the count, as in Andrew
     et al., arXiv 1905.03871v5, Theorem 1. That theorem counts ±½, Flower 0 and 1: a client that
@@ -299,7 +299,7 @@ def _noise_with_count(config: Part, noise: float, sampled: int) -> float:
 
 
 def _count_mismatch(planned: Part, sampled: int, averaged: int) -> Finding:
-    """Return the finding that the noise is planned for a different number of clients."""
+    """Return the finding that the noise is planned for more or fewer clients than are averaged."""
     message = (
         f"the noise of the average is planned for {sampled} clients, and {averaged} are averaged: "
         f"their noise multiplier is {averaged / sampled:.4g} times the one given"

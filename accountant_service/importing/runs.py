@@ -35,12 +35,12 @@ def read_size(part: Part | None) -> int | None:
 
 
 def read_delta(part: Part | None) -> float | None:
-    """Return δ; None if it is not given."""
+    """Return a stated δ, after checking its range; None if it is not given."""
     return None if part is None else part.number(DELTA_MIN, DELTA_MAX)
 
 
 def read_epsilon(part: Part | None) -> float | None:
-    """Return a claimed or a target ε; None if it is not given."""
+    """Return an ε, claimed or targeted, after checking its range; None if it is not given."""
     return None if part is None else part.number(0.0, EPSILON_MAX, above=True)
 
 
@@ -56,7 +56,7 @@ def batches_per_epoch(dataset_size: int, batch_size: int, *, drop_last: bool = F
 
 
 def poisson_run(pointer: str, noise: float | None, rate: float, steps: int) -> Node:
-    """Return the run that `pointer` locates: Poisson-sampled Gaussian releases."""
+    """Return a run of Poisson-sampled Gaussian releases, which the document has at `pointer`."""
     known = {} if noise is None else {"noise_multiplier": noise}
     return Node("dp_sgd", pointer, {**known, "sample_rate": rate, "steps": steps})
 
@@ -141,7 +141,7 @@ def _read_sampling(run: Part, facts: Facts) -> tuple[str | None, str]:
 
 
 def draw_as(found: Imported, sampling: str | None, facts: Facts, pointer: str) -> Imported:
-    """Replace a tool's Poisson sampling by the actual one, which the document has at `pointer`.
+    """Replace the Poisson sampling that a tool assumes by the actual `sampling`; add a finding.
 
     Args:
         found: with the runs that the tool accounts for, Poisson sampled.
@@ -196,7 +196,7 @@ _SAMPLING_TEXTS: Final = {
 
 
 def _replace_sampling(node: Node, sampling: str, sizes: tuple[int | None, int | None]) -> Node:
-    """Replace the sampling of every DP-SGD run in a mechanism."""
+    """Replace the sampling of all DP-SGD runs in a mechanism; `sizes` are of dataset and batch."""
     if node.kind == "dp_sgd":
         if node.fields.get("sample_rate") == 1.0:
             return node

@@ -36,6 +36,7 @@ def test_every_configuration_has_a_source() -> None:
         assert source.get("line", 1) >= 1
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_page_has_the_table_of_the_script() -> None:
     begin, end = MARKS

@@ -87,7 +87,7 @@ class SolverTarget(ABC):
         """Return the same target with another tolerance of the proved interval."""
 
     def fast_target(self) -> Target | None:
-        """Return a fast target with nearly the same solution, for a first guess; or None."""
+        """Return another target, quicker to solve for, whose solution is a first guess; or None."""
         return None
 
     def question(self, run: DpSgd) -> Question:

@@ -550,7 +550,7 @@ def _tilt(
     log_moment = 0.0
 
     def tilted(mass: Array, first: int) -> Array:
-        """Return one array of probabilities after the tilt."""
+        """Return the tilted probabilities; `mass` starts at the lattice point number `first`."""
         tilt = rate * lattice_points(first, len(mass), lattice.step)
         with np.errstate(divide="ignore"):
             log_mass = np.log(mass)

@@ -228,7 +228,7 @@ def facts_of_dataset(
     issued_at: int,
     public_key: str | None = None,
 ) -> Facts:
-    """Return the facts of a dataset from the ledger.
+    """Collect from the ledger what the report of a dataset states.
 
     Args:
         dataset: as the ledger has it.

@@ -413,7 +413,7 @@ def _prolonged_lines(this: _Bounds, other: _Bounds) -> tuple[Array, Array]:
 
 
 def _moment_ratios(whole: Composition, step: Composition, slack: float) -> list[float]:
-    """Return ratios of two compositions' log-moments: guesses of the number of repetitions.
+    """Return ratios of log-moments, which estimate how many times `step` is as costly as `whole`.
 
     The ratio is 1 where more than the slack is revealed for certain.
     """

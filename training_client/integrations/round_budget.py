@@ -52,7 +52,7 @@ class GrantedRound(Allowance):
         return self.taken >= self.first
 
     def guarantee(self, steps: int) -> Guarantee:
-        """Return the guarantee of all reserved steps."""
+        """Return the guarantee of the whole plan, for a run that stopped after `steps` steps."""
         return self._budget.guarantee(steps)
 
     def _require_allowed(self, step: int) -> None:

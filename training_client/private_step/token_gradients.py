@@ -139,7 +139,7 @@ class TokenGradients(ChunkedGradients):
         return found, found
 
     def mapped_magnitudes(self, rows: slice, scale: torch.Tensor) -> torch.Tensor:
-        """Return each example's squared norm after scaling by `scale`, on `rows` of the table."""
+        """Return each example's squared norm of its gradient on some embeddings, times `scale`."""
         return self._mapped_squares(rows, AffineMap(scale))
 
     def squared_norms(self, _: float) -> torch.Tensor:
@@ -173,7 +173,7 @@ class TokenGradients(ChunkedGradients):
         return found.masked_fill_(excluded, torch.inf)
 
     def _mapped_squares(self, rows: slice, affine: AffineMap) -> torch.Tensor:
-        """Return each example's squared norm after shift and scale, on these rows of the table."""
+        """Return each example's squared norm of its mapped gradient on the embeddings in `rows`."""
         assert affine.scale is not None
         found, pairs = self._zeros(), self._pairs(rows)
         if affine.shift is not None:

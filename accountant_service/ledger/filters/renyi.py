@@ -357,7 +357,7 @@ def _step_costs_by_order(step: CanonicalForm, relation: NeighbouringRelation) ->
 
 @lru_cache(maxsize=4)
 def compute_reference_step_costs(relation: NeighbouringRelation) -> Array:
-    """Return Rényi divergences of one step, in nats: a row per typical run, a column per order."""
+    """Return one step's Rényi divergences in nats: a row per example run, a column per order."""
     return np.array(
         [
             _step_costs_by_order(canonical_form(DpSgd(sigma, sample_rate=rate, steps=1)), relation)

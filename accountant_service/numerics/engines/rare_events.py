@@ -73,7 +73,7 @@ _APPROXIMATE_NODES: Final = 1500  # nodes on which a division is chosen
 def integrate_rare_events(
     releases: Composition, saddle: SaddlePoint, settings: IntegrationSettings
 ) -> EvaluatedIntegral:
-    """Bound δ(ε): integrate over outcomes with rare losses, and bound the part due to all others.
+    """Bound δ(ε): integrate over outcomes with a rarely large loss, and bound the others' share.
 
     Args:
         releases: with their counts.

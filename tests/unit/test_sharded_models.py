@@ -54,26 +54,32 @@ ADAM = ("dp_adam", "privatised")
 WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
-def shard_each(net: nn.Module) -> nn.Module:
+def shard(net: nn.Module, **options: Any) -> nn.Module:
+    """Shard a model as one, with options of `fully_shard`."""
+    fully_shard(net, **options)
+    return net
+
+
+def shard_each(net: Any) -> nn.Module:
     """Shard each layer, and the model; all processes begin with the same parameters."""
     net.load_state_dict(Model(seed=5).state_dict())
-    for layer in net.layers:  # type: ignore[union-attr]
+    for layer in net.layers:
         if list(layer.parameters()):
             fully_shard(layer)
-    return fully_shard(net)
+    return shard(net)
 
 
-def shard_whole(net: nn.Module) -> nn.Module:
-    """Shard the model as one."""
+def shard_whole(net: Any) -> nn.Module:
+    """Shard the model as one; all processes begin with the same parameters."""
     net.load_state_dict(Model(seed=5).state_dict())
-    return fully_shard(net)
+    return shard(net)
 
 
-def shard_first(net: nn.Module) -> nn.Module:
+def shard_first(net: Any) -> nn.Module:
     """Shard the first layer; rank 0's parameters of the other replace the others'."""
-    net.layers[0].load_state_dict(Model(seed=5).layers[0].state_dict())  # type: ignore[index]
-    fully_shard(net.layers[0])  # type: ignore[index]
-    return net
+    net.layers[0].load_state_dict(Model(seed=5).layers[0].state_dict())
+    fully_shard(net.layers[0])
+    return net  # type: ignore[no-any-return]
 
 
 CASES: list[tuple[tuple[str, str], Any, dict[str, Any]]] = [
@@ -95,16 +101,17 @@ def require_models_of_one(found: list[Any]) -> None:
         require_model_of_one([rank[number] for rank in found], case)
 
 
-def resumed(rank: int) -> Any:
+def resumed(_: int) -> Any:
     """Train two steps, and two more from a checkpoint, in a model that is sharded otherwise."""
-    sampler, noise, state = PoissonSampler(RECORDS, 0.5, seeded(4)), seeded(3), None
+    sampler, noise = PoissonSampler(RECORDS, 0.5, seeded(4)), seeded(3)
+    state: dict[str, Any] = {}
     for wrap in (shard_each, shard_whole):
         net = wrap(Model(seed=7))
         budget = share_budget(lambda: no_claim(steps=2))
         optimizer = make_optimizer("dp_adam", net, budget, generator=noise)
-        if state is not None:
-            shared = [state if rank == 0 else None]  # as a file that all processes read
-            distributed.broadcast_object_list(shared)
+        if state:
+            shared = [state]  # as a file that all processes read
+            distributed.broadcast_object_list(shared, src=0)
             set_model_state_dict(net, shared[0]["model"], options=WHOLE)
             optimizer.load_state_dict(shared[0]["optimizer"])
         for batch in private_batches(optimizer, Records(), sampler=sampler):
@@ -116,7 +123,7 @@ def resumed(rank: int) -> Any:
 
 def held(_: int) -> tuple[int, int]:
     """Return the coordinates of the model, and those of which this process holds Adam's state."""
-    net = fully_shard(Model(seed=5))
+    net = shard(Model(seed=5))
     size = sum(each.numel() for each in net.parameters())
     optimizer = make_seeded(net, ADAM)
     for batch in private_batches(optimizer, Records()):
@@ -156,8 +163,8 @@ def layers(_: int) -> dict[str, float | str]:
             for path in (None, "replay"):
                 given = (examples, labels, cross_entropy, 0.1)
                 pairs = zip(
-                    clipped_sum(net, *given, path=path),  # type: ignore[arg-type]
-                    clipped_sum(sharded, *given, path=path),  # type: ignore[arg-type]
+                    clipped_sum(net, *given, path=path),
+                    clipped_sum(sharded, *given, path=path),
                     strict=True,
                 )
                 distance = max(float((one - other).abs().max()) for one, other in pairs)
@@ -178,22 +185,22 @@ def failed_share(rank: int) -> None:
 
 
 def by_columns(_: int) -> None:
-    net = fully_shard(nn.Linear(6, 4), shard_placement_fn=lambda each: Shard(each.dim() - 1))
+    net = shard(nn.Linear(6, 4), shard_placement_fn=lambda each: Shard(each.dim() - 1))
     make_seeded(net, ADAM)
 
 
 def replicated_and_sharded(_: int) -> None:
     mesh = init_device_mesh("cpu", (1, distributed.get_world_size()), mesh_dim_names=("a", "b"))
-    make_seeded(fully_shard(Model(1), mesh=mesh), ADAM)
+    make_seeded(shard(Model(1), mesh=mesh), ADAM)
 
 
 def half_precision(_: int) -> None:
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
-    make_seeded(fully_shard(Model(1), mp_policy=policy), ADAM)
+    make_seeded(shard(Model(1), mp_policy=policy), ADAM)
 
 
 def unshared(_: int) -> None:
-    make_optimizer("dp_sgd", fully_shard(Model(1)), no_claim())
+    make_optimizer("dp_sgd", shard(Model(1)), no_claim())
 
 
 def refused(rank: int) -> list[str]:

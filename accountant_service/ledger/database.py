@@ -24,7 +24,7 @@ class DatabaseRefusedError(RuntimeError):
 
 
 class BackupRefusedError(RuntimeError):
-    """The database is in no SQLite file, or the file for its copy exists."""
+    """The database is not an SQLite file, or the file to copy it to already exists."""
 
 
 class NewerDatabaseError(DatabaseRefusedError):
@@ -32,7 +32,7 @@ class NewerDatabaseError(DatabaseRefusedError):
 
 
 class MovedDatabaseError(DatabaseRefusedError):
-    """The ledger was moved to another database, where its budgets are spent now."""
+    """The ledger was moved to another database; only that one may be used."""
 
 
 def open_repository(url: str) -> Repository:

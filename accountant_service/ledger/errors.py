@@ -77,7 +77,7 @@ class UnsuitableReferenceError(
     code="unsuitable-reference",
     title="The mechanism cannot be the reference of a budget",
 ):
-    """A budget cannot be counted in steps of this mechanism."""
+    """This mechanism cannot be the reference mechanism in whose steps a budget is counted."""
 
 
 class ChargeUndecidedError(

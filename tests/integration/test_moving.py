@@ -175,6 +175,7 @@ def test_a_database_with_rows_is_refused_and_the_file_stays_open(
     opening.open_repository(f"sqlite:///{file}").close()
 
 
+@pytest.mark.slow
 def test_a_ledger_with_faults_is_refused_and_the_file_stays_open(
     running: Service, file: Path, target: str
 ) -> None:

@@ -154,6 +154,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return list(zip(*found, strict=True))
 
 
+@pytest.mark.slow
 def test_two_processes_train_the_model_of_one(two: Any) -> None:
     require_models_of_one(two[0])
 

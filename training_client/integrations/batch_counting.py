@@ -48,7 +48,7 @@ class BatchCounter:
 
     @property
     def epoch(self) -> tuple[object, int]:
-        """The sampler and number of the current epoch; constant without epochs."""
+        """An identifier of the current epoch; constant if the sampler does not count epochs."""
         return self._sampler, getattr(self._sampler, "epochs", 0)
 
     def require_unused_batch(self) -> None:
@@ -65,7 +65,7 @@ class BatchCounter:
             )
 
     def use_batch(self) -> None:
-        """Count a batch as used: by a step, or refused for a reason that is public."""
+        """Count a batch as used by a step, or as refused for a publicly known reason."""
         self._sampler.unused -= 1
 
     def stop(self) -> None:
@@ -80,7 +80,7 @@ def _draw_batches(sampler: Any) -> Iterator[list[int]]:
 
 
 def _draw_mask(sampler: Any, records: int) -> torch.Tensor:
-    """Draw a Boolean per record: in the batch with probability of the sample rate."""
+    """Draw a Boolean per record that is true with the sample rate's probability."""
     # one generator for all samplers, and not an attribute of them: accelerate would copy its state
     # to all ranks, and checkpoints could contain it
     generator = find_generator(sampler.generator, torch.device("cpu"))

@@ -120,7 +120,7 @@ def connect_ledger(budget: LedgerBudget) -> None:
 
 
 class RemoteAccountant(IAccountant):  # type: ignore[misc]
-    """An Opacus accountant that gets its answers from the accounting service.
+    """An Opacus accountant whose ε is computed by the accounting service.
 
     Attributes:
         history: a row (noise multiplier, sample rate, steps) for each run of equal steps; of balls
@@ -204,7 +204,7 @@ class RemoteAccountant(IAccountant):  # type: ignore[misc]
         self.history = _append_steps(self.history, parameters, steps)
 
     def _take_from_ledger(self, budget: LedgerBudget, parameters: Parameters) -> None:
-        """Take the next step of the ledger's reservation; raise if its parameters differ."""
+        """Take the next step of the ledger's reservation; raise unless it has these parameters."""
         if parameters != _parameters(budget.plan):
             raise NoGuaranteeError(
                 f"the step has σ, q = {parameters}, but the ledger's plan is "
@@ -214,7 +214,7 @@ class RemoteAccountant(IAccountant):  # type: ignore[misc]
         run_on_rank_zero(partial(budget.take, self.made + 1))
 
     def _request_block(self, parameters: Parameters, steps: int) -> int:
-        """Return how many times `steps` more steps still fit ε, at most a block."""
+        """Return a number of units of `steps` steps that fit ε, at most one block of steps."""
         limit, block = self._connection.epsilon, -(-self._connection.block // steps)
         while block > 0:
             longer = _append_steps(self.history, parameters, block * steps)
@@ -292,7 +292,7 @@ class _ChargedEpoch:
         self._epoch: tuple[object, int] | None = None
 
     def must_charge(self, plan: Plan, epoch: tuple[object, int]) -> bool:
-        """Return whether a step spends budget: each with Poisson sampling, else an epoch's first.
+        """Return whether a step spends budget: with balls-in-bins only each epoch's first does.
 
         Args:
             plan: the plan of the step.

@@ -106,7 +106,7 @@ class PrivateOptimizer(ABC):
 
     @property
     def is_first_process(self) -> bool:
-        """True in one of the processes that share the budget, which writes files."""
+        """True in the one process that writes files, among those that share the budget."""
         return self.share_of_records[0] == 0
 
     @property
@@ -141,7 +141,7 @@ class PrivateOptimizer(ABC):
         self.private_sum.expect_examples(count)
 
     def continue_epoch(self, position: int) -> None:
-        """Resume an epoch at batch `position`; at 0, start one and skip the last one's rest.
+        """Resume an epoch at batch `position`; 0 starts a new epoch, skipping the old one's rest.
 
         Raises:
             NoGuaranteeError: the place is not that of the steps made.
@@ -187,7 +187,7 @@ class PrivateOptimizer(ABC):
         return self.plan.clip_norm * self.clip_factor
 
     def _complete(self, transform: Transform) -> Transform:
-        """Add automatic clipping, or adaptive clipping's count, to a step's transform."""
+        """Add automatic clipping, or the count of unclipped examples, to a step's transform."""
         if self.automatic_clipping is not None:
             return transform.automatic(self.automatic_clipping)
         if self.plan.adaptive_clipping is not None:
@@ -210,7 +210,7 @@ class PrivateOptimizer(ABC):
     def _adapt_clip_norm(
         self, clipping: AdaptiveClipping | None, unclipped: float | None, is_ball: bool
     ) -> None:
-        """Adapt the clip norm to the noisy fraction of unclipped examples; only for balls."""
+        """For clipping to a ball, adapt its norm to the noisy fraction of unclipped examples."""
         if clipping is not None and unclipped is not None and is_ball:
             self.clip_factor = clipping.next_factor(self.clip_factor, unclipped)
 

@@ -163,7 +163,7 @@ class Clipper:
     def mean_of_squares(
         self, examples: Examples, targets: torch.Tensor, loss: Loss, size: float
     ) -> tuple[torch.Tensor, float]:
-        """Return the sum of squared per-example gradients over `size`, and the mean loss.
+        """Return the sum of squared per-example gradients divided by `size`, and the mean loss.
 
         It is for public data, and for runs without a privacy guarantee. The gradients are formed
         one example at a time.
@@ -195,7 +195,7 @@ class Clipper:
                 total.addcmul_(found, found)
 
     def _pieces_of(self, vector: torch.Tensor) -> Iterator[tuple[Piece, torch.Tensor]]:
-        """Yield the rows of parameters in each block, with a view of their values in a vector."""
+        """Yield each piece (rows of one parameter), with a view of its values in a flat vector."""
         for block in self.blocks:
             for piece in block.pieces:
                 yield piece, piece.view_in(block.view_in(vector))
@@ -207,7 +207,7 @@ class Clipper:
         sum_physical_batch: Callable[[Examples, torch.Tensor], ClippedSum],
         map_for_block: Callable[[Block], AffineMap],
     ) -> BlockwiseSum:
-        """Return a gradient sum over all examples, computed by physical batches."""
+        """Return a gradient sum over all examples, computed one physical batch at a time."""
         count = count_examples(examples)
         if len(targets) != count:
             raise DataError(f"there are {count} examples and {len(targets)} targets")
@@ -305,7 +305,7 @@ class Clipper:
         ]
 
     def _mapped_pieces(self, transform: Transform) -> Iterator[tuple[Piece, AffineMap]]:
-        """Yield groups of rows of the parameters, each with its scale and shift."""
+        """Yield each piece (rows of one parameter), with the scale and shift of its coordinates."""
         for block in self.blocks:
             affine = transform.for_block(block)
             for piece in block.pieces:

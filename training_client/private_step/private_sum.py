@@ -248,7 +248,7 @@ class PrivateSum:
         self._examples_drawn, self._needs_drawn_examples = count, True
 
     def continue_epoch(self, position: int) -> None:
-        """Resume an epoch at batch `position`; at 0, start one and skip the last one's rest.
+        """Resume an epoch at batch `position`; 0 starts a new epoch, skipping the old one's rest.
 
         An epoch of balls-in-bins sampling is charged as one draw of its bins. After others are
         drawn, the steps left of it cover nothing.
@@ -310,7 +310,7 @@ class PrivateSum:
         )
 
     def _require_drawn_batch(self) -> None:
-        """Raise if no batch was drawn for the step, as far as that can be known.
+        """Raise if a batch should have been drawn for this step, and none was.
 
         Raises:
             NoGuaranteeError: it was not, or a step was made with it before.

@@ -87,7 +87,7 @@ class OneProcess:
         return total, total.mean_loss
 
     def add_up(self, tensor: torch.Tensor) -> None:
-        """Leave the tensor as it is: there is no other process to add."""
+        """Leave the tensor unchanged: there is no other process."""
 
     def from_rank_zero(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the tensor unchanged: there is no other process."""

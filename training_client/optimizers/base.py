@@ -34,7 +34,8 @@ class PrivateOptimizer(ABC):
 
     Attributes:
         allowance: the budget that covers the steps.
-        parameters: the trained parameters.
+        trained: the trained parameters, which `fully_shard` may have sharded among processes.
+        parameters: the trained parameters, as the model holds them between steps.
         blocks: the blocks that their coordinates are cut into.
         size: the number of their coordinates.
         learning_rate: η; it may be changed between steps, as a schedule does.
@@ -83,7 +84,8 @@ class PrivateOptimizer(ABC):
                 f"state {self.source.state!r} is made of private gradients without noise, which no "
                 "theorem covers: train with a NoBudget, which claims nothing"
             )
-        self.parameters = self.private_sum.clipper.parameters
+        self.trained = self.private_sum.trained
+        self.parameters = self.trained.held
         self.blocks = self.private_sum.clipper.blocks
         self.size = self.private_sum.clipper.size
 
@@ -224,8 +226,8 @@ class PrivateOptimizer(ABC):
             direction: one value per coordinate of the block.
             rate: the learning rate.
         """
-        for piece in block.pieces:
-            piece.select_rows(self.parameters).sub_(piece.view_in(direction), alpha=rate)
+        for own, values in self.trained.own_rows(block, direction):
+            own.sub_(values, alpha=rate)
 
     def transform(self) -> Transform:
         """Return how the next step scales and clips per-example gradients; by default it clips."""

@@ -211,8 +211,9 @@ def translate(problem: Json, options: Mapping[str, str]) -> Json:
     for fault in problem.get("errors", []):
         option = _find_option(fault["pointer"], options)
         named = {} if option is None else {"option": option}
-        is_of_argument = option is not None and not option.startswith("--")
-        # the message about an argument's content, such as a document, names the content's fields
+        is_of_argument = bool(option) and not str(option).startswith("--")
+        # the message about an argument's content, such as a document, names the content's fields;
+        # "" stands for the run of the command's own options
         message = fault["message"] if is_of_argument else rename(fault["message"])
         faults.append({**fault, "message": message, **named})
     detail = rename(problem["detail"])

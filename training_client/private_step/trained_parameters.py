@@ -226,7 +226,7 @@ def _require_same_kind(held: torch.Tensor, whole: torch.Tensor) -> None:
     if _is_sharded(whole):
         raise UnsupportedModelError(
             f"a parameter of shape {tuple(whole.shape)} is sharded inside of its layer too, or its "
-            "layer is none of those given to fully_shard: tensor parallelism is not supported"
+            "layer was not given to fully_shard: tensor parallelism is not supported"
         )
     if (held.dtype, held.device) != (whole.dtype, whole.device):
         raise UnsupportedModelError(

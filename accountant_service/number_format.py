@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_EVEN, Context
 from typing import Final
 
 DIGITS: Final = 6
+_LONG_EXPONENT: Final = re.compile(r"(?<=\d)e-0(?=\d)")
 _DECIMAL_NOTATION_MIN: Final = 1e-4  # smaller numbers are written with an exponent
 
 
@@ -22,6 +24,11 @@ def round_down(value: float, digits: int = DIGITS) -> str:
 def round_nearest(value: float, digits: int = DIGITS) -> str:
     """Format a number that is not a bound, rounded to the nearest."""
     return _format(value, digits, ROUND_HALF_EVEN)
+
+
+def shorten_exponents(text: str) -> str:
+    """Return a text with 1e-05, as Python writes it, in the form 1e-5."""
+    return _LONG_EXPONENT.sub("e-", text)
 
 
 def group_digits(value: int) -> str:

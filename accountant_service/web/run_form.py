@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from pydantic_core import from_json
 
+from accountant_service.number_format import shorten_exponents
 from accountant_service.web import kind_form
 from accountant_service.web.choices import Choice
 from accountant_service.web.number_fields import RECORDS, NumberField, parse_number
@@ -63,7 +64,7 @@ _NUMBERED: Final = re.compile(rf"(?:{'|'.join(_NAMES)})-([2-9])")
 
 def format_example(kind: str) -> str:
     """Return the example of a kind of mechanism as JSON text."""
-    return json.dumps(kind_form.EXAMPLES[kind], ensure_ascii=False)
+    return shorten_exponents(json.dumps(kind_form.EXAMPLES[kind], ensure_ascii=False))
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-import re
 import shlex
 from collections.abc import Mapping
 from typing import Any, Final
+
+from accountant_service.number_format import shorten_exponents
 
 Json = Mapping[str, Any]
 
@@ -26,7 +27,6 @@ from accountant_service import epsilon
 
 answer = epsilon({arguments})
 print(answer.epsilon, answer.status, answer.certified)"""
-_LONG_EXPONENT: Final = re.compile(r"(?<=\d)e-0(?=\d)")  # 1e-05 is 1e-5 on the pages
 
 
 def curl(address: str, path: str, body: Json) -> str:
@@ -57,14 +57,16 @@ def python(body: Json) -> str:
         given |= {name: value for name, value in mechanism.items() if name != "kind"}
     else:
         given["mechanism"] = mechanism
-    arguments = ", ".join(f"{name}={_shorten(repr(value))}" for name, value in given.items())
+    arguments = ", ".join(
+        f"{name}={shorten_exponents(repr(value))}" for name, value in given.items()
+    )
     return _PYTHON.format(arguments=arguments)
 
 
 def _write_options(given: Json) -> str:
     """Return the options for those fields that the command line has."""
     return " ".join(
-        f"{option} {shlex.quote(_shorten(str(given[name])))}"
+        f"{option} {shlex.quote(shorten_exponents(str(given[name])))}"
         for name, option in _OPTIONS.items()
         if name in given
     )
@@ -72,9 +74,4 @@ def _write_options(given: Json) -> str:
 
 def _dump(document: Json) -> str:
     """Return a document as JSON, with numbers as the pages write them."""
-    return _shorten(json.dumps(document, ensure_ascii=False))
-
-
-def _shorten(text: str) -> str:
-    """Return a text with exponents of one digit written as such."""
-    return _LONG_EXPONENT.sub("e-", text)
+    return shorten_exponents(json.dumps(document, ensure_ascii=False))

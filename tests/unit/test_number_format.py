@@ -46,3 +46,9 @@ def test_commands_show_bounds_as_bounds(noise: float) -> None:
     assert Decimal(interval[1]) <= Decimal(repr(claim["certified"]["epsilon_lower"]))
     assert Decimal(interval[2]) >= Decimal(repr(claim["certified"]["epsilon_upper"]))
     assert Decimal(interval[1]) <= Decimal(shown[1]) <= Decimal(interval[2])
+
+
+def test_exponents_of_one_digit_are_written_as_such() -> None:
+    text = '{"delta": 1e-05, "rate": 2.5e-07, "tiny": 1e-10, "name": "line-05"}'
+    shown = '{"delta": 1e-5, "rate": 2.5e-7, "tiny": 1e-10, "name": "line-05"}'
+    assert number_format.shorten_exponents(text) == shown

@@ -361,20 +361,22 @@ def open_ledger() -> Iterator[LedgerAccess]:
     """Context manager that opens the ledger: the service if a key is set, else the database.
 
     Raises:
-        CommandProblemError: the address of the service is not valid, or a newer version of this
-            program made the database.
+        CommandProblemError: the address of the service is not valid.
+        LedgerError: a newer version of this program made the database, or the ledger was moved to
+            another one.
     """
     key = os.environ.get(KEY_VARIABLE)
     if key:
         yield ServiceAccess(os.environ.get(SERVICE_VARIABLE) or DEFAULT_SERVICE, key)
         return
     from accountant_service.cli.opening import open_configured
-    from accountant_service.ledger import database
+    from accountant_service.ledger.database import DatabaseRefusedError
+    from accountant_service.ledger.errors import LedgerError
 
     try:
         repository = open_configured()
-    except database.NewerDatabaseError as error:
-        raise CommandProblemError(build_problem(str(error), code="ledger-error")) from None
+    except DatabaseRefusedError as error:
+        raise LedgerError(str(error)) from None
     try:
         yield DatabaseAccess(repository)
     finally:

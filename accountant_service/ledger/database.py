@@ -89,7 +89,8 @@ def upgrade(connection: Connection) -> tuple[str | None, str]:
     before = current_revision(connection)
     if before == MOVED:
         raise MovedDatabaseError(
-            "the ledger was moved from this database to another one: use that one"
+            "the ledger was moved from this database to another one: use that one, by setting "
+            "ACCOUNTANT_DATABASE_URL to it"
         )
     if before is not None and before not in known:
         raise NewerDatabaseError(

@@ -24,7 +24,7 @@ from __future__ import annotations
 from accountant_service.errors import CodedError
 
 
-class LedgerError(CodedError, code="ledger-error", title="The ledger says no"):
+class LedgerError(CodedError, code="ledger-error", title="The ledger refuses the request"):
     """The ledger refuses a request."""
 
 

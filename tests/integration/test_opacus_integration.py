@@ -288,6 +288,20 @@ def test_steps_that_a_program_skips_by_itself_are_not_charged_as_one(transport: 
     assert engine.accountant.history == []
 
 
+def test_no_epsilon_is_claimed_if_the_last_batch_had_no_step(transport: Any) -> None:
+    integration.connect(transport=transport)
+    model, optimizer, loader, engine = program(noise_multiplier=1.0)
+    for number, batch in enumerate(loader, 1):
+        if number < len(loader):
+            step(model, optimizer, batch)
+            assert engine.accountant.made == number
+            assert engine.get_epsilon(delta=1e-5) > 0
+    with pytest.raises(NoGuaranteeError, match="drawn and had no step"):
+        engine.get_epsilon(delta=1e-5)
+    with pytest.raises(NoGuaranteeError, match="drawn and had no step"):
+        _ = engine.accountant.made  # which `settle` is given
+
+
 def test_batches_that_are_split_are_one_step(transport: Any) -> None:
     integration.connect(transport=transport)
     model, optimizer, loader, engine = program(noise_multiplier=1.0)

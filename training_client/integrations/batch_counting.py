@@ -22,7 +22,7 @@ from opacus.utils.uniform_sampler import (
 )
 
 from training_client.errors import NoGuaranteeError
-from training_client.integrations.batch_draws import COUNTERS, count_draws
+from training_client.integrations.batch_draws import COUNTERS, count_draws, require_steps
 from training_client.integrations.opacus_checks import find_sampler, round_down_sample_rate
 from training_client.integrations.patches import replace_sampler_iteration
 from training_client.integrations.secret_generators import find_generator
@@ -67,6 +67,17 @@ class BatchCounter:
     def use_batch(self) -> None:
         """Count a batch as used by a step, or as refused for a publicly known reason."""
         self._sampler.unused -= 1
+
+    def require_ended_pass_used(self) -> None:
+        """Raise if the loader has ended its pass and a batch of it had no step.
+
+        The loop may still hold as many batches as workers prefetch, so these are not missed.
+
+        Raises:
+            NoGuaranteeError: a batch had no step, and no later one was drawn to notice it.
+        """
+        if not self._sampler.is_drawing:
+            require_steps(self._sampler)
 
     def stop(self) -> None:
         """Allow batches without steps from now on, since the run is over."""

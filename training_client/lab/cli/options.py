@@ -279,7 +279,11 @@ class RunOptions:
     ] = False
     device: Annotated[
         str,
-        typer.Option(help="Device: cpu or cuda.", callback=_check_device, rich_help_panel=TRAINING),
+        typer.Option(
+            help="PyTorch device, such as cpu, cuda or cuda:1.",
+            callback=_check_device,
+            rich_help_panel=TRAINING,
+        ),
     ] = "cpu"
     data: Annotated[
         str,

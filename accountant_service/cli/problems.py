@@ -151,7 +151,10 @@ def translate(problem: Json, options: Mapping[str, str]) -> Json:
     for fault in problem.get("errors", []):
         option = _find_option(fault["pointer"], options)
         named = {} if option is None else {"option": option}
-        faults.append({**fault, "message": rename(fault["message"]), **named})
+        is_of_argument = option is not None and not option.startswith("--")
+        # the message about an argument's content, such as a document, names the content's fields
+        message = fault["message"] if is_of_argument else rename(fault["message"])
+        faults.append({**fault, "message": message, **named})
     detail = rename(problem["detail"])
     if faults:
         first = faults[0]

@@ -179,18 +179,18 @@ _SAMPLING_TEXTS: Final = {
     "shuffled": (
         "the loader shuffles the data and cuts it into batches; the accountant charges Poisson "
         "samples, where each record is drawn independently",
-        "the cost below is that of shuffled batches, for which no amplification is proved; "
+        "the computed cost is that of shuffled batches, for which no amplification is proved; "
         "neighbours have the same number of records. Draw Poisson batches, or put each record "
         "into a batch at random anew each epoch (balls in bins)",
     ),
     "none": (
         "every step uses all the data; the accountant charges a sample",
-        "the cost below is without amplification by sampling",
+        "the computed cost is without amplification by sampling",
     ),
     "fixed_size": (
         "batches have a fixed size; the accountant charges Poisson samples",
-        "the cost below is that of batches of fixed size, where another record takes the place "
-        "of the one that is left out",
+        "the computed cost is that of batches of fixed size, where another record takes the "
+        "place of the one that is left out",
     ),
 }
 
@@ -246,7 +246,7 @@ def check_rate(found: Imported, facts: Facts) -> Imported:
         f"the sample rate is {shown(given)}, but batches of {batch} of {size} records have a "
         f"rate of "
         f"{shown(batch / size)}: a factor of {given * size / batch:.3g}",
-        "the cost below is that of the rate of these sizes",
+        "the computed cost is that of the rate of these sizes",
     )
     return replace(
         found,

@@ -3,6 +3,7 @@
 Allowance         the interface that optimizers ask, and what its implementations share
 ├── Budget            a target (ε, δ) for one run, checked by the service; nothing is recorded
 ├── LedgerBudget      steps charged to a dataset's budget in the ledger
+│                     (with scheduled noise: `phased_budget`)
 └── NoBudget          a fixed number of steps without a privacy claim
 """
 
@@ -37,7 +38,7 @@ from training_client.plan import Mechanism, Plan, compose
 
 _OPEN: Final = "open"  # the state of a reservation of which steps may be granted
 _CURVE_POINTS_MAX: Final = 200
-_RELEASE_PATIENCE_SECONDS: Final = 3.0
+RELEASE_PATIENCE_SECONDS: Final = 3.0
 _ASKING_SHARE_MAX: Final = 0.0025  # of the time that the steps take
 _STEPS_MAX: Final = 10**9  # the most steps that the service accounts for
 _NO_EPSILON: Final = "no-finite-epsilon"
@@ -398,11 +399,16 @@ class LedgerBudget(Allowance):
         """Release the budget of steps not granted; if that fails, the lease's end frees it."""
         for each in (self.reservation, *self.releases):
             with suppress(ServiceError):
-                self.service.release(each, patience_seconds=_RELEASE_PATIENCE_SECONDS)
+                self.service.release(each, patience_seconds=RELEASE_PATIENCE_SECONDS)
 
     def count_resumed(self, steps: int) -> int:  # noqa: ARG002
         """Return 0: the ledger counts the steps, so a checkpoint's count is ignored."""
         return 0
+
+    @property
+    def reservations(self) -> list[str]:
+        """The identifier of the reservation of the steps, in a list."""
+        return [self.reservation.identifier]
 
     @property
     def made(self) -> int:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import suppress
-from typing import Self
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Self, TypeAlias
 
 from training_client.answers import Guarantee
-from training_client.budget import Allowance, LedgerBudget, add_step_counts, prove_guarantee
+from training_client.budget import (
+    RELEASE_PATIENCE_SECONDS,
+    Allowance,
+    LedgerBudget,
+    add_step_counts,
+    prove_guarantee,
+)
 from training_client.client import AccountingService, Json, Reservation
 from training_client.errors import BudgetExhaustedError, NoGuaranteeError, TrainingStoppedError
-from training_client.plan import Plan
+from training_client.plan import Mechanism, Plan, compose
 
 
 class PhasedLedgerBudget(Allowance):
@@ -18,11 +24,13 @@ class PhasedLedgerBudget(Allowance):
 
     The steps with the same noise are one phase, with one reservation: the ledger charges each step
     as what it is, a block at a time, before it is made. All phases are reserved before the first
-    step, so that the whole run fits.
+    step, so that the whole run fits. The first phase's budget also holds the releases that precede
+    training.
 
     Attributes:
         plan: the plan of the whole run.
         phases: the budget of each phase, in their order.
+        dataset: the dataset's name in the ledger.
         delta: δ of the run's guarantee; that of the dataset's budget.
         spent: ε of the run's granted steps.
 
@@ -45,7 +53,7 @@ class PhasedLedgerBudget(Allowance):
                 "reserve budget for the plan that is run"
             )
         first = self.phases[0]
-        self._service, self._dataset, self.delta = first.service, first.dataset, first.delta
+        self._service, self.dataset, self.delta = first.service, first.dataset, first.delta
         self._proved: tuple[int, float] = (0, 0.0)  # steps granted, and their ε
 
     @classmethod
@@ -58,6 +66,8 @@ class PhasedLedgerBudget(Allowance):
         *,
         purpose: str = "",
         block: int = 50,
+        before: tuple[Mechanism, ...] = (),
+        releases: tuple[Reservation, ...] = (),
     ) -> Self:
         """Reserve budget for a whole run; if any phase does not fit, reserve nothing.
 
@@ -68,20 +78,25 @@ class PhasedLedgerBudget(Allowance):
             steps: the number of steps.
             purpose: a note that the ledger keeps.
             block: the number of steps charged at once.
+            before: mechanisms released before the first step; the run's guarantee covers them too.
+            releases: a reservation for each mechanism of `before`, in the same order. If the steps
+                cannot be reserved, the caller releases them.
 
         Raises:
             BudgetExhaustedError: the run does not fit the remaining budget.
         """
         held: list[Reservation] = []
+        phases = plan.phases(steps)
         try:
-            for count, part in plan.phases(steps):
-                held.append(service.reserve(dataset, part.mechanism(count), purpose))
-        except TrainingStoppedError:
+            for count, part in phases:
+                with _name_phase(len(held) + 1, len(phases), count, part):
+                    held.append(service.reserve(dataset, part.mechanism(count), purpose))
+            return cls._of_reservations(service, plan, dataset, held, block, before, releases)
+        except BaseException:  # an interrupt too: nobody else knows the reservations
             with suppress(TrainingStoppedError):  # their leases expire anyway
                 for each in held:
-                    service.release(each)
+                    service.release(each, RELEASE_PATIENCE_SECONDS)
             raise
-        return cls._of_reservations(service, plan, dataset, held, block)
 
     @classmethod
     def resume(
@@ -92,6 +107,7 @@ class PhasedLedgerBudget(Allowance):
         reservations: Sequence[str],
         *,
         block: int = 50,
+        before: tuple[Mechanism, ...] = (),
     ) -> Self:
         """Continue a run after its last granted step, given its reservations' identifiers.
 
@@ -101,9 +117,10 @@ class PhasedLedgerBudget(Allowance):
             dataset: the dataset's name in the ledger.
             reservations: the identifiers of the run's reservations, in their order.
             block: the number of steps charged at once.
+            before: mechanisms that were released, and charged, before the first step.
         """
         held = [service.reservation(each) for each in reservations]
-        return cls._of_reservations(service, plan, dataset, held, block)
+        return cls._of_reservations(service, plan, dataset, held, block, before)
 
     @classmethod
     def _of_reservations(
@@ -113,6 +130,8 @@ class PhasedLedgerBudget(Allowance):
         dataset: str,
         held: Sequence[Reservation],
         block: int,
+        before: tuple[Mechanism, ...],
+        releases: tuple[Reservation, ...] = (),
     ) -> Self:
         """Build the budget from the reservations of a run's phases."""
         delta = float(service.dataset(dataset)["budget"]["delta"])
@@ -123,13 +142,12 @@ class PhasedLedgerBudget(Allowance):
                 f"there are {len(held)} reservations, and {steps} steps of the plan have "
                 f"{len(parts)} phases: reserve budget for the plan that is run"
             )
-        return cls(
-            plan,
-            [
-                LedgerBudget(service, part, dataset, delta, each, block=block)
-                for part, each in zip(parts, held, strict=True)
-            ],
-        )
+        phases = [
+            LedgerBudget(service, part, dataset, delta, each, block=block)
+            for part, each in zip(parts, held, strict=True)
+        ]
+        phases[0].before, phases[0].releases = before, releases
+        return cls(plan, phases)
 
     @property
     def reservations(self) -> list[str]:
@@ -158,9 +176,19 @@ class PhasedLedgerBudget(Allowance):
             self._proved = self.made, self._prove(self.made).epsilon
         return self._proved[1]
 
+    @property
+    def current_phase(self) -> LedgerBudget:
+        """The budget of the phase that the next step is in; the last one after the last step."""
+        unfinished = (phase for phase in self.phases if phase.made < phase.reserved)
+        return next(unfinished, self.phases[-1])
+
     def begin(self) -> list[Json]:
-        """Return an empty list: nothing is released before the first step."""
-        return []
+        """Spend budget on the releases that precede training; return a certificate of each.
+
+        Raises:
+            ServiceError: the service gave no usable answer; nothing may be released.
+        """
+        return self.phases[0].begin()
 
     def give_up(self) -> None:
         """Release the budget of steps not granted; if that fails, the lease's end frees it."""
@@ -182,25 +210,28 @@ class PhasedLedgerBudget(Allowance):
         phase.take(own_step)
 
     def guarantee(self, steps: int) -> Guarantee:
-        """Return the guarantee of all reserved steps."""
+        """Return the guarantee of all reserved steps and of the releases that precede training."""
         return add_step_counts(self._prove(self.reserved), steps, self.reserved)
 
-    def commit(self, model_sha256: str | None = None) -> Json:
-        """End the run in the ledger, and return `{"certificates": […]}`, one for each phase."""
-        return {"certificates": [phase.commit(model_sha256) for phase in self.phases]}
+    def commit(self, model_sha256: str | None = None) -> Json:  # noqa: ARG002
+        """End the run in the ledger, and return `{"certificates": […]}`, one for each phase.
+
+        No certificate names the model: it covers one phase, and the model's ε is that of all.
+        """
+        return {"certificates": [phase.commit() for phase in self.phases]}
 
     def _prove(self, steps: int) -> Guarantee:
-        """Return the proven guarantee of the run's first `steps` steps."""
-        return prove_guarantee(
-            self._service, self.plan.mechanism(steps), self.delta, self.phases[0].relation
-        )
+        """Return the proven guarantee of the releases before training and of `steps` steps."""
+        first = self.phases[0]
+        whole = compose(first.before, self.plan.mechanism(steps))
+        return prove_guarantee(self._service, whole, self.delta, first.relation)
 
     def _require_allowed(self, step: int) -> None:
         """Raise if the budget does not cover the step."""
         self.allow(step)
 
     def _locate(self, step: int) -> tuple[LedgerBudget, int]:
-        """Return a step's phase and the step's number within it; renew later phases' leases.
+        """Return a step's phase and the step's number within it; renew other phases' leases.
 
         Raises:
             BudgetExhaustedError: the step is beyond the last phase.
@@ -208,12 +239,32 @@ class PhasedLedgerBudget(Allowance):
         left = step
         for phase in self.phases:
             if left <= phase.reserved:
-                self._renew_after(phase)
+                self._renew_others(phase)
                 return phase, left
             left -= phase.reserved
         raise BudgetExhaustedError(f"all {self.reserved} steps of the run are made")
 
-    def _renew_after(self, current: LedgerBudget) -> None:
-        """Renew the leases of the phases after the current one, when they are due."""
-        for phase in self.phases[self.phases.index(current) + 1 :]:
-            phase.renew_if_due()
+    def _renew_others(self, current: LedgerBudget) -> None:
+        """Renew the leases of the other phases, when they are due.
+
+        Those of past phases too: a reservation that expires before the commit has a certificate
+        without the clip norm.
+        """
+        for phase in self.phases:
+            if phase is not current:
+                phase.renew_if_due()
+
+
+ChargedBudget: TypeAlias = LedgerBudget | PhasedLedgerBudget  # a run's budget in the ledger
+
+
+@contextmanager
+def _name_phase(number: int, phases: int, steps: int, part: Plan) -> Iterator[None]:
+    """Context manager: say in a refusal for lack of budget which phase does not fit."""
+    try:
+        yield
+    except BudgetExhaustedError as error:
+        raise BudgetExhaustedError(
+            f"phase {number} of {phases}, {steps} steps with σ = {part.noise_multiplier:g}, does "
+            f"not fit: {error}"
+        ) from None

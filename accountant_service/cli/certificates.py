@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -35,31 +36,80 @@ def verify_certificate(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Verify a certificate offline: check its signature and recompute its guarantee."""
+    """Verify a certificate offline: check its signature and recompute its guarantee.
+
+    A run with scheduled noise has a file with several certificates, one for each noise multiplier.
+    """
     from accountant_service.ledger import certificate
 
     model_sha256 = _hash_if_given(model, as_json)
     try:
-        document = certificate.read(file.read())
+        documents = certificate.split(certificate.read(file.read()))
     except (ValueError, RecursionError) as error:
-        document, faults, found = {}, [f"it is not a certificate: {error}"], None
+        checks = [_Check({}, [f"it is not a certificate: {error}"], None)]
     else:
-        faults, found = certificate.check(document, public_key)
+        checks = [_check(each, public_key, model_sha256) for each in documents]
+    if as_json:
+        print(json.dumps(_describe_checks(checks)))
+    else:
+        for each in checks:
+            _print_check(each, model_sha256)
+        if len(checks) > 1:
+            print(f"{len(checks)} certificates, of which each covers its own steps alone")
+        print("not valid" if any(each.faults for each in checks) else "valid")
+    if any(each.faults for each in checks):
+        raise typer.Exit(1)
+
+
+@dataclass(frozen=True)
+class _Check:
+    """The result of a certificate's verification.
+
+    Attributes:
+        document: the certificate.
+        faults: the reasons why it is not valid.
+        found: its guarantee, computed anew; None if that is not possible.
+    """
+
+    document: certificate.Document
+    faults: list[str]
+    found: Guarantee | None
+
+
+def _check(
+    document: certificate.Document, public_key: str | None, model_sha256: str | None
+) -> _Check:
+    """Verify one certificate, and that it names the model if a hash is given."""
+    from accountant_service.ledger import certificate
+
+    faults, found = certificate.check(document, public_key)
     if model_sha256 is not None and not (faults and found is None):
         faults = [*faults, *certificate.find_model_faults(document, model_sha256)]
-    if as_json:
-        print(json.dumps(_describe_check(document, faults, found)))
-    else:
-        for fault in faults:
-            print(fault, file=sys.stderr)
-        if found is not None:
-            _print_certificate_check(_describe_check(document, faults, found), found)
-            print(f"signed with {document.get('public_key')}")
-            if model_sha256 is not None and not faults:
-                print(f"it is about this model: SHA-256 {model_sha256}")
-        print("not valid" if faults else "valid")
-    if faults:
-        raise typer.Exit(1)
+    return _Check(document, faults, found)
+
+
+def _print_check(check: _Check, model_sha256: str | None) -> None:
+    """Print the result of a certificate's verification; its faults go to stderr."""
+    for fault in check.faults:
+        print(fault, file=sys.stderr)
+    if check.found is None:
+        return
+    _print_certificate_check(_describe_check(check), check.found)
+    print(f"signed with {check.document.get('public_key')}")
+    if model_sha256 is not None and not check.faults:
+        print(f"it is about this model: SHA-256 {model_sha256}")
+
+
+def _describe_checks(checks: list[_Check]) -> dict[str, Any]:
+    """Return the verification of a file as JSON: of its certificate, or of each of several."""
+    if len(checks) == 1:
+        return _describe_check(checks[0])
+    faults = [
+        f"certificate {number}: {fault}"
+        for number, each in enumerate(checks, 1)
+        for fault in each.faults
+    ]
+    return {"faults": faults, "certificates": [_describe_check(each) for each in checks]}
 
 
 def _hash_if_given(model: Path | None, as_json: bool) -> str | None:
@@ -70,12 +120,11 @@ def _hash_if_given(model: Path | None, as_json: bool) -> str | None:
     return run_or_exit(lambda: model_files.hash_model(model), options, as_json=as_json)
 
 
-def _describe_check(
-    document: certificate.Document, faults: list[str], found: Guarantee | None
-) -> dict[str, Any]:
+def _describe_check(check: _Check) -> dict[str, Any]:
     """Return the result of a certificate's verification as JSON."""
     from accountant_service.ledger import certificate
 
+    document, faults, found = check.document, check.faults, check.found
     dates = document.get("dates")
     return {
         "faults": faults,

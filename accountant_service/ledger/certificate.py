@@ -45,6 +45,7 @@ _FORMAT_2: Final = "privacy-accountant-certificate/2"
 TRUST_MODEL: Final = "central: a trusted curator holds the data and adds the noise"
 _FORMAT_1: Final = "privacy-accountant-certificate/1"
 _FORMATS: Final = (FORMAT, _FORMAT_2, _FORMAT_1)
+_LIST: Final = "certificates"  # the only name in a file with several
 Document = dict[str, Any]
 
 
@@ -184,6 +185,20 @@ def read(text: str) -> Document:
     return document
 
 
+def split(document: Document) -> list[Document]:
+    """Return the certificates in a document: its own, or those that it lists for a run's phases.
+
+    Raises:
+        ValueError: the list is empty, or not one of JSON objects.
+    """
+    if document.keys() != {_LIST}:
+        return [document]
+    listed = document[_LIST]
+    if not (isinstance(listed, list) and listed and all(isinstance(x, dict) for x in listed)):
+        raise ValueError(f"{_LIST} must be a list of certificates")
+    return listed
+
+
 def _require_unique_names(pairs: Sequence[tuple[str, Any]]) -> Document:
     """Return a JSON object's fields; refuse an object that names a field twice."""
     names = [name for name, _ in pairs]
@@ -241,6 +256,8 @@ def check(document: Document, public_key: str | None = None) -> tuple[list[str],
         public_key: the issuer's, in upper- or lowercase hexadecimal; the document's own unless
             given.
     """
+    if document.keys() == {_LIST}:
+        return ["it is a list of the certificates of a run's phases: pass one of them"], None
     if document.get("format") not in _FORMATS:
         return [f"the format is not {FORMAT}"], None
     try:

@@ -195,6 +195,7 @@ def test_the_benchmarks_print_their_tables(home: Path) -> None:
         ),
         ("python benchmarks/budget_calls.py --steps 2000", " --steps 20", "20 steps"),
         ("python benchmarks/planner.py --compare 5", " --points 3", "poisson+balls_in_bins"),
+        ("python benchmarks/sharded_memory.py", " --processes 2", "memory over that"),
         (
             "python benchmarks/sampling.py",
             " --steps 10 --batch-size 6000 --hidden 8 --seeds 1",

@@ -216,6 +216,37 @@ def test_kills_and_resumes_never_make_a_step_that_was_not_charged(
     assert again.returncode == 2
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_kills_in_any_phase_of_scheduled_noise_leave_no_step_uncharged(bench: Bench) -> None:
+    """Each phase has its reservation; the run goes on in the phase that the ledger is in."""
+    chance = random.Random(5)
+    phases = (120, 60, 220)
+    schedule = "120:1,60:0.9,220:0.8"
+    trainer = bench.trainer("--noise-multiplier", "3", "--noise-schedule", schedule)
+    wait_for(bench, 8, trainer)  # there is a checkpoint
+    for until in (60, 130, 190):  # blocks have 50 steps or more
+        wait_for(bench, max(bench.made(), until) + chance.randint(0, 20), trainer)
+        trainer.send_signal(signal.SIGKILL)
+        trainer.communicate()
+        held = bench.runs()
+        assert bench.made() <= sum(run.steps_granted for run in held)
+        assert sorted(run.steps_reserved for run in held) == sorted(phases)
+        assert {run.state for run in held} == {"open"}
+        trainer = bench.trainer("--resume")
+    output, _ = trainer.communicate(timeout=120)
+    assert trainer.returncode == 0, output
+    assert {(run.state, run.steps_granted - run.steps_reserved) for run in bench.runs()} == {
+        ("committed", 0)
+    }
+    assert bench.made() <= sum(phases)
+    document = json.loads((bench.folder / "run" / "certificate.json").read_text())
+    found = [(each["steps"], each["steps_reserved"]) for each in document["certificates"]]
+    assert found == [(steps, steps) for steps in phases]
+    assert not bench.checkpoint.exists()
+    assert verify(bench.repository).faults == []
+
+
 @pytest.fixture(scope="module")
 def life(tmp_path_factory: pytest.TempPathFactory) -> float:
     """Seconds from the start of a process to its end, if nobody kills it."""

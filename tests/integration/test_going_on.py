@@ -43,7 +43,8 @@ def died(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> str:
         done = bench.run(*USUAL, "--dataset", bench.name)
     assert done.exit_code == 130
     kept = torch.load(bench.folder / "checkpoint.pt", weights_only=True)
-    return str(kept["reservation"])
+    (identifier,) = kept["reservations"]
+    return str(identifier)
 
 
 @pytest.mark.slow

@@ -21,6 +21,7 @@ from typer.testing import CliRunner, Result
 from tests.support.training_bench import ROWS, Bench, small
 from training_client.client import AccountingService
 from training_client.lab import data as data_sets
+from training_client.lab import federated
 from training_client.lab.cli import app, compare, together
 from training_client.lab.cli.output_folders import lock_folder
 from training_client.lab.data import Dataset
@@ -29,6 +30,7 @@ from training_client.lab.number_format import format_upper_bound
 from training_client.lab.pca import PrivatePca
 from training_client.optimizers import PrivateOptimizer
 from training_client.plan import Plan
+from training_client.private_step.private_sum import PrivateSum
 
 
 @pytest.fixture
@@ -269,10 +271,6 @@ def test_a_warm_start_gives_its_examples_up(bench: Bench) -> None:
             ["--noise-schedule", "5:1,5:2", "--sampling", "balls_in_bins"],
             "--noise-schedule 5:1,5:2 changes the noise within an epoch, which has 20 steps",
         ),
-        (
-            ["--noise-schedule", "linear:2", "--dataset", "d"],
-            "--noise-schedule cannot be used with --dataset",
-        ),
     ],
 )
 def test_wrong_input_is_named(bench: Bench, arguments: list[str], words: str) -> None:
@@ -343,6 +341,75 @@ def test_a_comparison_as_json_says_what_each_step_did_and_cost(
         assert curve["plan"]["noise_multiplier"] == asked["mechanism"]["noise_multiplier"]
         assert curve["steps"][-1] == asked["mechanism"]["steps"] == 4
         assert curve["epsilons"][-1] <= 1
+
+
+def test_schedules_are_compared_as_they_are_charged(bench: Bench, tmp_path: Path) -> None:
+    given = ["--model", "logistic", "--steps", "4", "--batch-size", "20", "--epsilon", "1"]
+    schedules = ["--noise-schedule", "2:1,2:0.5", "--learning-rate-schedule", "linear:0"]
+    plot = str(tmp_path / "plot.png")
+    done = bench.train("compare", "dp_sgd", *given, *schedules, "--output", plot, "--json")
+    assert done.exit_code == 0, done.output
+    (curve,) = json.loads(done.stdout)
+    assert curve["plan"]["noise_schedule"]["pieces"] == [[2, 1.0], [2, 0.5]]
+    assert curve["plan"]["learning_rate_schedule"]["pieces"][-1][1] == 0
+    assert 0.95 < curve["epsilons"][-1] <= 1
+    asked = [body["mechanism"] for path, body in bench.asked if path == "/v1/epsilon"][-1]
+    first, last = asked["mechanisms"]
+    assert (first["steps"], last["steps"]) == (2, 2)
+    assert last["noise_multiplier"] == first["noise_multiplier"] / 2
+
+
+def test_participants_follow_the_schedules_round_by_round(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    genuine, rates = federated.descend_along_mean, list[float]()
+
+    def descend(parameters: Any, contributions: Any, learning_rate: float) -> None:
+        rates.append(learning_rate)
+        genuine(parameters, contributions, learning_rate)
+
+    monkeypatch.setattr(federated, "descend_along_mean", descend)
+    usual = ("together", "--participants", "2", "--noise-multiplier", "6", "--rounds", "4")
+    schedules = ("--noise-schedule", "2:1,2:0.5", "--learning-rate-schedule", "3:1,1:0.2")
+    done = bench.train(*usual, *schedules, "--json")
+    assert done.exit_code == 0, done.output
+    answer = json.loads(done.stdout)
+    assert answer["schedules"] == {
+        "noise_schedule": "2:1.0,2:0.5", "learning_rate_schedule": "3:1.0,1:0.2",
+    }  # fmt: skip
+    assert rates == pytest.approx([0.5, 0.5, 0.5, 0.1])
+    claim = bench.read("privacy-participant-2.json")
+    parts = claim["mechanism"]["mechanisms"]
+    assert [(each["steps"], each["noise_multiplier"]) for each in parts] == [(2, 6.0), (2, 3.0)]
+    assert claim["epsilon"] <= 1
+    paper = ("--method", "gaussian_sampling_composition", "--rounds", "90")
+    refused = bench.train(*usual, *paper, "--noise-schedule", "80:1,10:0.5")
+    assert refused.exit_code == 2
+    assert "cannot account for --noise-schedule: use --method pld" in " ".join(
+        refused.output.split()
+    )
+    longer = bench.train(*usual, "--clip-schedule", "4:1,1:0.5")
+    assert longer.exit_code == 2
+    said = " ".join(longer.output.split())
+    assert "--clip-schedule names 5 steps, one for each round, and there are 4 rounds" in said
+
+
+def test_participants_clip_and_add_noise_as_scheduled(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    genuine, seen = PrivateSum.release, list[tuple[float, float]]()
+
+    def release(self: PrivateSum, *of: Any) -> Any:
+        seen.append((self.plan.noise_multiplier, of[-1].bound))
+        return genuine(self, *of)
+
+    monkeypatch.setattr(PrivateSum, "release", release)
+    done = bench.train(
+        "together", "--participants", "1", "--noise-multiplier", "6", "--rounds", "3",
+        "--noise-schedule", "1:1,2:0.5", "--clip-schedule", "2:1,1:0.25",
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    assert seen == [(6.0, 1.0), (3.0, 1.0), (3.0, 0.25)]
 
 
 @pytest.mark.slow

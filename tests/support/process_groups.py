@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
@@ -85,3 +87,14 @@ def run_in_processes(
 ) -> list[Any]:
     """Run a function in several processes; return each rank's result or exception, by rank."""
     return outcomes_of(start_processes(size, folder, function, *given, timeout=timeout), folder)
+
+
+@contextmanager
+def group_of_one() -> Iterator[None]:
+    """Context manager: make this process a group of its own."""
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        distributed.destroy_process_group()
+        gc.collect()  # a forked process that collected a model of this group would abort

@@ -151,7 +151,7 @@ def test_a_gradient_of_which_a_thousandth_bypasses_the_layer_is_refused(
 def kept(**more: Any) -> Checkpoint:
     recipe = make_recipe(RecipeOptions(data="mnist", optimizer="adadp", model="logistic", hidden=3))
     fields: dict[str, Any] = {
-        "recipe": recipe.document, "dataset": "d", "reservation": "r",
+        "recipe": recipe.document, "dataset": "d", "reservations": ["r"],
         "plan": Plan(60_000, 0.01, 1.0, 1.0), "directions": None, "steps": 3,
         "model": nn.Linear(784, 1).state_dict(), "optimizer": {},
     }  # fmt: skip
@@ -189,6 +189,8 @@ def test_a_truncated_checkpoint_is_named(tmp_path: Path) -> None:
         ({"model": {}}, "no model weights"),
         ({"model": {"weight": "heavy"}}, "no model weights"),
         ({"model": None}, "no model weights"),
+        ({"reservations": []}, "identifiers of reservations"),
+        ({"reservations": [3]}, "identifiers of reservations"),
     ],
 )
 def test_a_checkpoint_with_invalid_content_is_named(

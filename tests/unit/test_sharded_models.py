@@ -6,8 +6,6 @@ import copy
 import os
 import signal
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +22,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Shard
 
 from tests.support.layer_models import LAYER_MODELS, build
-from tests.support.process_groups import run_in_processes
+from tests.support.process_groups import group_of_one, run_in_processes
 from tests.support.shared_runs import (
     RECORDS,
     Model,
@@ -347,16 +345,6 @@ def test_no_step_is_made_after_a_process_is_killed(
 
 
 # --- one process
-
-
-@contextmanager
-def group_of_one() -> Iterator[None]:
-    store = distributed.HashStore()
-    distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
-    try:
-        yield
-    finally:
-        distributed.destroy_process_group()
 
 
 def test_one_process_may_have_a_sharded_model() -> None:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
-from torch import distributed, nn
+from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 
+from tests.support.process_groups import group_of_one
 from tests.support.stub_service import PLAN, linear_accountant, service, tiny_data
 from training_client.budget import Budget, NoBudget
 from training_client.errors import BudgetExhaustedError, NoGuaranteeError, UnsupportedModelError
@@ -145,16 +145,6 @@ def test_torchruns_environment_variables_count_as_several_processes(
     expected = pytest.raises(NoGuaranteeError, match="WORLD_SIZE") if refused else nullcontext()
     with expected:
         step(optimizer)
-
-
-@contextmanager
-def group_of_one() -> Iterator[None]:
-    store = distributed.HashStore()
-    distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
-    try:
-        yield
-    finally:
-        distributed.destroy_process_group()
 
 
 @pytest.mark.filterwarnings("ignore:.*FSDP")

@@ -8,7 +8,7 @@ not made again. Random generators are not saved: noise never repeats.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -38,7 +38,8 @@ class Checkpoint:
     Attributes:
         recipe: the run's configuration, as in `Recipe.document`.
         dataset: the ledger dataset whose budget the run draws on.
-        reservation: the identifier of the reservation.
+        reservations: the identifiers of the reservations of its steps, in their order: one, or
+            with scheduled noise one for each noise multiplier.
         plan: what a step does and costs.
         directions: the released principal components, which are never drawn again.
         steps: steps made when the checkpoint was written.
@@ -48,7 +49,7 @@ class Checkpoint:
 
     recipe: dict[str, Any]
     dataset: str
-    reservation: str
+    reservations: Sequence[str]
     plan: Plan
     directions: torch.Tensor | None
     steps: int
@@ -94,10 +95,14 @@ class Checkpoint:
                 "optimizer": stored[_OPTIMIZER_KEY],
             }
             kept = {name: value for name, value in stored.items() if name != _OPTIMIZER_KEY}
+            if "reservation" in kept:  # the key of an earlier version, for its only reservation
+                kept["reservations"] = [kept.pop("reservation")]
             checkpoint = cls(**(kept | state))
             _require_known(Recipe.from_document(checkpoint.recipe))
             if not checkpoint.model or not all(map(torch.is_tensor, checkpoint.model.values())):
                 raise ValueError("it has no model weights")
+            if not (names := checkpoint.reservations) or not all(isinstance(x, str) for x in names):
+                raise ValueError(f"expected identifiers of reservations, got {names!r}")
             return checkpoint
 
 

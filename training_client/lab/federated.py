@@ -28,6 +28,7 @@ from training_client.budget import Allowance
 from training_client.errors import BudgetExhaustedError, DataError
 from training_client.integrations.federated_average import descend_along_mean
 from training_client.optimizers.adadps import AdaDps
+from training_client.plan import Schedule, factor_at
 from training_client.private_step import Loss, Transform
 from training_client.private_step.private_sum import PrivateSum
 from training_client.private_step.sampling import Sampler, sampler_for_plan
@@ -237,6 +238,7 @@ def train_federated(
     loss: Loss,
     *,
     learning_rate: float,
+    learning_rate_schedule: Schedule | None = None,
     rounds_max: int | None = None,
     report: Callable[[Round], None] = lambda _: None,
 ) -> int:
@@ -247,6 +249,7 @@ def train_federated(
         participants: at least one, with unique names.
         loss: returns one value per example.
         learning_rate: η > 0, applied to the averaged contribution; 1 for `AdaptiveParticipant`.
+        learning_rate_schedule: factors of the learning rate, round by round.
         rounds_max: the maximum number of rounds; no limit by default.
         report: called after every round.
 
@@ -262,7 +265,8 @@ def train_federated(
         contributions = [(name, means) for name, means in answers if means is not None]
         if not contributions:
             break
-        descend_along_mean(trained, [means for _, means in contributions], learning_rate)
         done += 1
+        rate = learning_rate * factor_at(learning_rate_schedule, done)
+        descend_along_mean(trained, [means for _, means in contributions], rate)
         report(Round(done, tuple(name for name, _ in contributions)))
     return done

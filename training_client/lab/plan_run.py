@@ -2,30 +2,35 @@
 
 A run may release something before its first step (its initial releases, such as a PCA). Without a
 ledger everything is one composition within the run's (ε, δ). With a ledger, the dataset holds one
-reservation for each initial release and one for the steps; nothing is granted until all are held.
+reservation for each initial release and one for the steps, or with scheduled noise one for each
+phase of equal noise; nothing is granted until all are held.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from training_client.budget import Budget, LedgerBudget
+from training_client.budget import RELEASE_PATIENCE_SECONDS, Budget, LedgerBudget
 from training_client.client import AccountingService, Quote, Reservation
 from training_client.errors import BudgetExhaustedError, DataError, TrainingStoppedError
 from training_client.lab.checkpoint import Checkpoint
 from training_client.lab.number_format import format_upper_bound
 from training_client.lab.recipe import Recipe
 from training_client.lab.schedules import parse_schedule
+from training_client.phased_budget import ChargedBudget, PhasedLedgerBudget
 from training_client.plan import BALLS_IN_BINS, POISSON, Mechanism, Plan, Schedule, compose
 
 Notify = Callable[[str], None]
 _PURPOSE = "accountant-train"
 _DOUBLINGS_MAX = 20
 _NOISE_TOLERANCE = 1.001  # the search ends when the bounds differ by this factor
+_PHASES_NOISE_STEP = 1.1  # by which σ is raised until all phases of scheduled noise fit a ledger
+_PHASES_NOISE_TOLERANCE = 1.02  # of σ where that begins
+_PHASES_ATTEMPTS_MAX = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,16 +221,13 @@ def _find_noise(
     )
     if not spec.initial_releases and not spec.changes_noise:
         return alone
-    phases = spec.plan(1.0).phases(spec.steps)
-    # if no step has more noise than `alone`, it is too little, or just enough
-    alone /= max(phase.noise_multiplier for _, phase in phases)
 
     def fits(noise: float) -> bool:
         """Return whether the whole run fits (ε, δ) with this noise multiplier."""
         whole = compose(spec.initial_releases, spec.plan(noise).mechanism(spec.steps))
         return accounting.epsilon(whole, delta).epsilon <= epsilon
 
-    enough = next((noise for k in range(_DOUBLINGS_MAX) if fits(noise := alone * 2**k)), None)
+    enough = _search_noise(spec, alone, fits)
     if enough is None and not spec.initial_releases:
         raise BudgetExhaustedError(
             f"no σ that is tried fits ε = {epsilon:g}: raise the smallest factor of "
@@ -236,8 +238,28 @@ def _find_noise(
             f"the releases before the first step use up ε = {epsilon:g}: raise --pca-noise or "
             "--epsilon"
         )
-    too_small = max(alone, enough / 2)
-    while enough > _NOISE_TOLERANCE * too_small:
+    return enough
+
+
+def _search_noise(
+    spec: RunSpec, alone: float, fits: Callable[[float], bool], tolerance: float = _NOISE_TOLERANCE
+) -> float | None:
+    """Return the least σ, up to a tolerance, with which a run fits; None if it never does.
+
+    Args:
+        spec: the run.
+        alone: the least noise multiplier of the steps without initial releases and noise schedule.
+        fits: whether the run fits with this σ.
+        tolerance: the search ends when the bounds differ by this factor.
+    """
+    phases = spec.plan(1.0).phases(spec.steps)
+    # if no step has more noise than `alone`, it is too little, or just enough
+    least = alone / max(phase.noise_multiplier for _, phase in phases)
+    enough = next((noise for k in range(_DOUBLINGS_MAX) if fits(noise := least * 2**k)), None)
+    if enough is None:
+        return None
+    too_small = max(least, enough / 2)
+    while enough > tolerance * too_small:
         middle = math.sqrt(too_small * enough)
         too_small, enough = (too_small, middle) if fits(middle) else (middle, enough)
     return enough
@@ -249,7 +271,7 @@ def reserve_budget(
     dataset: str,
     notify: Notify,
     noise: float | None = None,
-) -> LedgerBudget:
+) -> ChargedBudget:
     """Reserve budget in a dataset's ledger for a run's initial releases and its steps.
 
     Args:
@@ -275,24 +297,86 @@ def reserve_budget(
     try:
         for release in spec.initial_releases:  # not a comprehension: what is held must be released
             releases.append(_reserve_release(accounting, dataset, release))  # noqa: PERF401
+        if spec.changes_noise:
+            return _reserve_phases(accounting, spec, dataset, noise, releases, notify)
         plan, quote = _find_fitting_plan(accounting, spec, dataset, noise)
         reservation = accounting.reserve(dataset, plan.mechanism(spec.steps), _PURPOSE)
-    except TrainingStoppedError:
+    except BaseException:  # an interrupt too: nobody else knows the reservations
         with suppress(TrainingStoppedError):  # their leases expire anyway
             for held in releases:
-                accounting.release(held)
+                accounting.release(held, RELEASE_PATIENCE_SECONDS)
         raise
-    notify(
-        f"Dataset {dataset!r} allows {spec.steps} steps at q = {spec.sample_rate:g} with noise "
-        f"multiplier σ = {format_upper_bound(plan.noise_multiplier)}: reserved as "
-        f"{reservation.identifier}"
-    )
+    notify(_describe_reserved(spec, dataset, plan.noise_multiplier, [reservation.identifier]))
     if quote.share is not None:
         notify(_describe_rest(quote.share, quote.steps, spec.steps))
     return LedgerBudget(
         accounting, plan, dataset, float(budget["delta"]), reservation, spec.initial_releases,
         tuple(releases),
     )  # fmt: skip
+
+
+def _describe_reserved(
+    spec: RunSpec, dataset: str, noise: float, reservations: Sequence[str]
+) -> str:
+    """Describe the steps that budget is reserved for, and the identifiers of the reservations."""
+    return (
+        f"Dataset {dataset!r} allows {spec.steps} steps at q = {spec.sample_rate:g} with noise "
+        f"multiplier σ = {format_upper_bound(noise)}{spec.noise_note}: reserved as "
+        f"{', '.join(reservations)}"
+    )
+
+
+def _reserve_phases(
+    accounting: AccountingService,
+    spec: RunSpec,
+    dataset: str,
+    noise: float | None,
+    releases: Sequence[Reservation],
+    notify: Notify,
+) -> PhasedLedgerBudget:
+    """Reserve budget for each phase of a run with scheduled noise, or for none.
+
+    Without a given σ, the search begins at the least with which the run would fit as one release.
+    A ledger adds up the phases' charges, which is more, so σ is raised until they fit.
+
+    Raises:
+        BudgetExhaustedError: not all phases fit. Nothing is held.
+    """
+    sigma = _find_composed_noise(accounting, spec, dataset) if noise is None else noise
+    attempts = 1 if noise is not None else _PHASES_ATTEMPTS_MAX
+    for attempt in range(attempts):
+        plan = spec.plan(sigma * _PHASES_NOISE_STEP**attempt)
+        try:
+            budget = PhasedLedgerBudget.reserve(
+                accounting, plan, dataset, spec.steps, purpose=_PURPOSE,
+                before=spec.initial_releases, releases=tuple(releases),
+            )  # fmt: skip
+        except BudgetExhaustedError as error:
+            refusal = error
+            continue
+        notify(_describe_reserved(spec, dataset, plan.noise_multiplier, budget.reservations))
+        return budget
+    raise BudgetExhaustedError(
+        f"{refusal}. Nothing is reserved: raise --noise-multiplier, or lower --steps"
+    )
+
+
+def _find_composed_noise(accounting: AccountingService, spec: RunSpec, dataset: str) -> float:
+    """Return about the least σ with which scheduled steps fit a dataset's budget as one release."""
+    constant = replace(spec, schedules={})
+    alone = accounting.affordable_noise(dataset, constant.plan(1.0).mechanism(spec.steps))
+
+    def fits(noise: float) -> bool:
+        """Return whether the composition of all steps fits the remaining budget."""
+        return accounting.quote(dataset, spec.plan(noise).mechanism(spec.steps)).fits
+
+    found = _search_noise(spec, alone, fits, _PHASES_NOISE_TOLERANCE)
+    if found is None:
+        raise BudgetExhaustedError(
+            f"no σ that is tried fits what is left of the budget of {dataset!r}: raise the "
+            "smallest factor of --noise-schedule"
+        )
+    return found
 
 
 def _reserve_release(
@@ -359,10 +443,11 @@ def resume_budget(
     checkpoint: Checkpoint,
     initial_releases: tuple[Mechanism, ...],
     notify: Notify,
-) -> LedgerBudget:
-    """Return an interrupted run's reservation, with the steps not yet granted.
+) -> ChargedBudget:
+    """Return an interrupted run's reservations, with the steps not yet granted.
 
-    If the reservation has ended, no step is left and the run only gets its certificate.
+    If the reservation of the next step has ended, no step is left and the run only gets its
+    certificate.
 
     Args:
         accounting: the ledger.
@@ -373,18 +458,30 @@ def resume_budget(
     Raises:
         NoGuaranteeError: the reservation is for another plan.
     """
-    held = accounting.reservation(checkpoint.reservation)
-    delta = float(accounting.dataset(checkpoint.dataset)["budget"]["delta"])
-    budget = LedgerBudget(
-        accounting, checkpoint.plan, checkpoint.dataset, delta, held, initial_releases
-    )
+    budget, held = _reserved_budget(accounting, checkpoint, initial_releases)
     notify(
-        f"Resuming {held.identifier} from a checkpoint after {checkpoint.steps} steps; "
+        f"Resuming {', '.join(budget.reservations)} from a checkpoint after {checkpoint.steps} "
+        "steps; "
         f"{budget.made} of {budget.reserved} were granted and stay spent"
         + (
             ""
             if held.state == "open"
-            else f"; the reservation is {held.state}, so no more will be granted"
+            else f"; reservation {held.identifier} is {held.state}, so no more will be granted"
         )
     )
     return budget
+
+
+def _reserved_budget(
+    accounting: AccountingService, checkpoint: Checkpoint, before: tuple[Mechanism, ...]
+) -> tuple[ChargedBudget, Reservation]:
+    """Return the budget of an interrupted run, and the reservation that its next step draws on."""
+    plan, dataset = checkpoint.plan, checkpoint.dataset
+    if plan.noise_schedule is not None:
+        phased = PhasedLedgerBudget.resume(
+            accounting, plan, dataset, checkpoint.reservations, before=before
+        )
+        return phased, phased.current_phase.reservation
+    held = accounting.reservation(checkpoint.reservations[0])
+    delta = float(accounting.dataset(dataset)["budget"]["delta"])
+    return LedgerBudget(accounting, plan, dataset, delta, held, before), held

@@ -2,7 +2,7 @@
 
 model.pt               the parameters
 privacy.json           the privacy claim for everything released, and the hash of the model
-certificate.json       the ledger's certificate for the steps
+certificate.json       the ledger's certificate for the steps; with scheduled noise several
 pca.pt                 the principal components that examples are projected on
 pca-certificate.json   the ledger's certificate for the components
 checkpoint.pt          while a run with a ledger lasts
@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from training_client.budget import Budget, LedgerBudget, NoBudget
+from training_client.budget import Budget, NoBudget
 from training_client.client import Json
 from training_client.errors import ServiceError, TrainingStoppedError
 from training_client.lab.checkpoint import CHECKPOINT, Checkpoint
@@ -26,6 +26,7 @@ from training_client.lab.pca import Projection
 from training_client.lab.recipe import Recipe
 from training_client.lab.train import Progress, Result
 from training_client.optimizers import PrivateOptimizer
+from training_client.phased_budget import ChargedBudget
 from training_client.run_report import (
     CERTIFICATE,
     MODEL,
@@ -54,7 +55,7 @@ class RunFolder:
     """
 
     recipe: Recipe
-    budget: Budget | LedgerBudget | NoBudget
+    budget: Budget | ChargedBudget | NoBudget
     model: nn.Module
     optimizer: PrivateOptimizer
     projection: Projection | None
@@ -81,11 +82,11 @@ class RunFolder:
     def write_checkpoint(self, steps: int) -> None:
         """Write a checkpoint if the run has a ledger reservation with which it can be resumed."""
         budget = self.budget
-        if isinstance(budget, LedgerBudget):
+        if isinstance(budget, ChargedBudget):
             Checkpoint(
                 self.recipe.document,
                 budget.dataset,
-                budget.reservation.identifier,
+                budget.reservations,
                 budget.plan,
                 None if self.projection is None else self.projection.directions,
                 steps,
@@ -100,7 +101,7 @@ class RunFolder:
             yield
         except TrainingStoppedError as error:
             self.save_model()
-            if isinstance(self.budget, LedgerBudget):
+            if isinstance(self.budget, ChargedBudget):
                 self.write_checkpoint(self.budget.made)
                 if isinstance(error, ServiceError):
                     error.add_note("resume the run with --resume when the service is back")

@@ -225,8 +225,8 @@ def _require_same_kind(held: torch.Tensor, whole: torch.Tensor) -> None:
     """Raise unless a parameter has the same precision and device between steps and inside."""
     if _is_sharded(whole):
         raise UnsupportedModelError(
-            f"a parameter of shape {tuple(whole.shape)} is sharded inside of its layer too, or its "
-            "layer was not given to fully_shard: tensor parallelism is not supported"
+            f"a parameter of shape {tuple(whole.shape)} is sharded inside of its layer too: tensor "
+            "parallelism, and parameters of layers outside of fully_shard, are not supported"
         )
     if (held.dtype, held.device) != (whole.dtype, whole.device):
         raise UnsupportedModelError(

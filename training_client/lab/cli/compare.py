@@ -35,7 +35,8 @@ from training_client.lab.train import Progress
 _DEFAULT_OPTIMIZERS: Final = ("dp_sgd", "dp_adam", "adadp", "pi_rmsprop", "adadps")
 _OPTIONS: Final = (
     "service", "api_key", "epsilon", "delta", "steps", "batch_size", "sampling",
-    "physical_batch_size", "no_guarantee", "clip_norm", "model", "hidden", "warm_start", "device",
+    "physical_batch_size", "no_guarantee", "clip_norm", "noise_schedule", "clip_schedule",
+    "learning_rate_schedule", "model", "hidden", "warm_start", "device",
     "data", "data_dir", "size", "public_examples", "public_batch_size", "pca", "pca_noise",
     "as_json",
 )  # fmt: skip

@@ -66,7 +66,9 @@ def require_unchanged(
 def _as_planned(explicit: dict[str, Any], plan: Plan, steps: int) -> dict[str, Any]:
     """Return explicit options in the form that a plan has: schedules by steps, rounded sizes."""
     rounded: dict[str, Any] = {
-        name: format_schedule(parse_schedule(name, explicit[name], steps))
+        name: format_schedule(
+            parse_schedule(name, explicit[name], steps, _steps_per_level(name, plan))
+        )
         for name in SMALLEST_FACTORS
         if name in explicit
     }
@@ -76,6 +78,11 @@ def _as_planned(explicit: dict[str, Any], plan: Plan, steps: int) -> dict[str, A
         bins = math.ceil(plan.dataset_size / explicit["batch_size"])
         rounded["batch_size"] = round(plan.dataset_size / bins)
     return rounded
+
+
+def _steps_per_level(name: str, plan: Plan) -> int:
+    """Return the number of steps that a schedule's levels are made of, as in `RunSpec`."""
+    return plan.steps_per_charge if name == "noise_schedule" else 1
 
 
 def _original_options(recipe: Recipe, checkpoint: Checkpoint, steps: int) -> dict[str, Any]:

@@ -363,11 +363,15 @@ class RunOptions:
         Raises:
             DataError: the batch is larger than the data, or a schedule does not fit the steps.
         """
-        given = {name: getattr(self, name) for name in SMALLEST_FACTORS}
-        schedules = {name: text for name, text in given.items() if text is not None}
         return RunSpec.from_recipe(
-            recipe, self.batch_size, self.clip_norm, self.steps, self.sampling, schedules
+            recipe, self.batch_size, self.clip_norm, self.steps, self.sampling, self.schedules
         )
+
+    @property
+    def schedules(self) -> dict[str, str]:
+        """The texts of the schedules that were given, by the names of the plan's attributes."""
+        given = {name: getattr(self, name) for name in SMALLEST_FACTORS}
+        return {name: text for name, text in given.items() if text is not None}
 
 
 def expand_options(

@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from training_client.budget import Budget, LedgerBudget, NoBudget
+from training_client.budget import Budget, NoBudget
 from training_client.client import AccountingService
 from training_client.errors import DataError, NoGuaranteeError
 from training_client.lab.checkpoint import Checkpoint, report_unreadable
@@ -44,6 +44,7 @@ from training_client.lab.recipe import Recipe, TrainingData
 from training_client.lab.run_folder import RunFolder
 from training_client.lab.schedules import schedules_of
 from training_client.lab.train import Result, train
+from training_client.phased_budget import ChargedBudget
 from training_client.run_report import (
     CERTIFICATE,
     PCA_CERTIFICATE,
@@ -106,7 +107,7 @@ class _ApprovedRun:
     """
 
     recipe: Recipe
-    budget: Budget | LedgerBudget | NoBudget
+    budget: Budget | ChargedBudget | NoBudget
     steps: int
     checkpoint: Checkpoint | None = None
 
@@ -207,7 +208,7 @@ class _RunCommand:
         run_folder.save_model()
         return result
 
-    def _budget_with_guarantee(self, recipe: Recipe, spec: RunSpec) -> Budget | LedgerBudget:
+    def _budget_with_guarantee(self, recipe: Recipe, spec: RunSpec) -> Budget | ChargedBudget:
         """Return a ledger reservation if a dataset is named, else a budget of this run alone."""
         objection = self._objection(recipe)
         if objection is not None:
@@ -219,12 +220,6 @@ class _RunCommand:
             return self._planned_budget(spec)
         if self._budget_is_explicit:
             raise DataError(NOT_WITH_DATASET)
-        if spec.changes_noise:
-            raise DataError(
-                "--noise-schedule cannot be used with --dataset, which reserves one noise "
-                "multiplier for a run: leave out one of them, or train in a loop of your own with "
-                "PhasedLedgerBudget"
-            )
         return reserve_budget(
             self.accounting, spec, options.dataset, notify, options.noise_multiplier
         )
@@ -321,14 +316,14 @@ def _stop_reason(run_folder: RunFolder, result: Result) -> str:
         return "it was asked to end"
     if not result.stopped_by_budget:
         return "all steps are done"
-    source = "reservation" if isinstance(run_folder.budget, LedgerBudget) else "budget"
+    source = "reservation" if isinstance(run_folder.budget, ChargedBudget) else "budget"
     return f"the {source} allows no further step"
 
 
 def _result_document(run_folder: RunFolder, result: Result, planned: int) -> dict[str, Any]:
     """Return the run's result as a JSON document."""
     folder = run_folder.folder
-    has_certificate = isinstance(run_folder.budget, LedgerBudget)
+    has_certificate = isinstance(run_folder.budget, ChargedBudget)
     return {
         "steps": result.steps,
         "steps_planned": planned,

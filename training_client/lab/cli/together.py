@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -17,7 +17,7 @@ from torch import nn
 
 from training_client.budget import Budget
 from training_client.client import AccountingService, Json
-from training_client.errors import BudgetExhaustedError, DataError
+from training_client.errors import BudgetExhaustedError, DataError, ServiceRefusedError
 from training_client.lab.checkpoint import Checkpoint
 from training_client.lab.cli.app import (
     EXITS,
@@ -40,6 +40,7 @@ from training_client.lab.data import Dataset, declared_public, load, require_siz
 from training_client.lab.federated import Participant, Round, train_federated
 from training_client.lab.models import MODELS, Objective, make_model
 from training_client.lab.number_format import format_score, format_upper_bound
+from training_client.lab.schedules import parse_schedule, schedules_of
 from training_client.lab.train import evaluate
 from training_client.plan import Plan
 from training_client.run_report import (
@@ -51,8 +52,8 @@ from training_client.run_report import (
 )
 
 _OPTIONS: Final = (
-    "service", "api_key", "clip_norm", "model", "hidden", "device", "data", "data_dir", "size",
-    "as_json",
+    "service", "api_key", "clip_norm", "noise_schedule", "clip_schedule",
+    "learning_rate_schedule", "model", "hidden", "device", "data", "data_dir", "size", "as_json",
 )  # fmt: skip
 
 
@@ -134,7 +135,7 @@ def together(federated: FederatedOptions, options: RunOptions) -> None:
 
     Each participant has an equal part of the training set, and leaves when its
     own budget is spent; training ends when nobody is left. The privacy unit is
-    a record of one participant.
+    a record of one participant. Schedules go from round to round.
     """
     console = make_console(as_json=options.as_json)
     folder = federated.output or Path("runs") / f"together-{options.data}"
@@ -146,7 +147,8 @@ def together(federated: FederatedOptions, options: RunOptions) -> None:
         require_unlocked(folder)
         Checkpoint.require_none(folder)
         size = train_size(options.data, options.size)
-        budgets = _make_budgets(accounting, federated, options.clip_norm, size)
+        budgets = _make_budgets(accounting, federated, options, size)
+        _require_applicable_method(budgets[0], federated)
         _require_first_round(budgets)
         data = require_size(load(options.data, options.data_dir), size)
         run = _FederatedRun.divide_data(data.to(torch.device(options.device)), options, budgets)
@@ -164,7 +166,8 @@ def together(federated: FederatedOptions, options: RunOptions) -> None:
             ]
         measure, score = run.objective.measure, evaluate(run.model, run.data, run.objective)
     if options.as_json:
-        result = {"rounds": rounds, "measure": measure, "score": score}
+        schedules = schedules_of(budgets[0].plan)
+        result = {"rounds": rounds, "schedules": schedules, "measure": measure, "score": score}
         print(json.dumps(result | {"participants": [asdict(each) for each in outcomes]}))
         return
     _print_outcomes(console, outcomes, rounds)
@@ -182,21 +185,40 @@ app.command(
 
 
 def _make_budgets(
-    accounting: AccountingService, federated: FederatedOptions, clip_norm: float, size: int
+    accounting: AccountingService, federated: FederatedOptions, options: RunOptions, size: int
 ) -> list[Budget]:
     """Create each participant's budget, planned for an equal part of the records."""
     records = size // federated.participants
+    schedules = _parse_schedules(options, federated.rounds)
     columns = [
         _parse_each(option, getattr(federated, option), federated.participants)
         for option in ("sample_rate", "noise_multiplier", "epsilon", "delta")
     ]
     return [
         Budget(
-            accounting, _make_plan(records, rate, clip_norm, noise), epsilon, delta,
-            method=federated.method, steps=federated.rounds,
+            accounting,
+            replace(_make_plan(records, rate, options.clip_norm, noise), **schedules),
+            epsilon, delta, method=federated.method, steps=federated.rounds,
         )
         for rate, noise, epsilon, delta in zip(*columns, strict=True)
     ]  # fmt: skip
+
+
+def _parse_schedules(options: RunOptions, rounds: int) -> dict[str, Any]:
+    """Parse the schedules, by the names of the plan's attributes; a curve ends with the rounds.
+
+    Raises:
+        DataError: a schedule has more steps than there are rounds.
+    """
+    found = {name: parse_schedule(name, text, rounds) for name, text in options.schedules.items()}
+    for name, schedule in found.items():
+        named = sum(steps for steps, _ in schedule.pieces)
+        if named > rounds:
+            raise DataError(
+                f"--{name.replace('_', '-')} names {named} steps, one for each round, and there "
+                f"are {rounds} rounds: shorten it, or raise --rounds"
+            )
+    return found
 
 
 def _parse_each(option: str, text: str, participants: int) -> list[float]:
@@ -230,6 +252,25 @@ def _make_plan(records: int, rate: float, clip_norm: float, noise: float) -> Pla
         raise DataError(
             "--participants must not be more than the records of the training set"
         ) from None
+
+
+def _require_applicable_method(budget: Budget, federated: FederatedOptions) -> None:
+    """Raise if the accounting method cannot account for scheduled noise, before a round is made.
+
+    Otherwise training would end, without a claim, in the round in which the noise changes.
+    """
+    if budget.plan.noise_schedule is None:
+        return
+    try:
+        budget.planned_guarantee(federated.rounds)
+    except ServiceRefusedError as error:
+        if error.code == "method-not-applicable":
+            raise DataError(
+                f"--method {federated.method} cannot account for --noise-schedule: use --method "
+                f"pld, or leave out one of them ({error})"
+            ) from None
+        if error.code != "no-finite-epsilon":  # a participant may leave before
+            raise
 
 
 def _require_first_round(budgets: Sequence[Budget]) -> None:
@@ -286,6 +327,7 @@ class _FederatedRun:
                 self.participants,
                 self.objective.loss,
                 learning_rate=federated.learning_rate,
+                learning_rate_schedule=self.participants[0].budget.plan.learning_rate_schedule,
                 rounds_max=federated.rounds,
                 report=report,
             )

@@ -59,6 +59,7 @@ _SMOOTHING_SHARE: Final = 0.15  # of the tolerance that smoothing may cost
 _RARE_SHARE: Final = 0.05  # of the tolerance: the error of δ allowed where δ is steep
 _LATTICE_SHARE: Final = 0.4  # of the tolerance that the first lattice aims at
 _OTHER_SHARE: Final = 1.0  # the same, in the direction that is probably the better one
+_LOCATING_WIDTH: Final = 0.05  # relative, of the bounds that a coarse lattice aims at
 _SMOOTHED_ATTEMPTS: Final = 3
 _RARE_ATTEMPTS: Final = 2
 _WORK_FAST: Final = 1 << 17  # a millisecond
@@ -356,6 +357,8 @@ def _narrow_by_lattices(
 
     A direction whose upper bound lies below the other's lower bound no longer matters.
     """
+    for search in searches:
+        search.locate_by_lattice(max(search.lower for search in searches), stop_width)
     for _ in range(_ROUNDS_MAX):
         for search in searches:
             best = max(search.lower for search in searches)
@@ -487,6 +490,23 @@ class _DirectionSearch:
         The interval reaches from the best lower bound to this direction's upper bound.
         """
         return self.question.relative_width(Bounds(best_lower, max(best_lower, self.upper))) / width
+
+    def locate_by_lattice(self, best_lower: float, stop_width: float) -> None:
+        """Find about where the answer is, from an upper bound on a coarse grid of losses.
+
+        Rényi bounds are far too high for releases with heavy tails, and a fine grid that is made
+        for such an answer is of no use.
+        """
+        if self.lattice is not None or self.question.accepts_wide_bounds:
+            return
+        if self._is_settled(best_lower, stop_width):
+            return
+        width = _LOCATING_WIDTH * self.question.epsilon_scale(self.saddle)
+        lattice = RefinedLattice.around(self.question.releases, self.saddle, self.log_delta, width)
+        upper, _ = lattice.profiles(lambda _: False)
+        if upper is not None:
+            self.upper = min(self.upper, self.question.bound_from_profile(upper))
+            self.saddle = self.question.next_saddle(self.saddle, Bounds(self.lower, self.upper))
 
     def narrow_by_lattice(self, best_lower: float, target_width: float, stop_width: float) -> None:
         """Narrow the bounds on ε or δ by an FFT on a grid of losses, finer at every call.

@@ -51,7 +51,7 @@ _CUT_LESS: Final = 8.0  # less in the square of the deviations that cells cover
 _MOMENT_DEVIATIONS: Final = 8.0  # fewer bend the curve of moments, and saddle points go astray
 _MOMENT_POINTS: Final = 1 << 13
 _MOMENT_SPACING: Final = 0.1
-_MOMENT_SHARE: Final = 0.5  # of the standard deviation of R, for the same
+_MOMENT_SHARE: Final = 0.25  # of the standard deviation of R, for the same
 _LEAST: Final = 1e-300  # more than any mass that is computed as zero
 _MOMENT_ROUNDING: Final = 1e-12
 
@@ -121,18 +121,21 @@ class BallsInBins:
         low, high = float(edges[0]), float(edges[-1])
         if direction == "adding":
             low, high = -high, -low
+        if offset == 0 and spacing >= _moment_spacing(self.mu, self.bins):
+            law = _law_for_moments(self.mu, self.bins)  # as fine, and known
+            return self._cells_above(direction, first, edges, law)
         lattices = choose_lattices(
             self.mu, self.bins, low, high, spacing, "small" if direction == "adding" else "large"
         )
         if offset > 0:
             return self._cells_below(direction, first, edges, lattices)
-        return self._cells_above(direction, first, edges, lattices)
+        law = _cached_sum_above(self.mu, self.bins, lattices)
+        return self._cells_above(direction, first, edges, law)
 
     def _cells_above(
-        self, direction: Direction, first: int, edges: Array, lattices: tuple[SumLattice, ...]
+        self, direction: Direction, first: int, edges: Array, law: SumAbove
     ) -> LossCells:
         """Discretise a pair that dominates this one, for upper bounds on δ."""
-        law = _cached_sum_above(self.mu, self.bins, lattices)
         removing = direction == "removing"
         # sums outside of a window count at its end if that is the worse, else as infinite loss
         at_ends = (law.lows, law.below) if removing else (law.ends, law.beyond)
@@ -213,10 +216,15 @@ def _cached_sum_above(mu: float, bins: int, lattices: tuple[SumLattice, ...]) ->
 def _law_for_moments(mu: float, bins: int) -> SumAbove:
     """Return upper bounds on a lognormal sum's distribution, on a coarse grid for moments."""
     low, high = ratio_limits(mu, bins, _MOMENT_DEVIATIONS)
-    deviation = math.sqrt(math.expm1(min(mu * mu, 30.0)) / bins)  # of R
-    spacing = min(_MOMENT_SPACING, _MOMENT_SHARE * deviation)
-    lattices = choose_lattices(mu, bins, math.log(low), math.log(high), spacing)
+    spacing = _moment_spacing(mu, bins)
+    lattices = choose_lattices(mu, bins, math.log(low), math.log(high), spacing, "small")
     return lognormal_sum.sum_above(mu, bins, lattices)
+
+
+def _moment_spacing(mu: float, bins: int) -> float:
+    """Return the spacing of the grid of log R on which moments are computed."""
+    deviation = math.sqrt(math.expm1(min(mu * mu, 30.0)) / bins)  # of R
+    return min(_MOMENT_SPACING, _MOMENT_SHARE * deviation)
 
 
 def _moments_above(mu: float, bins: int, tilts: Array) -> Array:

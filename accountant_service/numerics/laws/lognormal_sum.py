@@ -36,7 +36,7 @@ from accountant_service.numerics.floats.complex_balls import (
     invert_transform,
     transform_masses,
 )
-from accountant_service.numerics.floats.special_functions import Array, lattice_points, log_sum_exp
+from accountant_service.numerics.floats.special_functions import Array, log_sum_exp
 from accountant_service.numerics.laws.lognormal_cells import cell_masses as _cell_masses
 from accountant_service.numerics.time_limit import check_time
 
@@ -44,7 +44,7 @@ _EPS: Final = float(np.finfo(float).eps)
 _UNDERFLOW: Final = 1e-300  # more than any mass that is computed as zero
 _EXPONENT_MAX: Final = 700.0  # a larger power of e may overflow: an upper bound is then infinite
 _LARGEST_MASS: Final = 2.0  # more than any mass of a class's sums, with its rounding
-_BLOCKS: Final = 256  # of a summand's masses, for Chernoff bounds
+_BLOCKS: Final = 64  # of a summand's masses, for Chernoff bounds
 TERMS_MAX: Final = 40  # of the binomial expansion
 _TERM_LEAST: Final = 1e-18  # relative to the class
 _FREQUENCY_LEAST: Final = 1e-21  # of a class's transform, relative to the class
@@ -101,6 +101,34 @@ class SumLattice:
     def largest(self) -> float:
         """The upper end of the range of the largest summand."""
         return self.cut * self.step
+
+    def limits(self) -> list[tuple[int, int]]:
+        """Return the lowest and the highest index of summands below the class's range, and in it.
+
+        The first class has one range.
+        """
+        ends = [self.start, self.cut] if self.is_first else [self.start, self.above, self.cut]
+        return list(itertools.pairwise(ends))
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """Spacings, in steps, of the points for summands below the class's range and within it.
+
+        In the range they are at most half a block: few summands of an outcome lie there, and the
+        block of their sum is not known better.
+        """
+        if self.is_first:
+            return (1,)
+        stride, length = 1, math.gcd(self.above - self.start, self.cut - self.above)
+        while 4 * stride <= self.block and length % (2 * stride) == 0:
+            stride *= 2
+        return 1, stride
+
+    def places(self, part: int, count: int) -> Array:
+        """Return the first `count` points for summands below the class's range, or within it."""
+        first = (self.start, self.above)[part]
+        places: Array = (first + self.strides[part] * np.arange(float(count))) * self.step
+        return places
 
     def points(self) -> Array:
         """Return the least sum of each block of neighbouring grid points."""
@@ -219,39 +247,36 @@ class _Summands:
 
 def _split_to_cell_ends(mu: float, lattice: SumLattice) -> tuple[Array, ...]:
     """Discretise a lognormal summand: move each interval's mass to its ends, mean kept."""
-    edges = lattice_points(lattice.start, lattice.cut + 1 - lattice.start, lattice.step)
+    limits, strides = lattice.limits(), lattice.strides
+    counts = [(high - low) // stride for (low, high), stride in zip(limits, strides, strict=True)]
+    edges = np.append(
+        np.concatenate([lattice.places(part, count) for part, count in enumerate(counts)]),
+        lattice.largest,
+    )
     plain, plain_error, tilted, tilted_error = _cell_masses(mu, edges)
-    low = edges[:-1]
-    upward = (tilted - plain * low) / lattice.step
+    low, length = edges[:-1], np.diff(edges)
+    upward = (tilted - plain * low) / length
     upward_error = (
         tilted_error + low * plain_error + 4 * _EPS * (tilted + low * plain)
-    ) / lattice.step + _UNDERFLOW
+    ) / length + _UNDERFLOW
     whole = plain + plain_error
     upward = np.clip(upward, 0.0, plain)
     to_low = np.minimum(plain - upward + plain_error + upward_error, whole)
     to_high = np.minimum(upward + upward_error, whole)
+    ends = [0, *itertools.accumulate(counts)]
     return tuple(
-        (np.append(to_low[part], 0.0) + np.append(0.0, to_high[part])) * (1 + 4 * _EPS)
-        for part in _cell_ranges(lattice)
+        (np.append(to_low[first:last], 0.0) + np.append(0.0, to_high[first:last])) * (1 + 4 * _EPS)
+        for first, last in itertools.pairwise(ends)
     )
-
-
-def _cell_ranges(lattice: SumLattice) -> list[slice]:
-    """Return slices of a grid's intervals: below the largest summand's range, and within it."""
-    if lattice.is_first:
-        return [slice(None)]
-    split = lattice.above - lattice.start
-    return [slice(split), slice(split, None)]
 
 
 def _rounded_cell_masses(mu: float, lattice: SumLattice) -> list[tuple[Array, Array, Array, Array]]:
     """Return a rounded summand's probabilities, below the largest summand's range and within."""
-    ends = [lattice.start, lattice.cut]
-    if not lattice.is_first:
-        ends.insert(1, lattice.above)
     cells = []
-    for low, high in itertools.pairwise(ends):
-        edges: Array = (np.arange(low - 1.0, high + 1.0) + 0.5) * lattice.step
+    for (low, high), stride in zip(lattice.limits(), lattice.strides, strict=True):
+        edges: Array = (np.arange(low - stride, high + stride, float(stride)) + 0.5 * stride) * (
+            lattice.step
+        )
         edges[0] = max(edges[0], 0.0) if low == lattice.start else low * lattice.step
         edges[-1] = high * lattice.step
         cells.append(_cell_masses(mu, edges))
@@ -280,14 +305,14 @@ class _Blocks:
     mean of e^{rx}, for any r.
     """
 
-    def __init__(self, mass: Array, first: int, step: float) -> None:
+    def __init__(self, mass: Array, places: Array) -> None:
         points = len(mass)
-        starts = _block_starts(points, min(max(round(1 / step) - first, 0), points - 1))
+        starts = _block_starts(points, min(int(np.searchsorted(places, 1.0)), points - 1))
         last = np.append(starts[1:], points) - 1
         merged = np.add.reduceat(mass, starts)
         moment = np.add.reduceat(mass * np.arange(points), starts) - merged * starts
         upward = np.clip(moment / np.maximum(last - starts, 1), 0.0, merged)
-        self.points = np.concatenate([(starts + first) * step, (last + first) * step])
+        self.points = np.concatenate([places[starts], places[last]])
         room = 1 + _EPS * (points + 16)
         self.log_mass = np.log(np.concatenate([merged - upward, upward]) * room + _UNDERFLOW)
 
@@ -314,11 +339,10 @@ class _ClassMoments:
     """Exponential moments of the sums S in a class of outcomes, for Chernoff bounds."""
 
     def __init__(self, summands: _Summands, lattice: SumLattice, bins: int) -> None:
-        firsts = (lattice.start, lattice.above)
         self.bins = bins
         self.least = (lattice.above + (bins - 1) * lattice.start) * lattice.step * (1 - 1e-9)
         self.plain, self.one = (
-            [_Blocks(m, f, lattice.step) for m, f in zip(masses, firsts, strict=False)]
+            [_Blocks(mass, lattice.places(part, len(mass))) for part, mass in enumerate(masses)]
             for masses in (summands.plain, summands.one)
         )
         points, log_mass = self.plain[0].points, self.plain[0].log_mass
@@ -329,6 +353,7 @@ class _ClassMoments:
         slowest = min(0.5 / deviation, inverse)
         fastest = _FASTEST * max(inverse, 1 / deviation, 0.1)
         self.rates_down: Array = np.geomspace(slowest, fastest, _RATES)
+        self._known: dict[float, Array] = {}  # by the last rate
 
     def log_moments(self, rates: Array) -> Array:
         """Return upper bounds on log E[e^{rS}] over the class of outcomes, for each r in `rates`.
@@ -350,9 +375,16 @@ class _ClassMoments:
         rounded: Array = logs + 8 * _EPS * (1 + count * np.abs(both) + np.abs(logs))
         return rounded
 
+    def _cached_log_moments(self, rates: Array) -> Array:
+        """Return `log_moments` of the rates of one side under one tilt; results are cached."""
+        key = float(rates[-1])
+        if key not in self._known:
+            self._known[key] = self.log_moments(rates)
+        return self._known[key]
+
     def mass_above(self, levels: Array, tilt: float = 0.0, log_scale: float = 0.0) -> Array:
         """Return Chernoff's bounds on E[e^{tilt·S}] over sums S > level, divided by e^log_scale."""
-        logs = self.log_moments(tilt + self.rates_up)
+        logs = self._cached_log_moments(tilt + self.rates_up)
         exponents = np.multiply.outer(levels, self.rates_up) * _LESS
         logs = (logs - exponents).min(axis=-1) - log_scale
         return _each_exp_up(logs)
@@ -364,7 +396,7 @@ class _ClassMoments:
         """
         if (levels <= self.least).all():
             return np.zeros_like(levels)
-        logs = self.log_moments(tilt - self.rates_down)
+        logs = self._cached_log_moments(tilt - self.rates_down)
         exponents = np.multiply.outer(levels, self.rates_down) * _MORE
         logs = (logs + exponents).min(axis=-1) - log_scale
         return np.where(levels > self.least, _each_exp_up(logs), 0.0)
@@ -374,7 +406,7 @@ class _ClassMoments:
 
         S^a·e^{−rS} decreases beyond S = a/r.
         """
-        logs = self.log_moments(self.rates_up) - self.rates_up * level * _LESS
+        logs = self._cached_log_moments(self.rates_up) - self.rates_up * level * _LESS
         allowed = np.greater_equal.outer(self.rates_up * level, powers)
         least: Array = np.where(allowed, logs[:, None], math.inf).min(axis=0)
         return least + powers * math.log(level) + 1e-12
@@ -549,9 +581,9 @@ def _tilt(
         return summands, 0.0
     log_moment = 0.0
 
-    def tilted(mass: Array, first: int) -> Array:
+    def tilted(mass: Array, part: int) -> Array:
         """Return one array of probabilities after the tilt."""
-        tilt = rate * lattice_points(first, len(mass), lattice.step)
+        tilt = rate * lattice.places(part, len(mass))
         with np.errstate(divide="ignore"):
             log_mass = np.log(mass)
         exponent = log_mass + tilt - log_moment
@@ -562,13 +594,10 @@ def _tilt(
         return found
 
     with np.errstate(divide="ignore"):
-        own = np.log(summands.plain[0]) + rate * lattice_points(
-            lattice.start, len(summands.plain[0]), lattice.step
-        )
+        own = np.log(summands.plain[0]) + rate * lattice.places(0, len(summands.plain[0]))
     log_moment = float(log_sum_exp(own))
-    firsts = (lattice.start, lattice.above)
     plain, one = (
-        tuple(tilted(mass, first) for mass, first in zip(masses, firsts, strict=False))
+        tuple(tilted(mass, part) for part, mass in enumerate(masses))
         for masses in (summands.plain, summands.one)
     )
     return _Summands(plain, one), log_moment
@@ -594,7 +623,7 @@ def compose_class(
     count = bins - len(summands.one[:1])
     small = transform_masses(summands.plain[0], lattice.size)
     kept, neglected = _choose_frequencies(small, summands, count)
-    small, (_, *large) = small.lowest(kept), _transform(summands.plain, lattice, kept)
+    small, large = small.lowest(kept), _transform(summands.plain, lattice, kept, 1)
     terms, left_out = _binomial_terms(small, large, summands, count)
     if summands.one:
         small_one, *large_one = _transform(summands.one, lattice, kept)
@@ -647,14 +676,21 @@ def _sum_blocks(
 
 
 def _transform(
-    masses: tuple[Array, ...], lattice: SumLattice, frequencies: int
+    masses: tuple[Array, ...], lattice: SumLattice, frequencies: int, first: int = 0
 ) -> list[ComplexBalls]:
-    """Return the lowest `frequencies` of FFTs of a summand's masses, below and in the class."""
-    offsets = (0, lattice.above - lattice.start)
-    return [
-        transform_masses(np.concatenate([np.zeros(offset), mass]), lattice.size).lowest(frequencies)
-        for mass, offset in zip(masses, offsets, strict=False)
-    ]
+    """Return the lowest `frequencies` of FFTs of a summand's masses, below and in the class.
+
+    With `first` 1, only those in the class.
+    """
+    found = []
+    for mass, (low, _), stride in list(
+        zip(masses, lattice.limits(), lattice.strides, strict=False)
+    )[first:]:
+        size, offset = lattice.size, low - lattice.start
+        if 2 * stride * (frequencies - 1) <= size:  # beyond, this transform repeats itself
+            size, offset, stride = size // stride, offset // stride, 1
+        found.append(transform_masses(mass, size, offset, stride, frequencies))
+    return found
 
 
 def _choose_frequencies(small: ComplexBalls, summands: _Summands, count: int) -> tuple[int, float]:

@@ -26,7 +26,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Final
+from typing import Final, Literal
 
 import numpy as np
 
@@ -51,6 +51,7 @@ _CUT_LESS: Final = 8.0  # less in the square of the deviations that cells cover
 _MOMENT_DEVIATIONS: Final = 8.0  # fewer bend the curve of moments, and saddle points go astray
 _MOMENT_POINTS: Final = 1 << 13
 _MOMENT_SPACING: Final = 0.1
+_SPACING_MAX: Final = 0.09  # for which the lattices of sums are chosen
 _MOMENT_SHARE: Final = 0.25  # of the standard deviation of R, for the same
 _LEAST: Final = 1e-300  # more than any mass that is computed as zero
 _MOMENT_ROUNDING: Final = 1e-12
@@ -124,9 +125,9 @@ class BallsInBins:
         if offset == 0 and spacing >= _moment_spacing(self.mu, self.bins):
             law = _law_for_moments(self.mu, self.bins)  # as fine, and known
             return self._cells_above(direction, first, edges, law)
-        lattices = choose_lattices(
-            self.mu, self.bins, low, high, spacing, "small" if direction == "adding" else "large"
-        )
+        sums: Literal["small", "large"] = "small" if direction == "adding" else "large"
+        finest = min(spacing, _SPACING_MAX)
+        lattices = choose_lattices(self.mu, self.bins, low, high, finest, sums)
         if offset > 0:
             return self._cells_below(direction, first, edges, lattices)
         law = _cached_sum_above(self.mu, self.bins, lattices)

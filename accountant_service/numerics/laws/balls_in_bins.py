@@ -235,7 +235,7 @@ def _moments_above(mu: float, bins: int, tilts: Array) -> Array:
     useful = (points > 0) & (mass > 0)
     terms = np.log(mass[useful]) + powers[:, None] * np.log(points[useful] / bins)
     above = [
-        each.log_power_above(float(end), powers) - powers * math.log(bins)
+        each.log_power_above(float(end), powers, fine=False) - powers * math.log(bins)
         for each, end in zip(law.classes, law.ends, strict=False)
     ]
     within: Array = np.logaddexp.reduce([log_sum_exp(terms), *above])  # may be infinite

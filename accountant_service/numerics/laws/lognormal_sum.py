@@ -44,7 +44,8 @@ _EPS: Final = float(np.finfo(float).eps)
 _UNDERFLOW: Final = 1e-300  # more than any mass that is computed as zero
 _EXPONENT_MAX: Final = 700.0  # a larger power of e may overflow: an upper bound is then infinite
 _LARGEST_MASS: Final = 2.0  # more than any mass of a class's sums, with its rounding
-_BLOCKS: Final = 64  # of a summand's masses, for Chernoff bounds
+_BLOCKS: Final = 64  # of a summand's masses, for Chernoff bounds at many rates
+_FINE_BLOCKS: Final = 256  # the same, at the best rates
 TERMS_MAX: Final = 40  # of the binomial expansion
 _TERM_LEAST: Final = 1e-18  # relative to the class
 _FREQUENCY_LEAST: Final = 1e-21  # of a class's transform, relative to the class
@@ -305,9 +306,9 @@ class _Blocks:
     mean of e^{rx}, for any r.
     """
 
-    def __init__(self, mass: Array, places: Array) -> None:
+    def __init__(self, mass: Array, places: Array, blocks: int) -> None:
         points = len(mass)
-        starts = _block_starts(points, min(int(np.searchsorted(places, 1.0)), points - 1))
+        starts = _block_starts(points, min(int(np.searchsorted(places, 1.0)), points - 1), blocks)
         last = np.append(starts[1:], points) - 1
         merged = np.add.reduceat(mass, starts)
         moment = np.add.reduceat(mass * np.arange(points), starts) - merged * starts
@@ -326,10 +327,10 @@ class _Blocks:
 
 
 @lru_cache(maxsize=64)
-def _block_starts(points: int, centre: int) -> NDArray[np.int64]:
+def _block_starts(points: int, centre: int, blocks: int) -> NDArray[np.int64]:
     """Return where blocks of grid points start: of one point near `centre`, longer farther away."""
-    single = np.arange(_BLOCKS // 4)
-    growing = np.geomspace(len(single), max(points, len(single) + 1), _BLOCKS // 4).astype(np.int64)
+    single = np.arange(blocks // 4)
+    growing = np.geomspace(len(single), max(points, len(single) + 1), blocks // 4).astype(np.int64)
     offsets = np.concatenate([single, growing])
     starts = np.unique(np.concatenate([[0], centre - offsets, centre + offsets]))
     return starts[(starts >= 0) & (starts < points)]
@@ -341,11 +342,10 @@ class _ClassMoments:
     def __init__(self, summands: _Summands, lattice: SumLattice, bins: int) -> None:
         self.bins = bins
         self.least = (lattice.above + (bins - 1) * lattice.start) * lattice.step * (1 - 1e-9)
-        self.plain, self.one = (
-            [_Blocks(mass, lattice.places(part, len(mass))) for part, mass in enumerate(masses)]
-            for masses in (summands.plain, summands.one)
-        )
-        points, log_mass = self.plain[0].points, self.plain[0].log_mass
+        self._summands, self._lattice = summands, lattice
+        self._blocks: dict[int, tuple[list[_Blocks], list[_Blocks]]] = {}  # by their number
+        small = self._merged(_BLOCKS)[0][0]
+        points, log_mass = small.points, small.log_mass
         deviation = math.sqrt(bins * float(np.exp(log_mass) @ (points - 1) ** 2) + 1e-12)
         slowest = min(0.1 / deviation, 0.2 / lattice.largest)
         self.rates_up: Array = slowest * _RATES_UP
@@ -353,62 +353,86 @@ class _ClassMoments:
         slowest = min(0.5 / deviation, inverse)
         fastest = _FASTEST * max(inverse, 1 / deviation, 0.1)
         self.rates_down: Array = np.geomspace(slowest, fastest, _RATES)
-        self._known: dict[float, Array] = {}  # by the last rate
+        self._known: dict[tuple[float, float], Array] = {}  # by the first and the last rate
 
-    def log_moments(self, rates: Array) -> Array:
+    def _merged(self, blocks: int) -> tuple[list[_Blocks], list[_Blocks]]:
+        """Return a plain and the tilted summand's masses, merged into about so many blocks."""
+        if blocks not in self._blocks:
+            plain, one = (
+                [
+                    _Blocks(mass, self._lattice.places(part, len(mass)), blocks)
+                    for part, mass in enumerate(masses)
+                ]
+                for masses in (self._summands.plain, self._summands.one)
+            )
+            self._blocks[blocks] = plain, one
+        return self._blocks[blocks]
+
+    def _log_moments(self, rates: Array, blocks: int) -> Array:
         """Return upper bounds on log E[e^{rS}] over the class of outcomes, for each r in `rates`.
 
         With a and c the moments of summands below the class and in it, (a + c)^b − a^b is at most
         b·c·(a + c)^{b−1}.
         """
-        small, *large = (each.log_moments(rates) for each in self.plain)
-        count = self.bins - len(self.one[:1])
+        plain, one = self._merged(blocks)
+        small, *large = (each.log_moments(rates) for each in plain)
+        count = self.bins - len(one[:1])
         both = np.logaddexp(small, large[0]) if large else small
         logs = count * both
         if large:
             logs = math.log(count) + large[0] + (count - 1) * both
-        if self.one:
-            small_one, *large_one = (each.log_moments(rates) for each in self.one)
+        if one:
+            small_one, *large_one = (each.log_moments(rates) for each in one)
             logs = logs + small_one
             if large_one:
                 logs = np.logaddexp(logs, large_one[0] + count * both)
         rounded: Array = logs + 8 * _EPS * (1 + count * np.abs(both) + np.abs(logs))
         return rounded
 
-    def _cached_log_moments(self, rates: Array) -> Array:
-        """Return `log_moments` of the rates of one side under one tilt; results are cached."""
-        key = float(rates[-1])
+    def _least(self, rates: Array, exponents: Array, *, fine: bool) -> Array:
+        """Return the least log E[e^{rS}] + exponent over `rates`, for each row of `exponents`.
+
+        The moments are those of coarse blocks, and at the best rates of fine ones if `fine`.
+        """
+        key = float(rates[0]), float(rates[-1])
         if key not in self._known:
-            self._known[key] = self.log_moments(rates)
-        return self._known[key]
+            self._known[key] = self._log_moments(rates, _BLOCKS)
+        logs = self._known[key]
+        if fine:
+            best = np.unique((logs + exponents).argmin(axis=-1))
+            logs[best] = np.minimum(logs[best], self._log_moments(rates[best], _FINE_BLOCKS))
+        least: Array = (logs + exponents).min(axis=-1)
+        return least
 
-    def mass_above(self, levels: Array, tilt: float = 0.0, log_scale: float = 0.0) -> Array:
+    def mass_above(
+        self, levels: Array, tilt: float = 0.0, log_scale: float = 0.0, *, fine: bool = True
+    ) -> Array:
         """Return Chernoff's bounds on E[e^{tilt·S}] over sums S > level, divided by e^log_scale."""
-        logs = self._cached_log_moments(tilt + self.rates_up)
         exponents = np.multiply.outer(levels, self.rates_up) * _LESS
-        logs = (logs - exponents).min(axis=-1) - log_scale
-        return _each_exp_up(logs)
+        least = self._least(tilt + self.rates_up, -exponents, fine=fine)
+        return _each_exp_up(least - log_scale)
 
-    def mass_below(self, levels: Array, tilt: float = 0.0, log_scale: float = 0.0) -> Array:
+    def mass_below(
+        self, levels: Array, tilt: float = 0.0, log_scale: float = 0.0, *, fine: bool = True
+    ) -> Array:
         """Return Chernoff's bounds on E[e^{tilt·S}] over sums S < level, divided by e^log_scale.
 
         It is 0 up to the least sum of the class.
         """
         if (levels <= self.least).all():
             return np.zeros_like(levels)
-        logs = self._cached_log_moments(tilt - self.rates_down)
         exponents = np.multiply.outer(levels, self.rates_down) * _MORE
-        logs = (logs + exponents).min(axis=-1) - log_scale
-        return np.where(levels > self.least, _each_exp_up(logs), 0.0)
+        least = self._least(tilt - self.rates_down, exponents, fine=fine)
+        return np.where(levels > self.least, _each_exp_up(least - log_scale), 0.0)
 
-    def log_power_above(self, level: float, powers: Array) -> Array:
+    def log_power_above(self, level: float, powers: Array, *, fine: bool = True) -> Array:
         """Return logs of upper bounds on E[Sᵃ] over sums S > level, for each power a.
 
         S^a·e^{−rS} decreases beyond S = a/r.
         """
-        logs = self._cached_log_moments(self.rates_up) - self.rates_up * level * _LESS
-        allowed = np.greater_equal.outer(self.rates_up * level, powers)
-        least: Array = np.where(allowed, logs[:, None], math.inf).min(axis=0)
+        exponents = self.rates_up * level * _LESS
+        allowed = np.less_equal.outer(powers, self.rates_up * level)
+        least = self._least(self.rates_up, np.where(allowed, -exponents, math.inf), fine=fine)
         return least + powers * math.log(level) + 1e-12
 
 
@@ -483,7 +507,9 @@ def _bound_masses(
         scale = bins * log_moment
         under = _untilt(compose_class(tilted, lattice, bins, rate, parts), lattice, rate, scale,
                         outward)  # fmt: skip
-        used, wrapped = _choose_blocks(under, score, moments, lattice, rate, scale)
+        used, wrapped = _choose_blocks(
+            under, score, moments, lattice, rate, scale, fine=outward < 0
+        )
         found[:, used], score[used] = under.bound[:, used], under.uncertain[used]
         total_wrapped += wrapped
     return found, total_wrapped * (1 + 1e-9)
@@ -496,27 +522,32 @@ def _choose_blocks(
     lattice: SumLattice,
     rate: float,
     log_scale: float,
+    *,
+    fine: bool,
 ) -> tuple[NDArray[np.int64], float]:
     """Choose the grid blocks where this tilt improves the bounds; bound the mass wrapped into them.
 
     Mass that wraps around may cost more than is gained. There is less of it far from the end that
     has the largest weights, so all useful blocks or only a part of them are chosen.
 
+    With `fine` the bound on that mass is narrow, as lower bounds need; without, it only decides.
+
     Returns:
         The indices of the blocks, and an upper bound on the mass that wrapped around into them.
     """
     useful = np.flatnonzero(under.uncertain < score)
-    if rate == 0.0:
-        return useful, float(_bound_wrapped(moments, lattice, rate, log_scale, useful[:1],
-                                            useful[-1:])[0])  # fmt: skip
-    if not len(useful):
+    if rate == 0.0 and fine:
+        ends = useful[:1], useful[-1:]
+        wrapped = _bound_wrapped(moments, lattice, rate, log_scale, *ends, fine=fine)
+        return useful, float(wrapped[0])
+    if rate == 0.0 or not len(useful):
         return useful, 0.0
     cuts = np.arange(_BLOCK_CHOICES) * len(useful) // _BLOCK_CHOICES
     ends = useful[cuts], np.full(_BLOCK_CHOICES, useful[-1])
     if rate < 0:
         ends = np.full(_BLOCK_CHOICES, useful[0]), useful[len(useful) - 1 - cuts]
     heaviest = under.heaviest[ends[0] if rate > 0 else ends[1]] * (1 + 1e-9)
-    wrapped = _bound_wrapped(moments, lattice, rate, log_scale, *ends) * heaviest
+    wrapped = _bound_wrapped(moments, lattice, rate, log_scale, *ends, fine=fine) * heaviest
     gains = np.append(0.0, np.cumsum((score - under.uncertain)[useful]))
     gain = gains[-1] - gains[cuts] if rate > 0 else gains[len(useful) - cuts]
     accepted = np.flatnonzero(wrapped <= gain)
@@ -552,6 +583,8 @@ def _bound_wrapped(
     log_scale: float,
     first: NDArray[np.int64],
     last: NDArray[np.int64],
+    *,
+    fine: bool,
 ) -> Array:
     """Return upper bounds on the tilted mass that the FFT wraps around into ranges of blocks.
 
@@ -560,8 +593,8 @@ def _bound_wrapped(
     length = lattice.block * lattice.step
     above = lattice.end + first.astype(float) * length
     below = lattice.low - (lattice.size // lattice.block - 1 - last.astype(float)) * length
-    wrapped = moments.mass_above(above, rate, log_scale)
-    wrapped = wrapped + moments.mass_below(below, rate, log_scale)
+    wrapped = moments.mass_above(above, rate, log_scale, fine=fine)
+    wrapped = wrapped + moments.mass_below(below, rate, log_scale, fine=fine)
     return wrapped * _block_weight(lattice, rate)
 
 

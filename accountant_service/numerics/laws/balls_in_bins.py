@@ -55,6 +55,7 @@ _SPACING_MAX: Final = 0.09  # for which the lattices of sums are chosen
 _MOMENT_SHARE: Final = 0.25  # of the standard deviation of R, for the same
 _LEAST: Final = 1e-300  # more than any mass that is computed as zero
 _MOMENT_ROUNDING: Final = 1e-12
+_EDGES: Final = 2  # cells that a grid of losses has beyond what it must cover
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +123,8 @@ class BallsInBins:
         low, high = float(edges[0]), float(edges[-1])
         if direction == "adding":
             low, high = -high, -low
-        if offset == 0 and spacing >= _moment_spacing(self.mu, self.bins):
-            law = _law_for_moments(self.mu, self.bins)  # as fine, and known
+        if offset == 0 and self._is_covered_by_moments(low, high, spacing):
+            law = _law_for_moments(self.mu, self.bins)
             return self._cells_above(direction, first, edges, law)
         sums: Literal["small", "large"] = "small" if direction == "adding" else "large"
         finest = min(spacing, _SPACING_MAX)
@@ -132,6 +133,13 @@ class BallsInBins:
             return self._cells_below(direction, first, edges, lattices)
         law = _cached_sum_above(self.mu, self.bins, lattices)
         return self._cells_above(direction, first, edges, law)
+
+    def _is_covered_by_moments(self, low: float, high: float, spacing: float) -> bool:
+        """Return whether the law for moments is as fine and reaches as far as cells of log R."""
+        least, most = ratio_limits(self.mu, self.bins, _MOMENT_DEVIATIONS)
+        reaches_far = low >= math.log(least) - _EDGES * spacing
+        reaches_far &= high <= math.log(most) + _EDGES * spacing
+        return reaches_far and spacing >= _moment_spacing(self.mu, self.bins)
 
     def _cells_above(
         self, direction: Direction, first: int, edges: Array, law: SumAbove

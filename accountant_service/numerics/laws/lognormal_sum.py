@@ -49,7 +49,8 @@ _FINE_BLOCKS: Final = 256  # the same, at the best rates
 TERMS_MAX: Final = 40  # of the binomial expansion
 _TERM_LEAST: Final = 1e-18  # relative to the class
 _FREQUENCY_LEAST: Final = 1e-21  # of a class's transform, relative to the class
-_BLOCK_CHOICES: Final = 8  # parts of the useful blocks that may be chosen under a tilt
+_BLOCK_CHOICES: Final = 16  # parts of the useful blocks that may be chosen under a tilt
+_WRAPPED_COST: Final = 1000.0  # of mass taken off at the highest losses, over that of errors
 _FASTEST: Final = 100.0  # rate of Chernoff bounds, times the lowest sum or the deviation
 _RATES: Final = 32
 _LESS: Final = 1 - 4 * _EPS  # for a product that is subtracted from an upper bound
@@ -550,10 +551,10 @@ def _choose_blocks(
     wrapped = _bound_wrapped(moments, lattice, rate, log_scale, *ends, fine=fine) * heaviest
     gains = np.append(0.0, np.cumsum((score - under.uncertain)[useful]))
     gain = gains[-1] - gains[cuts] if rate > 0 else gains[len(useful) - cuts]
-    accepted = np.flatnonzero(wrapped <= gain)
-    if not len(accepted):
+    gain = gain - _WRAPPED_COST * wrapped
+    at = int(np.argmax(gain))
+    if gain[at] < 0:
         return useful[:0], 0.0
-    at = accepted[0]
     kept = useful[cuts[at] :] if rate > 0 else useful[: len(useful) - cuts[at]]
     return kept, float(wrapped[at])
 

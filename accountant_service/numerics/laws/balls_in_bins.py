@@ -55,6 +55,7 @@ _SPACING_MAX: Final = 0.09  # for which the lattices of sums are chosen
 _MOMENT_SHARE: Final = 0.25  # of the standard deviation of R, for the same
 _LEAST: Final = 1e-300  # more than any mass that is computed as zero
 _MOMENT_ROUNDING: Final = 1e-12
+_COVERED_DEVIATIONS: Final = 9.2  # of cells: the mass beyond those of moments is 1e-3 of δ
 _EDGES: Final = 2  # cells that a grid of losses has beyond what it must cover
 
 
@@ -120,7 +121,7 @@ class BallsInBins:
         offset of ½ they are bounds of those of an attacker's rounded observation.
         """
         edges = lattice_points(first, count + 1, spacing, offset)
-        low, high = float(edges[0]), float(edges[-1])
+        low, high = first * spacing, (first + count) * spacing  # the same lattices for both
         if direction == "adding":
             low, high = -high, -low
         if offset == 0 and self._is_covered_by_moments(low, high, spacing):
@@ -135,8 +136,11 @@ class BallsInBins:
         return self._cells_above(direction, first, edges, law)
 
     def _is_covered_by_moments(self, low: float, high: float, spacing: float) -> bool:
-        """Return whether the law for moments is as fine and reaches as far as cells of log R."""
-        least, most = ratio_limits(self.mu, self.bins, _MOMENT_DEVIATIONS)
+        """Return whether the law for moments is as fine as cells of log R, and reaches far enough.
+
+        What lies beyond its limits is a small share of a δ for which cells reach a little farther.
+        """
+        least, most = ratio_limits(self.mu, self.bins, _COVERED_DEVIATIONS)
         reaches_far = low >= math.log(least) - _EDGES * spacing
         reaches_far &= high <= math.log(most) + _EDGES * spacing
         return reaches_far and spacing >= _moment_spacing(self.mu, self.bins)
@@ -227,7 +231,8 @@ def _law_for_moments(mu: float, bins: int) -> SumAbove:
     low, high = ratio_limits(mu, bins, _MOMENT_DEVIATIONS)
     spacing = _moment_spacing(mu, bins)
     lattices = choose_lattices(mu, bins, math.log(low), math.log(high), spacing, "small")
-    return lognormal_sum.sum_above(mu, bins, lattices)
+    # errors of transforms are less than what lies beyond the limits: no tilts are needed
+    return lognormal_sum.sum_above(mu, bins, [replace(each, tilts=(0.0,)) for each in lattices])
 
 
 def _moment_spacing(mu: float, bins: int) -> float:

@@ -80,6 +80,7 @@ def _quadrature(mu: float, low: float, high: float) -> tuple[Array, Array]:
     return x, -0.5 * z * z + math.log((z[1] - z[0]) / math.sqrt(2 * math.pi))
 
 
+@lru_cache(maxsize=8)  # upper and lower bounds use the same
 def choose_lattices(
     mu: float,
     bins: int,

@@ -73,6 +73,8 @@ class SumLattice:
         tilts: rates of the exponential tilts under which masses are computed.
         block: number of neighbouring points whose masses are added up, a power of two. The first
             point of the window differs from that of a sum of `start`s by a multiple of it.
+        stride: spacing, in steps, of the points for summands in the class's range, a power of two
+            that divides `above` − `start` and `cut` − `above`.
     """
 
     step: float
@@ -83,6 +85,7 @@ class SumLattice:
     cut: int
     tilts: tuple[float, ...] = (0.0,)
     block: int = 1
+    stride: int = 1
 
     @property
     def is_first(self) -> bool:
@@ -114,17 +117,8 @@ class SumLattice:
 
     @property
     def strides(self) -> tuple[int, ...]:
-        """Spacings, in steps, of the points for summands below the class's range and within it.
-
-        In the range they are at most half a block: few summands of an outcome lie there, and the
-        block of their sum is not known better.
-        """
-        if self.is_first:
-            return (1,)
-        stride, length = 1, math.gcd(self.above - self.start, self.cut - self.above)
-        while 4 * stride <= self.block and length % (2 * stride) == 0:
-            stride *= 2
-        return 1, stride
+        """Spacings, in steps, of the points for summands below the class's range and within it."""
+        return (1,) if self.is_first else (1, self.stride)
 
     def places(self, part: int, count: int) -> Array:
         """Return the first `count` points for summands below the class's range, or within it."""

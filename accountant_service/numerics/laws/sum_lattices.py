@@ -250,7 +250,21 @@ def _class_lattice(
         tilts += _choose_tilts(law.rates_up, up, many, mass, law.tail, ends, block * step)
     if sums != "large":
         tilts += _choose_tilts(law.rates_down, down, few, mass, law.tail, ends, block * step)
-    return SumLattice(step, first, size, begin, above if above else begin, cut, tuple(tilts), block)
+    least = above if above else begin
+    stride = _choose_stride(math.gcd(least - begin, cut - least), block) if above else 1
+    return SumLattice(step, first, size, begin, least, cut, tuple(tilts), block, stride)
+
+
+def _choose_stride(length: int, block: int) -> int:
+    """Return the spacing of the points for summands in a class's range: at most half a block.
+
+    Few summands of an outcome lie there, and no more than the block of the sum is known. The
+    spacing divides `length`.
+    """
+    stride = 1
+    while 4 * stride <= block and length % (2 * stride) == 0:
+        stride *= 2
+    return stride
 
 
 def _choose_tilts(

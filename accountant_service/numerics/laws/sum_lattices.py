@@ -38,6 +38,7 @@ _TILT_EXPONENT: Final = 18.0  # of a mass that a tilt brings to the centre, time
 _TILT_ROOM: Final = 12.0  # more, for the tilt to be useful
 _TILT_LARGE: Final = 4.0  # expected number of large summands under a tilt
 _TILTS_MAX: Final = 6  # on either side
+_EXACT: Final = 52.5  # natural log of a tail that needs no tilt, for one summand and spacing 1
 _NARROWEST: Final = 1e-9  # distance from 1 of the limits of ratios
 _NODES: Final = 128
 _REACH: Final = 8.0  # deviations of a summand that estimates of its rounding cover
@@ -118,6 +119,8 @@ def choose_lattices(
     ):
         step *= 2
     step = round_step(step)
+    # errors of transforms are about 4e-13 a summand, and matter relative to the spacing's square
+    exact = _EXACT - math.log(bins) + 2 * math.log(spacing)
     found: list[SumLattice] = []
     above, cut, factor = 0, _first_cut_index(scale * first_cut / step), 1
     while not found or above * step < end:
@@ -126,7 +129,9 @@ def choose_lattices(
             factor *= 2
         found.append(
             _class_lattice(
-                _ClassEstimates(mu, bins, above * step, min(cut * step, 2 * end), tail, lowest),
+                _ClassEstimates(
+                    mu, bins, above * step, min(cut * step, 2 * end), tail, lowest, exact
+                ),
                 factor * step, above // factor, cut // factor, start, largest, sums,
                 _BLOCK_SHARE * spacing * max(above * step, lowest if small_sums else bins)
                 if sums != "all" else 0.0,
@@ -183,12 +188,19 @@ class _ClassEstimates:
     """
 
     def __init__(
-        self, mu: float, bins: int, above: float, cut: float, tail: float, lowest: float
+        self,
+        mu: float,
+        bins: int,
+        above: float,
+        cut: float,
+        tail: float,
+        lowest: float,
+        exact: float,
     ) -> None:
         reach = math.sqrt(2 * tail) + 1
         most = min(_deviations(mu, cut), reach + mu)
         split = min(_deviations(mu, above), most) if above > 0 else most
-        self.bins, self.tail = bins, tail
+        self.bins, self.tail, self.exact = bins, tail, exact
         self.small = x, log_mass = _quadrature(mu, min(-reach, split - _BELOW), split)
         self.large = _quadrature(mu, split, _deviations(mu, cut)) if above > 0 else None
         mean = float(np.exp(log_mass) @ np.abs(x - 1) ** 2)
@@ -246,9 +258,10 @@ def _class_lattice(
     size = min(1 << math.ceil(math.log2(points)), _POINTS_MAX)
     ends = (first * step, (first + size) * step)
     tilts = [0.0]
-    if sums != "small":
+    is_exact = law.tail + mass <= law.exact  # without tilts
+    if sums != "small" and not is_exact:
         tilts += _choose_tilts(law.rates_up, up, many, mass, law.tail, ends, block * step)
-    if sums != "large":
+    if sums != "large" and not is_exact:
         tilts += _choose_tilts(law.rates_down, down, few, mass, law.tail, ends, block * step)
     least = above if above else begin
     stride = _choose_stride(math.gcd(least - begin, cut - least), block) if above else 1

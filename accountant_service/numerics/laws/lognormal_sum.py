@@ -545,7 +545,9 @@ def _choose_blocks(
     wrapped = _bound_wrapped(moments, lattice, rate, log_scale, *ends, fine=fine) * heaviest
     gains = np.append(0.0, np.cumsum((score - under.uncertain)[useful]))
     gain = gains[-1] - gains[cuts] if rate > 0 else gains[len(useful) - cuts]
-    gain = gain - _WRAPPED_COST * wrapped
+    with np.errstate(invalid="ignore"):
+        gain = gain - _WRAPPED_COST * wrapped
+    gain = np.where(np.isfinite(gain), gain, -math.inf)
     at = int(np.argmax(gain))
     if gain[at] < 0:
         return useful[:0], 0.0

@@ -51,5 +51,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """Return the names in the package, with those that are not imported yet."""
+    """Return the names in the package, including those that are not imported yet."""
     return sorted({*globals(), *__all__})

@@ -123,10 +123,10 @@ def _make_write_counter(metrics: Metrics) -> Callable[[EntryKind, int], None]:
 
 
 def _make_delivery_counter(metrics: Metrics) -> Callable[[bool], None]:
-    """Return a function that counts how often posting events to webhooks worked or failed."""
+    """Return a function that counts delivered and failed attempts to post events to webhooks."""
 
     def count_delivery(succeeded: bool) -> None:
-        """Count one event that was posted, or that could not be."""
+        """Count one attempt to post an event, as delivered or failed."""
         metrics.webhook_attempts.labels("delivered" if succeeded else "failed").inc()
 
     return count_delivery

@@ -283,7 +283,7 @@ def trade_off(
     points: int,
     relation: NeighbouringRelation = _RELATION,
 ) -> TradeOff:
-    """Bound the false-negative rate of the best membership attack by false-positive rate.
+    """Bound the lowest false-negative rate of membership attacks at each false-positive rate.
 
     The advantage is δ(0). At prior π the best guess is right with probability
     1 − π + π·δ(log((1 − π)/π)) for π ≤ ½, and π + (1 − π)·δ′(log(π/(1 − π))) above, with δ of the
@@ -300,7 +300,7 @@ def trade_off(
     """
     question = _question(mechanism, relation)
     rates = _false_positive_rates(points)
-    claim = _claim_of_largest_epsilon(question)  # it also checks the hypotheses
+    claim = _guarantee_with_finite_epsilon(question)  # it also checks the hypotheses
     largest_epsilon = claim.epsilon
     if not question.release_groups or largest_epsilon == 0.0:
         return _trade_off_of_no_release(rates, prior, claim)
@@ -338,8 +338,8 @@ def trade_off(
     )
 
 
-def _claim_of_largest_epsilon(question: Question) -> Guarantee:
-    """Return the guarantee at the first δ in `_TRADE_OFF_DELTAS` for which ε is finite."""
+def _guarantee_with_finite_epsilon(question: Question) -> Guarantee:
+    """Return the guarantee at the smallest δ of `_TRADE_OFF_DELTAS` at which ε is finite."""
     *smaller, last = _TRADE_OFF_DELTAS
     for delta in smaller:
         with contextlib.suppress(NoFiniteEpsilonError):

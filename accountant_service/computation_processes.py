@@ -50,7 +50,7 @@ class ReportedError(Exception):
 
 
 class ComputationFailedError(Exception):
-    """A defect in a computation, described by its type and place in the code, without values."""
+    """A defect in a computation, described only by the error's type and place in the code."""
 
 
 class ProcessPool:
@@ -90,7 +90,7 @@ class ProcessPool:
         )
 
     def _call_in_process(self, task: Task) -> Any:
-        """Run a task in an idle or new process of the pool; kill the process if it fails."""
+        """Run a task in an idle or new process; remove the process if it died or will exit."""
         process = self._acquire_process()
         try:
             outcome = process.call(task)
@@ -234,7 +234,7 @@ def _can_be_sent(error: Exception) -> bool:
 
 
 def _describe_without_values(error: Exception) -> ComputationFailedError:
-    """Return an error that names the type and stack frames of another, without values."""
+    """Return an error that names the type and stack frames of another one, without its message."""
     frames = traceback.extract_tb(error.__traceback__)
     places = " < ".join(f"{each.filename}:{each.lineno} {each.name}" for each in reversed(frames))
     return ComputationFailedError(f"{type(error).__name__} at {places}")

@@ -410,7 +410,7 @@ def _read_mechanism_request(model: type[Model], arguments: Mapping[str, Any]) ->
 def _validate(
     model: type[Model], arguments: Mapping[str, Any], *, inside_mechanism: bool = False
 ) -> Model:
-    """Return a validated request; `inside_mechanism`: some arguments are in its `mechanism`.
+    """Validate keyword arguments by a request model; return the request.
 
     Args:
         model: the request's model.

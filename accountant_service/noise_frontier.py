@@ -95,7 +95,7 @@ def largest_gaussian_mu(epsilon: float, delta: float) -> float:
     """Return approximately the largest μ for which a μ-Gaussian mechanism is (ε, δ)-DP."""
 
     def excess(mu: float) -> float:
-        """Return by how much δ of this μ at ε exceeds the δ allowed."""
+        """Return the ε of a μ-Gaussian mechanism at `delta`, minus the given ε."""
         return float(gaussian.epsilon(delta, mu)) - epsilon
 
     low, high = 1e-9, 1.0
@@ -137,7 +137,7 @@ class _FrontierSearch:
         return SolvedRun(exact, least.guarantee.epsilon, least.value)
 
     def _search(self, run: DpSgd) -> SolvedRun | None:
-        """Search for the noise near its prediction; None if a few trials do not suffice."""
+        """Search for the noise from its prediction onwards; None if a few trials do not suffice."""
         sigma = _round_up(self._predict(run) * (1 + _MARGIN))
         before: tuple[float, float] | None = None
         for _ in range(_ATTEMPTS):
@@ -251,7 +251,7 @@ class _LatticeBound:
         return max(self._bound(releases, direction, finest) for direction in DIRECTIONS)
 
     def _bound(self, releases: Composition, direction: Direction, finest: float) -> float:
-        """Bound ε for a removed or an added record; refine the grid only near the target."""
+        """Bound ε from above for a removed or an added record, tightly only near the target."""
         distance = self._epsilon / self._last[direction] - 1
         width = min(max(finest, _SETTLED_SHARE * distance), _COARSEST)
         while True:

@@ -29,7 +29,7 @@ class Finding:
         claim: the claim, as in the source.
         computed: the value of the source's formula.
         proved: the proved interval, or another proved value.
-        verdict: confirmed, misprinted, loose, refuted or not reproduced.
+        verdict: confirmed, misprinted, refuted or not reproduced.
         remark: the reason, in one sentence.
     """
 
@@ -107,11 +107,12 @@ def _papers_000() -> Iterator[Finding]:
         found.append(f"{float(cosine.mean()):.2f}")
     yield Finding(
         "papers/000, §III-B",
-        "cosine similarities .52 / .36 / .28",
+        "noise (17, 8.5) / (13.5, 13.5) / (12.4, 24.8) on the query (10, 5): cosine similarity to "
+        "it .52 / .36 / .28",
         " / ".join(found) + " (10⁶ draws)",
         "–",
         "not reproduced",
-        "Noise proportional to the sensitivities is not the best of the three.",
+        "The first noise, in proportion to the sensitivities, does not have the highest cosine.",
     )
     yield Finding(
         "papers/000, Algorithm 1, line 23",
@@ -142,7 +143,7 @@ def _papers_001() -> Iterator[Finding]:
         own, read_off = (_guarantee("mma", 0.01, sigma, 100 * epochs) for sigma in (noise, 2.0))
         yield Finding(
             "papers/001, §5.2",
-            f"σ = {noise:g}, {epochs} epochs: ε = {printed}",
+            f"q = .01, σ = {noise:g}, {epochs} epochs: ε = {printed}",
             f"MMA {own.epsilon:.4f}",
             _format_interval(own),
             "confirmed" if noise == 2.0 else "misprinted",
@@ -182,7 +183,8 @@ def _papers_003() -> Iterator[Finding]:
     claim = calculator.epsilon(mechanisms.from_json(release), 1e-12)
     yield Finding(
         "papers/003",
-        "sampling at rate p makes an (ε, δ)-DP step (pε, pδ)-DP; here ε = 1, p = .1",
+        "sampling at rate p makes an (ε, δ)-DP step (pε, pδ)-DP; here Laplace noise with ε = 1, "
+        "p = .1, δ = 1e-12",
         "ε = 0.1000",
         _format_interval(claim),
         "refuted",
@@ -221,7 +223,7 @@ def _dp_accounting() -> Iterator[Finding]:
         "–",
         _format_interval(claim),
         "refuted",
-        "The rounding error of its untilted Fourier transform exceeds 1e-12.",
+        "The rounding error of its Fourier transform exceeds δ.",
     )
 
 

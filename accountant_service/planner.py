@@ -237,19 +237,19 @@ def _solve_frontier(
     frontier: list[PlannedRun] = []
     skipped: list[Advice] = []
     errors: list[AccountingError] = []
-    guides: list[SolvedRun] = []
+    first_solved: list[SolvedRun] = []
     for sampling in [each for each in SAMPLINGS if each in samplings]:
         runs = _candidates(goal, sampling, batches)
         try:
             if sampling == "balls_in_bins":
-                guides = guides or _solve_guides(goal, runs)
-            solved = _solve(goal, runs, guides)
+                first_solved = first_solved or _solve_poisson_runs(goal, runs)
+            solved = _solve(goal, runs, first_solved)
         except AccountingError as error:
             errors.append(error)
             solved, reason = [], error.detail
         else:
             reason = "balls in bins needs whole epochs, and the compute limit is less than one"
-        guides = guides or solved
+        first_solved = first_solved or solved
         frontier += [_describe(goal, sampling, each) for each in solved]
         if not solved:
             skipped.append(Advice("sampling-left-out", True, f"{sampling}: {reason}"))
@@ -258,8 +258,8 @@ def _solve_frontier(
     return frontier, skipped
 
 
-def _solve_guides(goal: Goal, runs: Sequence[DpSgd]) -> list[SolvedRun]:
-    """Solve Poisson-sampled runs at the same rates first, to predict the balls-in-bins noise."""
+def _solve_poisson_runs(goal: Goal, runs: Sequence[DpSgd]) -> list[SolvedRun]:
+    """Solve the noise of Poisson-sampled runs first, to predict that of balls-in-bins runs."""
     alike = [DpSgd(1.0, sample_rate=each.rate(), steps=each.step_count()) for each in runs]
     return _solve(goal, alike, [])
 

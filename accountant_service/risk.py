@@ -68,7 +68,7 @@ class RiskMeasure(ABC):
         return value - self.least()
 
     def risk(self, question: Question) -> Interval:
-        """Return proved bounds on the risk of any mechanism.
+        """Return proved bounds on the risk of a mechanism, also if it releases nothing.
 
         Raises:
             AccountingError: no dominating pair is proved, or the work limit is exceeded.
@@ -112,7 +112,7 @@ class AttackSuccess(RiskMeasure):
     prior: float
 
     def least(self) -> float:
-        """Return the success of an attacker who always guesses the likelier answer."""
+        """Return the success probability of an attacker who always guesses the likelier answer."""
         return max(self.prior, 1 - self.prior)
 
     def proof_epsilon(self, question: Question) -> float:  # noqa: ARG002
@@ -170,7 +170,7 @@ class TruePositiveRate(RiskMeasure):
         return epsilon, upper, max(first[2], second[2])
 
     def _search_on(self, question: Question, grid: Array) -> tuple[float, float, float]:
-        """Return the best ε of a grid, and an upper and a lower bound on the rate."""
+        """Return the grid's ε that bounds the rate best, and the upper and the lower bound."""
         return enclosure.true_positive_rate(
             *_both_directions(question, grid), self.false_positive_rate
         )
@@ -192,7 +192,7 @@ class GaussianMu(RiskMeasure):
         return 0.0
 
     def bounds(self, question: Question) -> Interval:
-        """Return proved bounds on the least μ.
+        """Return proved bounds on the least μ for which the mechanism is μ-Gaussian DP.
 
         Without slack, the least μ is exactly that of the same releases without sampling.
         """

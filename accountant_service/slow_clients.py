@@ -49,5 +49,5 @@ class SlowClientProtocol(HttpToolsProtocol):
 
 @cache
 def _unread_seconds_max() -> float:
-    """Return the seconds after which a connection with unread answers is aborted."""
+    """Return the seconds after which a connection with an unread response is aborted."""
     return Settings().unread_seconds_max

@@ -67,7 +67,7 @@ class SolverTarget(ABC):
 
     @abstractmethod
     def undecided_margin(self, run: DpSgd, following: Guarantee) -> float | None:
-        """Bound from above how far the run's cost may miss the target; None if it surely misses.
+        """Bound the true cost's distance from the target; None if finer bounds cannot help.
 
         Args:
             run: with one step more than the solution.
@@ -86,8 +86,8 @@ class SolverTarget(ABC):
     def at_tolerance(self, tolerance: float) -> SolverTarget:
         """Return the same target with another tolerance of the proved interval."""
 
-    def guide(self) -> Target | None:
-        """Return a fast target with nearly the same solution, for a first guess; or None."""
+    def fast_target(self) -> Target | None:
+        """Return another target, quicker to solve for, whose solution is a first guess; or None."""
         return None
 
     def question(self, run: DpSgd) -> Question:
@@ -129,7 +129,7 @@ class Target(SolverTarget):
         return _log_ratio(epsilon, self.epsilon)
 
     def undecided_margin(self, run: DpSgd, following: Guarantee) -> float | None:
-        """Bound how far the run's true ε may miss the target; None if it provably misses."""
+        """Bound the true ε's distance from the target; None if finer bounds cannot help."""
         proved = following.certified
         is_default = self.accountant.name == DEFAULT_METHOD
         if not is_default or proved is None or proved.lower > self.epsilon:
@@ -142,7 +142,7 @@ class Target(SolverTarget):
         """Return the same target with another tolerance of the proved interval."""
         return replace(self, tolerance=tolerance)
 
-    def guide(self) -> Target | None:
+    def fast_target(self) -> Target | None:
         """Return the same target with fast Rényi accounting, for a first guess of the solution."""
         if self.accountant.name != DEFAULT_METHOD:
             return None
@@ -184,7 +184,7 @@ class RiskTarget(SolverTarget):
         return self.measure.risk(self.question(run))
 
     def log_ratio(self, run: DpSgd) -> float:
-        """Return log(risk / risk allowed), both in excess of mere guessing."""
+        """Return log(risk / allowed risk), with the risk of mere guessing subtracted from both."""
         try:
             upper = self.risk(run).upper
         except (NoFiniteEpsilonError, TooExpensiveError):
@@ -193,7 +193,7 @@ class RiskTarget(SolverTarget):
         return min(ratio, 0.0) if upper <= self.limit else max(ratio, 5e-324)
 
     def undecided_margin(self, run: DpSgd, following: Guarantee) -> float | None:  # noqa: ARG002
-        """Bound how far the run's true risk may exceed the limit; None if it provably does."""
+        """Bound the true risk's distance from the limit; None if finer bounds cannot help."""
         proved = self.risk(run)
         if proved.lower > self.limit or not self.question(run).is_attained:
             return None
@@ -296,12 +296,12 @@ def steps(run: DpSgd, target: SolverTarget) -> Solution:
     Raises:
         UnreachableTargetError: every number of steps up to the limit meets the target.
     """
-    guess = _estimate(target, lambda guide: _largest_step_count(run, guide, 1))
+    guess = _estimate(target, lambda fast_target: _largest_step_count(run, fast_target, 1))
     found = _solve_steps(run, target, int(guess or 1))
     for tolerance in _FINER_TOLERANCES:
         if found.undecided is None:
             break
-        found, coarser = _decide_next_step(run, target.at_tolerance(tolerance), found), found
+        found, coarser = _recheck_next_step(run, target.at_tolerance(tolerance), found), found
         if found.undecided is not None and found.undecided > 0.5 * (coarser.undecided or 0.0):
             break  # a finer tolerance does not narrow the interval further
     return found
@@ -336,8 +336,8 @@ def _solve_steps(run: DpSgd, target: SolverTarget, start: int) -> Solution:
     return replace(found, next=following, undecided=margin)
 
 
-def _decide_next_step(run: DpSgd, finer: SolverTarget, found: Solution) -> Solution:
-    """Account for one more step at a finer tolerance, and return the updated solution."""
+def _recheck_next_step(run: DpSgd, finer: SolverTarget, found: Solution) -> Solution:
+    """Check at a finer tolerance whether one more step fits; return the updated solution."""
     count = int(found.value) // run.unit_steps() + 1
     longer = _with_steps(run, count)
     if finer.log_ratio(longer) <= 0:
@@ -365,8 +365,8 @@ def _solve(
 
     guess = _estimate(
         target,
-        lambda guide: _solve(
-            with_value, guide, start, most_private, least_private, quantity, _GUESS_WIDTH
+        lambda fast_target: _solve(
+            with_value, fast_target, start, most_private, least_private, quantity, _GUESS_WIDTH
         ),
     )
     fit = unfit = start = guess or start
@@ -395,9 +395,9 @@ def _solve(
 
 def _estimate(target: SolverTarget, solve: Callable[[SolverTarget], float | None]) -> float | None:
     """Solve with fast approximate accounting; None if there is none, or if it fails."""
-    guide = target.guide()
+    fast_target = target.fast_target()
     try:
-        return None if guide is None else solve(guide)
+        return None if fast_target is None else solve(fast_target)
     except AccountingError:
         return None
 

@@ -26,7 +26,7 @@ DOCS: Final = Path(__file__).parents[1] / "docs"
 DATA: Final = DOCS / "imported-configurations.jsonl"
 PAGE: Final = DOCS / "imported-configurations.md"
 MARKS: Final = ("<!-- begin table -->\n", "<!-- end table -->\n")
-_QUIET: Final = {"noise-chosen", "relation-not-stated", "claim-loose"}
+_QUIET: Final = {"noise-chosen", "relation-not-stated", "claim-loose"}  # shown in other ways
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,9 @@ def describe_source(source: dict[str, Any]) -> str:
 def describe_cost(row: Row) -> str:
     """Return the proved ε as text, rounded outward, or why there is none."""
     if row.is_refused:
-        return f"refused: {row.answer['errors'][0]['message']}"
+        fault = row.answer["errors"][0]
+        field = fault["pointer"].removeprefix("/document").lstrip("/")
+        return f"refused: `{field}` {fault['message']}"
     claim = row.answer["guarantee"]
     if claim is None:
         return "none"
@@ -97,9 +99,12 @@ def describe_cost(row: Row) -> str:
 
 
 def describe_claims(row: Row) -> str:
-    """Return the claimed ε with its status, as text."""
-    claims = [] if row.is_refused else row.answer["claims"]
-    return "<br>".join(f"{c['epsilon']:.6g}: {c['status']}" for c in claims)
+    """Return the claimed ε with its status, as text; a target if the noise was chosen for it."""
+    if row.is_refused:
+        return ""
+    chosen = any(each["code"] == "noise-chosen" for each in row.answer["findings"])
+    kind = " (target)" if chosen else ""
+    return "<br>".join(f"{c['epsilon']:.6g}{kind}: {c['status']}" for c in row.answer["claims"])
 
 
 def render_table(rows: list[Row]) -> Iterator[str]:

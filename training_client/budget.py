@@ -311,7 +311,7 @@ class Budget(Allowance):
         return found if found.epsilon <= self.epsilon else None
 
     def _find_last_fitting(self, fits: int, refused: int) -> tuple[int, Guarantee | None]:
-        """Return the last step that fits ε, from `fits` to below `refused`, and its guarantee.
+        """Return the last step that fits ε, found by bisection, and its guarantee.
 
         Args:
             fits: a number of steps that fit.
@@ -445,7 +445,7 @@ class LedgerBudget(Allowance):
 
     @cached_property
     def _epsilon_curve(self) -> list[tuple[int, float]]:
-        """Pairs (units paid for, ε) along the run; only the last if the service gives no curve."""
+        """Pairs (number of charges, ε) along the run; only the last if the service has no curve."""
         charges = self.reservation.steps_reserved
         points = min(_CURVE_POINTS_MAX, math.ceil(self.reserved / self.block), charges)
         with suppress(ServiceRefusedError):

@@ -85,7 +85,7 @@ class Reservation:
 
 @dataclass(frozen=True, slots=True)
 class Quote:
-    """The service's answer to whether a run fits a dataset's remaining budget, or what would.
+    """The service's answer whether a run fits a dataset's remaining budget, and which run would.
 
     Attributes:
         fits: True if the whole run fits.

@@ -14,7 +14,7 @@ from training_client.plan import Plan
 
 
 class PhasedLedgerBudget(Allowance):
-    """A run's budget in the ledger when its noise is scheduled: one reservation per noise.
+    """A run's budget in the ledger when its noise is scheduled: one reservation per noise level.
 
     The steps with the same noise are one phase, with one reservation: the ledger charges each step
     as what it is, a block at a time, before it is made. All phases are reserved before the first
@@ -177,7 +177,7 @@ class PhasedLedgerBudget(Allowance):
         phase.allow(own_step)
 
     def take(self, step: int) -> None:
-        """Take a step, so that no other run can; raise if the budget does not cover it."""
+        """Take a step, which can be taken only once; raise if the budget does not cover it."""
         phase, own_step = self._locate(step)
         phase.take(own_step)
 
@@ -200,7 +200,7 @@ class PhasedLedgerBudget(Allowance):
         self.allow(step)
 
     def _locate(self, step: int) -> tuple[LedgerBudget, int]:
-        """Return a step's phase, and its number in the phase; renew later phases' leases.
+        """Return a step's phase and the step's number within it; renew later phases' leases.
 
         Raises:
             BudgetExhaustedError: the step is beyond the last phase.

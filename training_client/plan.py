@@ -24,7 +24,7 @@ _ROUNDING: Final = 1e-14  # more than a few roundings in double precision
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Factors on a value (noise or learning rate) by step; each is constant for some steps.
+    """Factors by which steps multiply the noise, clip norm or learning rate, constant in pieces.
 
     So a run with scheduled noise is the composition of a few runs with constant noise.
 
@@ -38,7 +38,7 @@ class Schedule:
     pieces: tuple[tuple[int, float], ...]
 
     def __post_init__(self) -> None:
-        """Refuse empty ranges of steps, and factors that no step can use."""
+        """Require at least one piece, each with a step or more and a finite factor ≥ 0."""
         if not self.pieces or any(steps < 1 for steps, _ in self.pieces):
             raise ValueError(
                 f"expected pieces of at least one step each, (steps, factor), got {self.pieces}"
@@ -106,7 +106,7 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True)
 class AdaptiveClipping:
-    """A clip norm that follows a quantile of gradient norms (Andrew et al. 2021, 1905.03871).
+    """A clip norm that follows a quantile of gradient norms (Andrew et al. 2021, arXiv 1905.03871).
 
     Each step also releases, with noise, how many examples are not clipped: b. Then the clip norm is
     multiplied by e^{−η(b/qN − quantile)}, within a factor of a million of its first value.
@@ -126,7 +126,7 @@ class AdaptiveClipping:
     learning_rate: float = 0.2
 
     def __post_init__(self) -> None:
-        """Refuse a noiseless count, and rates with which the norm follows no quantile."""
+        """Require positive finite count noise and learning rate, and a quantile in (0, 1)."""
         if not (0 < self.count_noise < math.inf and 0 < self.learning_rate < math.inf):
             raise ValueError(
                 f"expected finite count_noise > 0 and learning_rate > 0, got {self.count_noise} "
@@ -301,11 +301,11 @@ class Plan:
         return round(1 / self.sample_rate) if self.sampling == BALLS_IN_BINS else 1
 
     def charges(self, steps: int) -> int:
-        """Return in how many parts `steps` steps are paid for; balls-in-bins pays whole epochs."""
+        """Return the number of charges for `steps` steps: one per step or balls-in-bins epoch."""
         return -(-steps // self.steps_per_charge)
 
     def whole_charges(self, steps: int) -> int:
-        """Return `steps` rounded up to steps that are paid for together, such as whole epochs."""
+        """Return `steps` rounded up to whole charges: balls-in-bins epochs, or single steps."""
         return self.charges(steps) * self.steps_per_charge
 
     @property

@@ -77,7 +77,7 @@ class AdadpRdp(Accountant):
         return Bound(min(1.0, value), _ORDERS[best], renyi_conversion.CLASSICAL)
 
     def _log_moments(self, question: Question) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-        """Return the mechanism's log-moment (α − 1)·D_α at each Rényi order α, as in the paper."""
+        """Return α − 1 times the mechanism's Rényi divergence at each order α, as in the paper."""
         group = require_single_group(self.name, question)
         return group.count * without_replacement.log_moments_as_in_paper(
             _ORDERS, group.rate, group.atom.noise_multiplier

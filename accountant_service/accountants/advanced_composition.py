@@ -16,7 +16,7 @@ _SOURCE: Final = "Dwork & Roth 2014, Theorem 3.20"
 
 
 class AdvancedComposition(Accountant):
-    """Advanced composition of steps amplified by sampling; δ is split in the best of 37 ways.
+    """Advanced composition of steps amplified by sampling, using the best of 37 splits of δ.
 
     ε = ε₁·√(2T·log(1/δ′)) + T·ε₁·(e^{ε₁} − 1) with δ = T·δ₁ + δ′.
     """

@@ -94,7 +94,10 @@ class Question:
 
     @property
     def alternatives(self) -> tuple[Question, ...]:
-        """One question for each disjoint part of the data that may hold the record.
+        """One question for each combination of the disjoint data parts that may hold the record.
+
+        A record is in one part of each parallel release, so the largest ε or δ of these questions
+        holds for the mechanism.
 
         Raises:
             TooExpensiveError: there are too many.
@@ -210,7 +213,7 @@ class Accountant(ABC):
         """
 
     def epsilon_bounds(self, step: Question, times: Sequence[int], delta: float) -> list[Bound]:
-        """Return the bound on ε after each number of repetitions; ∞ if no finite ε holds.
+        """Return the bound on ε after each number of repetitions of `step`; ∞ if no finite ε holds.
 
         A method may override this to compute all of them at once.
 
@@ -231,7 +234,7 @@ class Accountant(ABC):
         """Return δ at ε, rounded up; by default, by a search with `epsilon_bound`."""
 
         def epsilon_minus_target(delta: float) -> float:
-            """Return ε at this δ, minus the ε that is asked for."""
+            """Return ε at this δ, minus the target ε."""
             return self.epsilon_bound(question, delta).value - epsilon
 
         if epsilon_minus_target(_DELTA_MAX) > 0:
@@ -270,7 +273,7 @@ class Accountant(ABC):
         )
 
     def curve(self, step: Question, times: Sequence[int], delta: float) -> list[Guarantee | None]:
-        """Return the guarantee at δ after each number of repetitions; None if ε is infinite.
+        """Return the guarantee at δ for each number of repetitions of `step`; None if ε is ∞.
 
         Args:
             step: the mechanism that is repeated.
@@ -349,7 +352,7 @@ class Accountant(ABC):
 
 @contextmanager
 def report_contradictions(question: Question, at: str) -> Iterator[None]:
-    """Context manager that adds the question to an error about contradicting bounds.
+    """Context manager that reports contradicting proved bounds in an error with the question.
 
     Args:
         question: the mechanism, relation and tolerance.
@@ -395,7 +398,7 @@ def _width_warnings(
 
 
 def _worst(bounds: Iterable[Bound]) -> Bound:
-    """Return the largest bound, for a record that may be in one of several parts of the data."""
+    """Return the largest of the bounds, one for each part of the data that may hold the record."""
     found = list(bounds)
     worst = max(found, key=lambda each: each.value)
     intervals = [each.interval for each in found if each.interval is not None]
@@ -411,7 +414,7 @@ def _is_finite(bound: Bound) -> bool:
 
 
 def _at_least_delta_min(bound: Bound) -> Bound:
-    """Raise a bound on δ to at least `DELTA_MIN`, in case it underflowed."""
+    """Return a bound on δ, or `DELTA_MIN` if the bound is smaller, in case it underflowed."""
     interval = bound.interval
     if interval is not None:
         interval = Interval(interval.lower, max(interval.upper, DELTA_MIN))

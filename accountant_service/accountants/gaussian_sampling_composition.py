@@ -74,7 +74,7 @@ class GaussianSamplingComposition(Accountant):
         target = delta * (1 - rounding.MARGIN) - math.exp(log_outside)
 
         def fits(epsilon: float) -> bool:
-            """Return whether δ at this ε is at most the one that is asked for."""
+            """Return whether δ at this ε is at most the target δ."""
             return _delta_sum(log_weights, mus, epsilon) <= target
 
         if fits(0.0):
@@ -89,7 +89,7 @@ class GaussianSamplingComposition(Accountant):
         return Bound(rounding.up(high))
 
     def delta_bound(self, question: Question, epsilon: float) -> Bound:
-        """Return an upper bound on δ at ε: the largest binomial terms and the tails."""
+        """Return an upper bound on δ: a sum over likely participation counts plus a tail bound."""
         group = require_single_group(self.name, question)
         log_weights, mus, log_outside = _binomial_terms(group, -300.0)
         value = _delta_sum(log_weights, mus, epsilon) + math.exp(log_outside)
@@ -97,9 +97,10 @@ class GaussianSamplingComposition(Accountant):
 
 
 def _binomial_terms(group: ReleaseGroup, log_tail: float) -> tuple[Array, Array, float]:
-    """Return log-probabilities and μ of likely participation counts, and what is left out (log).
+    """Return log-probabilities and μ of likely participation counts, and a log of the tail bound.
 
-    The Gaussian mechanism of the term i has μ = √i/σ.
+    The Gaussian mechanism of i participations has μ = √i/σ. The last value is the log of an upper
+    bound on the probability of all counts that are left out, except 0.
     """
     if group.rate == 1.0:
         return np.zeros(1), np.array([math.sqrt(group.count) / group.sigma]), -math.inf

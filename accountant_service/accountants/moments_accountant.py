@@ -100,7 +100,7 @@ def _relation_assumption(question: Question) -> Assumption:
 
 
 def _log_moments(question: Question) -> Array:
-    """Return log-moments of orders 1 to 127: the larger of adding's and removing a record's."""
+    """Return log-moments of orders 1 to 127: the maximum over adding and removing a record."""
     total = np.zeros_like(_MOMENTS)
     for group in question.release_groups:
         removing = sampled_gaussian.log_moments(_MOMENTS + 1, group.rate, group.sigma)  # log E₂

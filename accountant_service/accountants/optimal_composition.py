@@ -19,7 +19,7 @@ _TERMS_MAX: Final = 70_000
 
 
 class OptimalComposition(Accountant):
-    """Optimal composition of equal (ε₁, δ₁)-DP steps; δ is split in the best of 37 ways.
+    """Optimal composition of equal (ε₁, δ₁)-DP steps: the least ε over 37 choices of δ₁.
 
     T randomised responses of ε₁ have a binomial privacy loss (T − 2l)·ε₁ with
     l ∼ Binom(T, 1/(1 + e^{ε₁})), and the total δ is 1 − (1 − δ₁)^T·(1 − δ(ε)). The ε at a given δ

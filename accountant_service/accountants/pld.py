@@ -81,7 +81,7 @@ class Pld(Accountant):
         return _bound(question, Bounds(lower, rounding.up(float(gaussian.epsilon(delta, mu)))))
 
     def epsilon_bounds(self, step: Question, times: Sequence[int], delta: float) -> list[Bound]:
-        """Return a proved upper bound on ε after each number of repetitions, with its interval."""
+        """Return a proved interval's upper end for ε after each number of repetitions of `step`."""
         _, _, releases = _split_releases(step)
         if not releases or small_noise.is_useful(releases) or _infinite_mass(releases) > 0:
             return super().epsilon_bounds(step, times, delta)
@@ -145,7 +145,7 @@ def dominating_pairs(question: Question) -> list[tuple[ReleaseLaw, int]]:
 
 
 def has_quick_curve(question: Question) -> bool:
-    """Return whether one computation gives ε after all numbers of repetitions."""
+    """Return whether one computation gives ε after every number of repetitions of the mechanism."""
     return all(has_characteristic_function(law) for law, _ in dominating_pairs(question))
 
 
@@ -191,7 +191,7 @@ def _enclose_delta(
 
 
 def _intersection(one: Bounds | None, other: Bounds) -> Bounds:
-    """Return the intersection of two proved intervals.
+    """Return the intersection of two proved intervals, or the second one if there is no first.
 
     Raises:
         ContradictionError: they are disjoint, so one of them is wrong.
@@ -209,7 +209,7 @@ def _capped_at(bounds: Bounds, cap: float) -> Bounds:
 
 
 def _capped_by_unsampled(question: Question, bounds: Bounds, delta: float) -> Bound:
-    """Return the interval around ε, its upper end at most the ε without sampling.
+    """Return the interval around ε, capped at the ε of the same releases without sampling.
 
     Sampling and shuffling never hurt: Gaussian releases have a closed form, Laplace ones and
     shuffled reports their pure ε.
@@ -231,7 +231,7 @@ def _infinite_mass(releases: Composition) -> float:
 
 
 def _split_releases(question: Question) -> tuple[float, float, list[tuple[ReleaseLaw, int]]]:
-    """Return μ and ε of all releases if unsampled, and the dominating pairs to compose.
+    """Return the total μ and pure ε without sampling, and the dominating pairs to compose.
 
     Unsampled Gaussian releases compose to one Gaussian release. If there are no others, its closed
     form is exact, and the list of pairs is empty. The ε is infinite if another kind is released.

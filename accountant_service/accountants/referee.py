@@ -97,7 +97,7 @@ def check_claim(guarantee: Guarantee, certified: CertifiedAnswer) -> Guarantee:
 
 
 def _is_default_method(accountant: Accountant) -> bool:
-    """Return whether this is the default method, which computes the proved interval itself."""
+    """Return whether this is the default method, whose answer is the proved interval of ε."""
     return accountant.name == DEFAULT_METHOD
 
 

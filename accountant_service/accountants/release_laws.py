@@ -173,7 +173,7 @@ def _participation_probability(release: Atom, relation: NeighbouringRelation) ->
 
 def dominating_pair(group: ReleaseGroup, relation: NeighbouringRelation) -> ReleaseLaw:
     """Return the dominating pair of a single release of the group."""
-    if not _samples_any_pair(group, relation):
+    if not _uses_unsampled_pair(group, relation):
         return _KINDS[group.atom.noise].law(group, relation)
     alone = _KINDS[group.atom.noise].law(replace(group, rate=1.0), relation)
     assert isinstance(alone, Release)
@@ -182,11 +182,11 @@ def dominating_pair(group: ReleaseGroup, relation: NeighbouringRelation) -> Rele
     return Release(RevealedSamplePair(alone.base_pair, group.rate))
 
 
-def _samples_any_pair(group: ReleaseGroup, relation: NeighbouringRelation) -> bool:
-    """Return whether a sampled record is changed in place, and the release has its own pair.
+def _uses_unsampled_pair(group: ReleaseGroup, relation: NeighbouringRelation) -> bool:
+    """Return whether a sampled release's dominating pair is built from the one without sampling.
 
-    The record of a Gaussian or Laplace release contributes nothing to a sample without it, so that
-    more is known.
+    This is so if neighbours change a record in place. Gaussian and Laplace releases have a tighter
+    pair, because the record contributes nothing to a sample without it.
     """
     changed = relation is not NeighbouringRelation.ADD_OR_REMOVE_ONE and group.rate < 1.0
     noise = group.atom.noise
@@ -254,7 +254,7 @@ def _shuffled_reports_law(group: ReleaseGroup, relation: NeighbouringRelation) -
 
 
 def _unshuffled_cost(group: ReleaseGroup) -> tuple[float, float]:
-    """Return the ε of the reports of one person, as if they were not shuffled."""
+    """Return 0 for μ², and the ε of one person's reports without amplification by shuffling."""
     ((report, _),) = group.atom.releases
     return 0.0, rounding.up(group.count * _local_epsilon(report))
 
@@ -277,7 +277,7 @@ def count_pairs(group: ReleaseGroup) -> int:
 
 
 def unsampled_cost(groups: Sequence[ReleaseGroup]) -> tuple[float, float]:
-    """Return, as if unsampled, the μ of all Gaussian and the ε of all pure-DP releases.
+    """Return the total μ of Gaussian and ε of pure-DP releases, as if none were sampled.
 
     The ε is infinite if another kind is among them.
     """
@@ -296,7 +296,7 @@ def hypothesis(group: ReleaseGroup, relation: NeighbouringRelation) -> tuple[str
     kind = _KINDS[group.atom.noise]
     if group.rate == 1.0 or kind.samples_itself:
         return kind.statement, kind.source
-    if _samples_any_pair(group, relation):
+    if _uses_unsampled_pair(group, relation):
         return kind.statement, f"{kind.source}; {_CHANGED}"
     replaced = relation is NeighbouringRelation.REPLACE_ONE
     return kind.statement, _REPLACED if replaced else POISSON_SOURCE

@@ -89,8 +89,8 @@ class SubsampledRdp(Accountant):
         return Bound(min(1.0, value), order, renyi_conversion.TIGHTEST)
 
 
-def _keeps_batch_size(group: ReleaseGroup, question: Question) -> bool:
-    """Return whether samples and both neighbouring datasets have fixed sizes."""
+def _has_fixed_sizes(group: ReleaseGroup, question: Question) -> bool:
+    """Return whether batches have a fixed size and neighbouring datasets have equal sizes."""
     if group.rate == 1.0:
         return False
     added = question.relation is NeighbouringRelation.ADD_OR_REMOVE_ONE
@@ -101,7 +101,7 @@ def _theorem(group: ReleaseGroup, question: Question) -> tuple[str, str]:
     """Return the theorem that bounds a release's Rényi divergence: its hypothesis and source."""
     if group.rate == 1.0:
         return "the releases use all the data", "Mironov 2017, arXiv 1702.07476v3, Table II"
-    if _keeps_batch_size(group, question):
+    if _has_fixed_sizes(group, question):
         statement = "another record, at most 2C away, takes a record's place in a batch"
         return statement, f"{_FIXED}; {_REPLACED}"
     if group.replaces_record_in("poisson", question.relation):
@@ -139,8 +139,8 @@ def _replaced_record(group: ReleaseGroup) -> ReplacedRecord:
 
 
 def _order_blocks(question: Question) -> Iterator[tuple[Array, Array]]:
-    """Yield increasing Rényi orders α in blocks, with the mechanism's log-moments (α − 1)·D_α."""
-    replaced = any(_keeps_batch_size(group, question) for group in question.release_groups)
+    """Yield Rényi orders α in increasing blocks, each with the mechanism's log-moments."""
+    replaced = any(_has_fixed_sizes(group, question) for group in question.release_groups)
     for orders in (_BASE_ORDERS, *_OCTAVES):
         too_high = replaced and orders[-1] > without_replacement.ORDER_MAX
         if too_high or _node_count(question, orders) > _NODES_MAX:
@@ -149,7 +149,7 @@ def _order_blocks(question: Question) -> Iterator[tuple[Array, Array]]:
 
 
 def log_moments(question: Question, orders: Array) -> Array:
-    """Return the mechanism's log-moment (α − 1)·D_α at each Rényi order α.
+    """Return the mechanism's log-moments: (α − 1) times a bound on its Rényi divergence at each α.
 
     Args:
         question: a mechanism that this method has a formula for.
@@ -162,12 +162,12 @@ def log_moments(question: Question, orders: Array) -> Array:
 
 
 def _group_log_moments(group: ReleaseGroup, question: Question, orders: Array) -> Array:
-    """Return the log-moment (α − 1)·D_α of one release of the group at each Rényi order α."""
+    """Return one release's log-moments: (α − 1) times a bound on its Rényi divergence at each α."""
     if group.atom.noise == "laplace":
         return _laplace_log_moments(group.sigma, orders)
     if group.replaces_record_in("poisson", question.relation):
         return _replaced_record(group).log_moments("removing", orders - 1)
-    if _keeps_batch_size(group, question):
+    if _has_fixed_sizes(group, question):
         sigma = group.atom.noise_multiplier / question.relation.sensitivity
         unsampled = sampled_gaussian.log_moments(orders, 1.0, sigma)  # sampling never hurts
         theorem = without_replacement.log_moments(orders, group.rate, group.sigma)

@@ -13,7 +13,7 @@ _SOURCE: Final = "Bun & Steinke 2016, arXiv 1605.02065v1, Propositions 1.3, 1.4 
 
 
 class Zcdp(Accountant):
-    """Zero-concentrated DP: ρ = Σ T/(2σ²) over T steps of noise σ, and ε = ρ + 2·√(ρ·log(1/δ)).
+    """Zero-concentrated DP: ε = ρ + 2·√(ρ·log(1/δ)), where T steps of noise σ add T/(2σ²) to ρ.
 
     Papers/000 and 001 use this accounting for their baselines EXP and AGD.
 
@@ -29,7 +29,7 @@ class Zcdp(Accountant):
     proves = "an upper bound of ε, without any amplification by sampling"
 
     def assumptions(self, question: Question) -> tuple[Assumption, ...]:
-        """Return a hypothesis that always holds: amplification by sampling is not used."""
+        """Return one hypothesis, which always holds, as amplification by sampling is not used."""
         require_noise(self.name, question, ["gaussian", "laplace"])
         sampled = any(group.rate < 1 for group in question.release_groups)
         statement = (

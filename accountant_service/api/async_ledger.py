@@ -110,7 +110,7 @@ class AsyncLedger:
     # --- threads and processes
 
     async def _read(self, call: Callable[..., Result], *arguments: Any) -> Result:
-        """Run a database read in a thread, one of a limited number for reads."""
+        """Run a database read in a thread; only a limited number of reads run at once."""
         return await to_thread.run_sync(partial(call, *arguments), limiter=self._readers)
 
     async def _write(self, dataset: str, call: Callable[..., Result], *arguments: Any) -> Result:
@@ -121,7 +121,7 @@ class AsyncLedger:
     async def _calculate(
         self, key: KeyRecord, function: Callable[..., Result], *arguments: Any
     ) -> Result:
-        """Run a function in a computation process, when it is the API key's turn."""
+        """Run a function in a computation process, once the fair queue gives the API key a turn."""
         async with self._calculations.turn(key.identifier):
             found: Result = await self._processes.run(function, *arguments)
         return found
@@ -214,7 +214,7 @@ class AsyncLedger:
     async def count_steps_left(
         self, key: KeyRecord, name: str, *, allow_slow: bool = True
     ) -> StepsLeft | None:
-        """Return how many more steps like the last run's fit; None without a run.
+        """Return how many more steps like those of the last run fit; None if there was no run.
 
         Args:
             key: the caller's API key.
@@ -240,7 +240,7 @@ class AsyncLedger:
     async def report_on_dataset(
         self, key: KeyRecord, name: str, wanted: Format, tier: Tier
     ) -> bytes:
-        """Return a dataset's report in the wanted file format, for a registry tier."""
+        """Return a dataset's report in a file format; `tier` limits a registry record's fields."""
         await self.get_dataset(key, name)  # expires ended leases
         found = await self._read(self._ledger.read_runs, key, name, RUNS_MAX)
         return await self._calculate(key, _render_dataset, *found, now(), wanted, tier)
@@ -248,12 +248,12 @@ class AsyncLedger:
     async def report_on_run(
         self, key: KeyRecord, identifier: str, wanted: Format, tier: Tier
     ) -> bytes:
-        """Return an ended run's report in the wanted file format, for a registry tier."""
+        """Return a run's report in a file format; `tier` limits a registry record's fields."""
         document = await self.issue_certificate(key, identifier)
         return await self._calculate(key, render_certificate, document, wanted, tier)
 
     async def list_runs(self, key: KeyRecord, name: str, cursor: str) -> Json:
-        """Return a page of a dataset's reservations: open ones first, then the latest lease."""
+        """Return a page of a dataset's runs, sorted: open ones first, latest lease end first."""
         skip = int(cursor) if cursor.isdecimal() and len(cursor) < 10 else 0
         dataset, found = await self._read(
             self._ledger.list_reservations, key, name, skip, RUNS_MAX + 1
@@ -270,7 +270,7 @@ class AsyncLedger:
     # --- caps
 
     async def list_caps(self, key: KeyRecord, name: str) -> list[Json]:
-        """Return a dataset's caps as JSON, each with the budget that its holder has taken."""
+        """Return a dataset's caps as JSON, each with the budget that its key or team has taken."""
         await self._read(self._ledger.find_dataset, key, name)
         dataset, uses = await self._read(self._caps.list_uses, name)
         return [cap_view(dataset.policy, use) for use in uses]
@@ -453,7 +453,7 @@ class AsyncLedger:
         identifier: str,
         *arguments: Any,
     ) -> StoredAnswer:
-        """Run a transaction on a reservation, when it is its dataset's turn."""
+        """Run a transaction on a reservation, once earlier writes to its dataset are done."""
         require_scope(request.key, Scope.RUN, Scope.OWNER)
         dataset_id = self._ledger.cached_dataset_id(identifier)
         if dataset_id is None:
@@ -475,7 +475,7 @@ def _render_dataset(
     wanted: Format,
     tier: Tier,
 ) -> bytes:
-    """Return the report of a dataset and some of its runs (of `runs_in_all`) in a file format."""
+    """Return the report of a dataset in a file format; it lists `runs`, out of `runs_in_all`."""
     return render(facts_of_dataset(dataset, runs, runs_in_all, at), wanted, tier)
 
 

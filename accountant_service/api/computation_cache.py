@@ -160,7 +160,7 @@ class ComputationCache:
     async def _compute(
         self, running: _RunningComputation, client: str, path: str, question: BaseModel | UnreadBody
     ) -> bytes:
-        """Compute an answer in a computation process, when it is the client's turn."""
+        """Compute an answer in another process, once the fair queue gives the client a turn."""
         async with self._turns.turn(client):
             running.started = True
             with self._metrics.computations.labels(path).time():

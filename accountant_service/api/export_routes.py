@@ -145,7 +145,7 @@ async def export_events(
 
 
 def _visible_datasets(key: KeyRecord, asked: Sequence[str] | None) -> tuple[str, ...] | None:
-    """Return those of the requested datasets that the key may see, for export; None for all."""
+    """Return the requested datasets that the key may see; None stands for all datasets."""
     if key.datasets is None:
         return None if asked is None else tuple(asked)
     return tuple(name for name in key.datasets if asked is None or name in asked)

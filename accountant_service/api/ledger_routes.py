@@ -42,7 +42,7 @@ router = APIRouter(route_class=StrictRoute, tags=["ledger"], responses=PROBLEMS)
 
 
 def keys_of(request: Request) -> Keys:
-    """Return the application's API keys."""
+    """Return the application's store of API keys."""
     found: Keys = request.app.state.keys
     return found
 
@@ -131,7 +131,7 @@ async def _build_large_write_request(
 
 
 def _stored_response(answer: StoredAnswer) -> Response:
-    """Return the response for an answer that the ledger has stored."""
+    """Return the response with the answer to a write, which the ledger stores for retries."""
     return Response(answer.text, answer.status, media_type="application/json")
 
 

@@ -139,7 +139,7 @@ class CommitRequest(_Body):
     ] = None
 
     def to_declaration(self) -> Declaration:
-        """Return the facts that the program states."""
+        """Return the facts that the training program states about its run."""
         return Declaration(self.clip_norm, self.model_sha256)
 
 

@@ -20,9 +20,10 @@ Json = dict[str, Any]
 
 
 def encode_answer(dataset: Dataset, result: Subject) -> str:
-    """Return the answer to a write as JSON: the reservation or the dataset, if new with a preview.
+    """Return the answer to a write as JSON: the changed reservation or dataset.
 
-    The ledger stores this text, in the transaction of the write, for retries.
+    A new dataset comes with a preview of how many steps its budget covers. The ledger stores this
+    text, in the transaction of the write, for retries.
     """
     if result is None:
         return json.dumps(dataset_view(dataset))
@@ -149,7 +150,7 @@ def entries_view(page: EntriesPage) -> Json:
 
 
 def burn_down_view(points: list[BurnDownPoint]) -> list[Json]:
-    """Return a budget's history, of ε spent and ε spent or held, as JSON."""
+    """Return a budget's history as JSON: at each time, the ε spent, and the ε spent or held."""
     return [
         {"at": _to_seconds(point.at), "spent": point.spent, "taken": point.taken}
         for point in points
@@ -157,7 +158,7 @@ def burn_down_view(points: list[BurnDownPoint]) -> list[Json]:
 
 
 def cap_view(policy: PrivacyFilter, use: CapUse) -> Json:
-    """Return a cap as JSON, with the share of the budget that its holder has spent or held."""
+    """Return a cap as JSON, with the share of the budget that its key or team has taken."""
     cap = use.cap
     return {
         "team": cap.holder if cap.kind is HolderKind.TEAM else None,

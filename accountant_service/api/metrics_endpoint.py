@@ -77,7 +77,7 @@ class LedgerProbe:
         _count_connections(repository, metrics)
 
     def read_state(self) -> _LedgerState | None:
-        """Return the first datasets and the keys, or None if the database is slow or read-only."""
+        """Return the ledger's state, or None if the database is slow or read-only."""
         if self._pending is None or self._pending.done():  # at most one query at a time
             self._pending = self._thread.submit(self._query_state)
         try:
@@ -86,7 +86,7 @@ class LedgerProbe:
             return None
 
     def _query_state(self) -> _LedgerState:
-        """Check that the database accepts writes; read the first datasets and all keys."""
+        """Check that the database accepts writes; read the ledger's state for the metrics."""
         self._repository.ping()
         with self._repository.reading() as reading:
             keys = [key for key in reading.list_keys() if key.revoked_at is None and key.quota]
@@ -107,7 +107,7 @@ class _LedgerCollector(Collector):
         self._probe, self._key, self._shares = ledger_probe, key, shares
 
     def collect(self) -> Iterator[Metric]:
-        """Yield metrics: whether the database is up, and the budgets that the key may see."""
+        """Yield metrics: whether the database is up, and budgets that the caller's key may see."""
         state, key = self._probe.read_state(), self._key
         yield GaugeMetricFamily(
             "accountant_ledger_up",
@@ -128,7 +128,7 @@ class _LedgerCollector(Collector):
 
 
 def _collect_passed_shares(datasets: list[Dataset], shares: tuple[float, ...]) -> Metric:
-    """Return a gauge: 1 if a dataset has used this share of its budget, else 0."""
+    """Return a gauge for each dataset and share: 1 if that share of the budget is used, else 0."""
     passed = GaugeMetricFamily(
         "accountant_budget_share_passed",
         "1 if this share of a budget, or more, is spent or held",
@@ -214,7 +214,7 @@ def _count_connections(repository: Repository, metrics: Metrics) -> None:
         metrics.connections.inc()
 
     def count_checkin(_: Any, record: Any) -> None:
-        """Count a connection as free, unless it was not in use."""
+        """Count a connection as free again; ignore one that was never in use."""
         if record in in_use:
             in_use.discard(record)
             metrics.connections.dec()

@@ -75,7 +75,7 @@ class AccessLog:
 
 
 def _request_identifier(scope: Scope) -> str:
-    """Return the request identifier that the client sent, or a new one if it is malformed."""
+    """Return the request identifier that the client sent; a new one if missing or malformed."""
     given = Headers(scope=scope).get(error_responses.REQUEST_ID, "")
     return given if _IDENTIFIER.fullmatch(given) else secrets.token_hex(16)
 

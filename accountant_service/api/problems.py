@@ -165,7 +165,7 @@ def of_error(error: Exception) -> dict[str, Any]:
 
 
 def _describe_validation_error(error: Mapping[str, Any]) -> str:
-    """Return what a value should be, in plainer words than pydantic's message."""
+    """Describe what a valid value would be, in plainer words than pydantic's message."""
     match error["type"]:
         case "missing":
             return "is required"

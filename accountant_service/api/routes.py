@@ -144,12 +144,12 @@ class StrictRoute(APIRoute):
     request_class: ClassVar[type[_StrictRequest]] = _StrictRequest
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Return a handler that wraps the request before FastAPI reads it."""
+        """Return a handler that converts each request to `request_class`, which checks its body."""
         handler = super().get_route_handler()
         model: Any = self.body_field.field_info.annotation if self.body_field else None
 
         async def handle_strict_request(request: Request) -> Response:
-            """Wrap a request so that its body is limited and strict JSON; handle it."""
+            """Convert the request to `request_class`, which checks its body, and handle it."""
             wrapped = self.request_class(request.scope, request.receive)
             wrapped.model = model
             try:
@@ -191,7 +191,7 @@ async def _wait_for_disconnect(request: Request) -> None:
 
 
 def client_address(request: Request) -> str:
-    """Return the client's address, by which requests queue fairly."""
+    """Return the client's address, which identifies the client in the fair queues."""
     return request.client.host if request.client else "unknown"
 
 
@@ -305,7 +305,7 @@ class _BatchResponse(StreamingResponse):
         self._concurrent, self._bytes_max = settings.computation_processes, settings.batch_bytes_max
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the response, when it is the client's turn."""
+        """Send the response, once the fair queue gives the client a turn."""
         async with self._computations.batches.turn(self._client):
             items = await self._items()
             async with aclosing(self._limited_results(items)) as results:
@@ -357,7 +357,7 @@ class _BatchResponse(StreamingResponse):
 
 
 async def _chunks(answers: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Join a batch's results into chunks of JSON, each built after the last was sent.
+    """Yield a batch's results in chunks of JSON; build a chunk only when the last one was sent.
 
     At most one chunk waits in memory for a client that reads slowly or not at all. A pause after
     each chunk leaves the event loop to other requests, even if all answers are cached.

@@ -35,7 +35,7 @@ def _check_method(name: object) -> str:
 
 
 def _check_format(name: object) -> str | None:
-    """Return the name of a format that can be imported, or None; or raise."""
+    """Return the name of a known import format, or None if none is given; raise for other names."""
     if name is not None and (not isinstance(name, str) or name not in importing.FORMATS):
         raise ValueError("must be one of " + ", ".join(importing.FORMATS))
     return name
@@ -395,7 +395,7 @@ class ImportRequest(_StrictModel):
     ] = None
 
     def read(self) -> importing.Imported:
-        """Return what the document says."""
+        """Parse the document; return its mechanism, its claims and the findings."""
         facts = importing.Facts(
             self.dataset_size,
             self.batch_size,

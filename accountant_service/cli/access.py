@@ -57,7 +57,7 @@ class LedgerAccess(ABC):
 
     @abstractmethod
     def quote(self, name: str, body: Json) -> Json:
-        """Return what a plan would cost of the dataset's budget; no budget is spent or held."""
+        """Return how much of a dataset's budget a plan would cost; none of it is spent or held."""
 
     @abstractmethod
     def reserve(self, name: str, body: Json) -> Json:
@@ -65,7 +65,7 @@ class LedgerAccess(ABC):
 
     @abstractmethod
     def list_runs(self, name: str) -> list[Json]:
-        """Return all reservations of a dataset: open ones first, then the latest lease."""
+        """Return all reservations of a dataset, sorted: open ones first, latest lease end first."""
 
     @abstractmethod
     def get_run(self, identifier: str) -> Json:
@@ -73,7 +73,7 @@ class LedgerAccess(ABC):
 
     @abstractmethod
     def change_run(self, identifier: str, action: str, body: Json) -> Json:
-        """Grant a run's steps, or commit, release or renew its reservation; return that.
+        """Grant steps of a reservation, or commit, release or renew it; return the reservation.
 
         Args:
             identifier: the reservation's.
@@ -126,7 +126,7 @@ class ServiceAccess(LedgerAccess):
         return self._call(f"/v1/datasets/{quote(name, safe='')}")
 
     def quote(self, name: str, body: Json) -> Json:
-        """Return what a plan would cost of the dataset's budget; no budget is spent or held."""
+        """Return how much of a dataset's budget a plan would cost; none of it is spent or held."""
         return self._call(f"/v1/datasets/{quote(name, safe='')}/quotes", body)
 
     def reserve(self, name: str, body: Json) -> Json:
@@ -148,7 +148,7 @@ class ServiceAccess(LedgerAccess):
         return self._call(f"/v1/reservations/{quote(identifier, safe='')}")
 
     def change_run(self, identifier: str, action: str, body: Json) -> Json:
-        """Grant a run's steps, or commit, release or renew its reservation; return that."""
+        """Grant steps of a reservation, or commit, release or renew it; return the reservation."""
         path = f"/v1/reservations/{quote(identifier, safe='')}/{action}"
         return self._call(path, body, is_write=True)
 
@@ -278,7 +278,7 @@ class DatabaseAccess(LedgerAccess):
         return dataset_view(self._ledger.get_dataset(self._key, name))
 
     def quote(self, name: str, body: Json) -> Json:
-        """Return what a plan would cost of the dataset's budget; no budget is spent or held."""
+        """Return how much of a dataset's budget a plan would cost; none of it is spent or held."""
         from accountant_service import mechanisms
         from accountant_service.api.ledger_views import quote_view
         from accountant_service.ledger.plans import quote_plan
@@ -319,7 +319,7 @@ class DatabaseAccess(LedgerAccess):
         return reservation_view(*self._ledger.get_reservation(self._key, identifier))
 
     def change_run(self, identifier: str, action: str, body: Json) -> Json:
-        """Grant a run's steps, or commit, release or renew its reservation; return that."""
+        """Grant steps of a reservation, or commit, release or renew it; return the reservation."""
         from accountant_service.api import ledger_schemas as bodies
 
         ledger = self._ledger
@@ -351,7 +351,7 @@ class DatabaseAccess(LedgerAccess):
 
 
 def _read(answer: Any) -> Json:
-    """Parse the JSON of an answer that the ledger stored."""
+    """Parse the JSON of the ledger's answer to a write."""
     found: Json = json.loads(answer.text)
     return found
 
@@ -361,20 +361,22 @@ def open_ledger() -> Iterator[LedgerAccess]:
     """Context manager that opens the ledger: the service if a key is set, else the database.
 
     Raises:
-        CommandProblemError: the address of the service is not valid, or a newer version of this
-            program made the database.
+        CommandProblemError: the address of the service is not valid.
+        LedgerError: a newer version of this program made the database, or the ledger was moved to
+            another one.
     """
     key = os.environ.get(KEY_VARIABLE)
     if key:
         yield ServiceAccess(os.environ.get(SERVICE_VARIABLE) or DEFAULT_SERVICE, key)
         return
     from accountant_service.cli.opening import open_configured
-    from accountant_service.ledger import database
+    from accountant_service.ledger.database import DatabaseRefusedError
+    from accountant_service.ledger.errors import LedgerError
 
     try:
         repository = open_configured()
-    except database.NewerDatabaseError as error:
-        raise CommandProblemError(build_problem(str(error), code="ledger-error")) from None
+    except DatabaseRefusedError as error:
+        raise LedgerError(str(error)) from None
     try:
         yield DatabaseAccess(repository)
     finally:

@@ -185,7 +185,7 @@ def show(name: Name, as_json: AsJson = False) -> None:
 
 
 def _describe_steps(dataset: Json, part: str) -> str:
-    """Say how many reference steps a part of a budget is; empty text for other units."""
+    """Describe a part of a budget in reference steps; empty if it is not counted in them."""
     amount = dataset["remaining" if part == "left" else part]
     steps = amount.get("reference_steps")
     is_counted = dataset["accounting"].get("reference") is not None

@@ -33,7 +33,7 @@ def verify(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Recompute every chain, balance and charge. Exit code 1 if anything is wrong."""
+    """Recompute every hash chain, balance and charge. Exit code 1 if anything is wrong."""
     from accountant_service.ledger import verification
 
     if file is not None:

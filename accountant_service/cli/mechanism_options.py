@@ -36,7 +36,7 @@ def parse_number(text: str) -> Any:
 
 
 def parse_count(text: str) -> Any:
-    """Parse a whole number, also in the form 1e6; else a number or text as `parse_number` does."""
+    """Parse a whole number, also in the form 1e6; else return what `parse_number` returns."""
     value = parse_number(text)
     is_whole = isinstance(value, float) and value.is_integer() and abs(value) < 2**53
     return int(value) if is_whole else value

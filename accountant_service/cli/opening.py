@@ -17,7 +17,8 @@ def open_configured() -> Repository:
     """Open the configured database.
 
     Raises:
-        NewerDatabaseError: a newer version of this program made its tables.
+        DatabaseRefusedError: a newer version of this program made its tables, or the ledger was
+            moved to another database.
         DatabaseAwayError: it does not answer.
     """
     from sqlalchemy import make_url

@@ -60,7 +60,7 @@ def validate(model: type[Body], given: Json) -> Body:
 
 
 def _collect_faults(model: type[BaseModel], given: Json, error: ValidationError) -> Json:
-    """Return all faults of a request, including those that appear once others are mended."""
+    """Return all faults of a request, including those that show only when others are corrected."""
     from pydantic import ValidationError
 
     from accountant_service.api import problems
@@ -144,14 +144,17 @@ def translate(problem: Json, options: Mapping[str, str]) -> Json:
     from accountant_service.api import problems
 
     if problem["code"] != problems.INVALID_REQUEST:
-        rename = _rename_only_long_names(options)
+        rename = _make_long_field_replacer(options)
     else:
-        rename = _rename_names(options)
+        rename = _make_field_replacer(options)
     faults: list[Json] = []
     for fault in problem.get("errors", []):
         option = _find_option(fault["pointer"], options)
         named = {} if option is None else {"option": option}
-        faults.append({**fault, "message": rename(fault["message"]), **named})
+        is_of_argument = option is not None and not option.startswith("--")
+        # the message about an argument's content, such as a document, names the content's fields
+        message = fault["message"] if is_of_argument else rename(fault["message"])
+        faults.append({**fault, "message": message, **named})
     detail = rename(problem["detail"])
     if faults:
         first = faults[0]
@@ -187,29 +190,29 @@ def _names(options: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def _rename_names(options: Mapping[str, str]) -> Callable[[str], str]:
-    """Return a function that replaces API field names in a message by option names."""
+def _make_field_replacer(options: Mapping[str, str]) -> Callable[[str], str]:
+    """Return a function that replaces every API field name in a message by its option's name."""
     names = _names(options)
-    rename = _renaming(names)
+    replace = _make_replacer(names)
     if "dataset_size" in names:
-        return rename
+        return replace
 
-    def rename_without_size(message: str) -> str:
-        """Rename fields in a message that may mention the dataset's size."""
+    def replace_without_size(message: str) -> str:
+        """Replace field names for a command that has no option for the dataset's size."""
         for words, others in _DATASET_WORDS.items():
             message = message.replace(words, others)
-        return rename(message)
+        return replace(message)
 
-    return rename_without_size
-
-
-def _rename_only_long_names(options: Mapping[str, str]) -> Callable[[str], str]:
-    """Return a function that replaces only field names with underscores by option names."""
-    return _renaming({name: option for name, option in _names(options).items() if "_" in name})
+    return replace_without_size
 
 
-def _renaming(names: Mapping[str, str]) -> Callable[[str], str]:
-    """Return a function that replaces names in a message by those that they are mapped to."""
+def _make_long_field_replacer(options: Mapping[str, str]) -> Callable[[str], str]:
+    """Return a function that replaces only the API field names that contain an underscore."""
+    return _make_replacer({name: option for name, option in _names(options).items() if "_" in name})
+
+
+def _make_replacer(names: Mapping[str, str]) -> Callable[[str], str]:
+    """Return a function that replaces the keys of `names` in a message by their values."""
     if not names:
         return lambda message: message
     words = "|".join(sorted(names, key=len, reverse=True))

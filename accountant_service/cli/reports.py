@@ -21,7 +21,7 @@ _FILE: Final = "certificate"  # the command that `accountant report FILE` means
 
 
 class _FileGroup(TyperGroup):
-    """A group of commands that treats any other first argument as a certificate's file."""
+    """A command group that reads a first argument other than a command as a certificate's file."""
 
     default_command = _FILE
 
@@ -60,7 +60,7 @@ def report_dataset(
     wanted: WantedFormat = None,
     tier: RegistryTier = 3,
 ) -> None:
-    """Report on a dataset: all of its runs together, also those still to come."""
+    """Report on a dataset: the guarantee for all of its runs together, including future ones."""
     chosen = _choose_format(output, wanted)
     facts = call_ledger(lambda ledger: ledger.get_facts(name), {}, as_json=False)
     _write(facts, chosen, output, tier)
@@ -104,7 +104,7 @@ def _run(action: Callable[[], Any]) -> Any:
 
 
 def _choose_format(output: Path | None, wanted: Format | None) -> Format:
-    """Return the wanted format, or the one of the output file's suffix; else exit with code 2."""
+    """Return the wanted format, else that of the output file's suffix, or HTML without a file."""
     if wanted is not None:
         return wanted
     if output is None:

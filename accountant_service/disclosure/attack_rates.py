@@ -89,7 +89,7 @@ def bound_attacks_on_mechanism(
     delta: float,
     slack: float = 0.0,
 ) -> AttackRates:
-    """Bound attack rates on a mechanism, or on any that it dominates up to δ = `slack`.
+    """Bound the success of attacks on a mechanism, or on any that it dominates up to `slack`.
 
     Args:
         mechanism: the whole plan, or all reference steps of a budget.

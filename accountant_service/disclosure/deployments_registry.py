@@ -214,7 +214,7 @@ _Dumper.add_representer(str, _represent_text)
 
 
 def _limit_to_tier(section: BaseModel, tier: int) -> dict[str, Any]:
-    """Return a section's fields of a tier and those below; leave out empty sections."""
+    """Return a section's fields that belong to `tier` or a lower one, without empty sections."""
     kept: dict[str, Any] = {}
     for name, field in type(section).model_fields.items():
         value = getattr(section, name)

@@ -37,7 +37,7 @@ class _Part(BaseModel):
 
 
 class Promise(_Part):
-    """An (ε, δ) guarantee, with upper bounds on the success of attacks against it.
+    """An (ε, δ) guarantee, with upper bounds on the success of membership attacks.
 
     Attributes:
         scope: `fixed_plan` for one run alone, `filter_budget` for everything from the dataset.
@@ -128,7 +128,7 @@ class RunLine(_Part):
 
 
 class LedgerState(_Part):
-    """The part of a report on the ledger: number of entries, last hash, public signing key."""
+    """The ledger's state in a report: number of entries, last hash, public signing key."""
 
     entries: int
     head: str
@@ -183,7 +183,7 @@ def facts_of_certificate(document: Json) -> Facts:
             created=dates.get("dataset_created"),
             closed=dates.get("dataset_closed"),
         ),
-        budget=_promise_of_budget(budget["epsilon"], budget["delta"], relation, recorded),
+        budget=_guarantee_of_budget(budget["epsilon"], budget["delta"], relation, recorded),
         filter=_filter_facts(recorded, budget["composition"]),
         record=LedgerState(**document["record"], public_key=document["public_key"]),
         issued=issued,
@@ -228,7 +228,7 @@ def facts_of_dataset(
     issued_at: int,
     public_key: str | None = None,
 ) -> Facts:
-    """Return the facts of a dataset from the ledger.
+    """Collect from the ledger what the report of a dataset states.
 
     Args:
         dataset: as the ledger has it.
@@ -253,7 +253,7 @@ def facts_of_dataset(
             if dataset.closed_at is None
             else certificate.format_time(dataset.closed_at),
         ),
-        budget=_promise_of_budget(policy.epsilon, policy.delta, policy.relation, recorded),
+        budget=_guarantee_of_budget(policy.epsilon, policy.delta, policy.relation, recorded),
         filter=_filter_facts(recorded, policy.description),
         record=LedgerState(entries=dataset.version, head=dataset.head, public_key=public_key),
         issued=certificate.format_time(issued_at),
@@ -281,7 +281,7 @@ def _run_line(dataset: Dataset, run: Reservation) -> RunLine:
     )
 
 
-def _promise_of_budget(
+def _guarantee_of_budget(
     epsilon: float, delta: float, relation: NeighbouringRelation, recorded: Json
 ) -> Promise:
     """Return the guarantee of a dataset's whole budget, with bounds on attacks.

@@ -76,7 +76,7 @@ def _lines(facts: Facts) -> Iterator[str]:
 
 
 def _attack_rows(facts: Facts, promises: list[Promise]) -> Iterator[str]:
-    """Yield the Markdown rows of the table of attack rates, with a column for each promise."""
+    """Yield the Markdown rows of the table of attack rates, with a column for each guarantee."""
     for kinds in zip(*(list_attacks(facts, each) for each in promises), strict=True):
         counts = " | ".join(str(each.at_most) for each in kinds)
         yield f"| {_cell(kinds[0].sentence.rstrip(':'))} | {kinds[0].blind} | {counts} |"

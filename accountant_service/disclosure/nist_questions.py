@@ -26,7 +26,7 @@ from accountant_service.guarantee import warn_about_delta
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A question that NIST SP 800-226 tells evaluators to ask, with the facts' answer.
+    """A question that NIST SP 800-226 tells evaluators to ask, with the answer from the facts.
 
     Attributes:
         level: of the pyramid.

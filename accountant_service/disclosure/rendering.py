@@ -85,7 +85,7 @@ def render_html(facts: Facts) -> str:
 def _compare_attacks(
     facts: Facts, promises: list[tuple[str, Promise]]
 ) -> list[tuple[sentences.Attack, list[tuple[str, int]]]]:
-    """Return, for each attack, how many of 1000 succeed at most under each promise."""
+    """Return each attack, with its largest number of successes in 1000 under each guarantee."""
     titles = [title for title, _ in promises]
     each = [sentences.list_attacks(facts, promise) for _, promise in promises]
     return [
@@ -95,7 +95,7 @@ def _compare_attacks(
 
 
 def _describe(title: str, promise: Promise) -> dict[str, Any]:
-    """Return a promise's template variables: numbers, detection rates and posteriors."""
+    """Return a guarantee's template variables: numbers, detection rates and posteriors."""
     return {
         "title": title,
         "scope": promise.scope,

@@ -62,7 +62,7 @@ _RELATIONS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Attack:
-    """An attack: its largest number of successes, and that of blind guessing.
+    """A kind of attack: its largest number of successes out of 1000, and that of blind guessing.
 
     Attributes:
         title: in a few words.
@@ -85,7 +85,7 @@ def describe_relation(facts: Facts) -> RelationWords:
 
 
 def list_attacks(facts: Facts, promise: Promise) -> tuple[Attack, ...]:
-    """Return the attacks, each with the largest number of successes that ε and δ allow."""
+    """Return the attacks, each with the largest number of successes that the guarantee allows."""
     words = describe_relation(facts)
     detection = promise.attacks.detection(_FALSE_POSITIVE_RATE)
     found = count_per_thousand(detection.true_positive_rate)
@@ -116,7 +116,7 @@ def list_attacks(facts: Facts, promise: Promise) -> tuple[Attack, ...]:
 
 
 def describe_promise(facts: Facts) -> str:
-    """State in words which guarantee holds for whom."""
+    """State in words what is guaranteed to whom, for a run or all runs on a dataset."""
     unit, name = facts.dataset.privacy_unit, facts.dataset.name
     what = "This run" if facts.run is not None else "All runs on this dataset together"
     return (
@@ -127,7 +127,7 @@ def describe_promise(facts: Facts) -> str:
 
 
 def describe_consequences(facts: Facts) -> str:
-    """State in a sentence how the bounds limit any other consequence for one person or unit."""
+    """State in a sentence that the bounds on attacks also limit all other effects on a person."""
     words, (_, finding, _) = describe_relation(facts), list_attacks(facts, facts.budget)
     return (
         f"The count under “Finding” also limits every other consequence: what happens in "
@@ -151,7 +151,7 @@ def describe_stopping(run: RunFacts) -> str:
 
 
 def list_conditions(facts: Facts) -> tuple[str, ...]:
-    """Return the conditions that the promises depend on, one sentence each."""
+    """Return the conditions that the guarantee depends on, one sentence each."""
     unit, run = facts.dataset.privacy_unit, facts.run
     is_public = facts.dataset.neighbouring_relation is NeighbouringRelation.ADD_OR_REMOVE_ONE
     one = (
@@ -186,7 +186,7 @@ def list_unprotected(facts: Facts) -> tuple[str, ...]:
 
 
 def describe_numbers(promise: Promise) -> Iterator[tuple[str, str]]:
-    """Yield the numbers of a promise, each with its name, rounded up."""
+    """Yield the numbers of a guarantee, each with its name, rounded up."""
     attacks = promise.attacks
     yield "epsilon (ε)", number_format.round_up(promise.epsilon)
     yield "delta (δ)", number_format.round_up(promise.delta)

@@ -68,7 +68,7 @@ def account_for(found: Imported) -> Answer:
     """
     if found.mechanism is None or found.delta is None:
         nothing = "no mechanism with a guarantee is described"
-        return Answer(found, None, None, nothing, (), _sorted(found.findings))
+        return Answer(found, None, None, nothing, _refuted_claims(found), _sorted(found.findings))
     found = _solve_for_noise(found, found.delta)
     mechanism, delta = found.mechanism, found.delta
     assert mechanism is not None
@@ -81,6 +81,15 @@ def account_for(found: Imported) -> Answer:
         findings += _claim_findings(checked)
     findings += _accountant_findings(found, guarantee)
     return Answer(found, mechanism.to_json(), guarantee, reason, tuple(claims), _sorted(findings))
+
+
+def _refuted_claims(found: Imported) -> tuple[CheckedClaim, ...]:
+    """Return the claims that are refuted although no mechanism can be accounted for."""
+    return tuple(
+        CheckedClaim(claim.pointer, claim.epsilon, claim.delta, Status.REFUTED, None, None)
+        for claim in found.claims
+        if claim.is_refuted and claim.delta is not None
+    )
 
 
 def require_valid(found: Imported) -> None:
@@ -222,7 +231,12 @@ def _between(symbol: str, bounds: Interval) -> str:
 
 
 def _accountant_findings(found: Imported, proved: Guarantee | None) -> list[Finding]:
-    """Return a finding if the ε of the tool's own accountant is too small or far too large."""
+    """Return a finding if the ε of the tool's own accountant is too small or far too large.
+
+    It is too small if it is below the ε of what is run. It is called too large only if the tool
+    accounts for what is run: else the difference is that of two mechanisms, and another finding
+    names it.
+    """
     accounted = found.accounted or found.mechanism
     if found.method is None or proved is None or accounted is None or found.delta is None:
         return []
@@ -237,7 +251,7 @@ def _accountant_findings(found: Imported, proved: Guarantee | None) -> list[Find
     if proved.certified is not None and reported.epsilon < proved.certified.lower:
         instead = f"{_between('ε', proved.certified)} at δ = {shown(found.delta)}"
         return [Finding("accountant-refuted", pointer, text, instead)]
-    if not found.claims and reported.epsilon > _LOOSE * proved.epsilon:
+    if found.accounted is None and not found.claims and reported.epsilon > _LOOSE * proved.epsilon:
         instead = f"ε ≤ {number_format.round_up(proved.epsilon)} is proved"
         return [Finding("claim-loose", pointer, text, instead)]
     return []

@@ -94,7 +94,7 @@ _RELATION_NOT_STATED: Final = Finding(
     "relation-not-stated",
     "",
     "an event does not say which datasets are neighbours; its accountant does",
-    "the cost below is for add_or_remove_one, the default of dp_accounting",
+    "the computed cost is for add_or_remove_one, the default of dp_accounting",
 )
 
 

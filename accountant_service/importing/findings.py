@@ -10,8 +10,9 @@ from typing import Final
 class Severity(StrEnum):
     """The severity of a finding.
 
-    An error makes a claim false or leaves nothing proved; a warning names something that the claim
-    rests on and that the document does not establish; a note is for information.
+    An error: a claim is false, the tool accounts for something other than what is run, or no proof
+    covers its ε. A warning names something that the claim rests on and that the document does not
+    establish. A note is for information.
     """
 
     ERROR = "error"
@@ -41,7 +42,7 @@ CODES: Final[dict[str, tuple[Severity, str]]] = {
     ),
     "weighted-average": (Severity.WARNING, "A weighted average has a larger sensitivity"),
     "client-count-mismatch": (Severity.ERROR, "Fewer clients are averaged than planned"),
-    "release-budget": (Severity.ERROR, "The ε of the released values is not in `epsilon`"),
+    "release-budget": (Severity.ERROR, "The stated ε leaves out the cost of the released values"),
     "no-guarantee": (Severity.ERROR, "This filter has no privacy guarantee"),
     "delta-too-large": (Severity.WARNING, "δ is not below 1/N"),
     "relation-not-stated": (Severity.NOTE, "The neighbouring relation is not stated"),
@@ -51,7 +52,7 @@ CODES: Final[dict[str, tuple[Severity, str]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A finding about an imported document: what it says, and what is true instead.
+    """A finding about an imported document: what is wrong, and what is true or what to do.
 
     Attributes:
         code: a key of `CODES`.

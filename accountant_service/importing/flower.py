@@ -93,12 +93,12 @@ def _app_config(document: Part) -> Part:
 
 
 def _find(config: Part, *names: str) -> Part | None:
-    """Return the first of these fields, with or without an app's prefix; None without."""
+    """Return the first of these fields, with or without a prefix such as `dp_`; else None."""
     return config.find(*(prefix + name for name in names for prefix in _PREFIXES))
 
 
 def _field(config: Part, *names: str) -> Part:
-    """Return the first of these fields, as `_find` does; raise DocumentError without."""
+    """Return the first of these fields, as `_find` does; raise DocumentError if there is none."""
     return _find(config, *names) or config.field(*names)
 
 
@@ -126,8 +126,13 @@ def _read_local(config: Part) -> Imported:
     )
     noise = width * math.sqrt(2 * math.log(1.25 / delta)) / claimed / norm
     if noise < NOISE_MIN:
-        refuted = _refute_without_noise(epsilon, claimed, delta, noise)
-        return Imported("a Flower LocalDpMod", None, delta=delta, findings=(refuted, *findings))
+        return Imported(
+            "a Flower LocalDpMod",
+            None,
+            delta=delta,
+            claims=(Claim(claimed, delta, epsilon.pointer, is_refuted=True),),
+            findings=(_refute_without_noise(epsilon, claimed, delta, noise), *findings),
+        )
     update = Node("gaussian", config.pointer, {"noise_multiplier": min(noise, NOISE_MAX)})
     return Imported(
         "a Flower LocalDpMod",
@@ -197,13 +202,11 @@ def _check_classical(part: Part, epsilon: float) -> tuple[Finding, ...]:
 def _check_rounds(config: Part, rounds: int | None, epsilon: float) -> tuple[Finding, ...]:
     """Return a finding if there are several rounds: the configured ε is that of one round."""
     if rounds is None:
-        message, instead = (
-            f"ε = {shown(epsilon)} is that of one message",
-            "state num_rounds",
-        )
+        message = f"ε = {shown(epsilon)} is that of one message"
+        instead = "state num_rounds in the document, to compute the cost of all rounds"
     elif rounds > 1:
         message = f"ε = {shown(epsilon)} is that of one message; a client sends up to {rounds}"
-        instead = "the cost below is that of all rounds"
+        instead = "all rounds together cost more than one message"
     else:
         return ()
     return (Finding("per-round-budget", config.pointer, message, instead),)
@@ -237,8 +240,9 @@ def _read_server(config: Part, facts: Facts) -> Imported:
             Finding(
                 "sampling-not-stated",
                 config.pointer,
-                "the number of clients is not stated, so that no sampling of clients is charged",
-                "state num_clients",
+                "the number of clients is not stated, so the computed cost is that of a client in "
+                "every round, without amplification by sampling",
+                "state num_clients in the document",
             )
         )
     elif averaged > clients:
@@ -271,7 +275,7 @@ _WEIGHTED: Final = Finding(
     "FedAvg weights updates by their clients' numbers of examples, and the noise is that of equal "
     "weights: a client with the share w of the examples of a round changes the average by up to "
     "w·C, not by C/n",
-    "the cost below holds if all clients have the same number of examples or the same weight",
+    "the computed cost holds if all clients have the same number of examples or the same weight",
 )
 
 
@@ -282,7 +286,7 @@ def _strategy(config: Part) -> str:
 
 
 def _noise_with_count(config: Part, noise: float, sampled: int) -> float:
-    """Return the noise multiplier to account for: that of adaptive clipping's sum and count.
+    """Return the noise multiplier that covers adaptive clipping's noisy sum and noisy count.
 
     Flower gives the sum (z⁻² − (2s)⁻²)^(−1/2), s the standard deviation of the count, as in Andrew
     et al., arXiv 1905.03871v5, Theorem 1. That theorem counts ±½, Flower 0 and 1: a client that
@@ -299,7 +303,7 @@ def _noise_with_count(config: Part, noise: float, sampled: int) -> float:
 
 
 def _count_mismatch(planned: Part, sampled: int, averaged: int) -> Finding:
-    """Return the finding that the noise is planned for a different number of clients."""
+    """Return the finding that the noise is planned for more or fewer clients than are averaged."""
     message = (
         f"the noise of the average is planned for {sampled} clients, and {averaged} are averaged: "
         f"their noise multiplier is {averaged / sampled:.4g} times the one given"

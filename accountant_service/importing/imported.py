@@ -67,6 +67,8 @@ class Claim:
         pointer: where it is claimed.
         mechanism: what it is claimed of, if not of the whole mechanism.
         relation: the neighbouring relation of the claim, if not that of the whole mechanism.
+        is_refuted: whether the claim is false whatever its mechanism costs, because there is
+            almost no noise; a finding has the reason.
     """
 
     epsilon: float
@@ -74,6 +76,7 @@ class Claim:
     pointer: str
     mechanism: Node | None = None
     relation: NeighbouringRelation | None = None
+    is_refuted: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -122,7 +122,7 @@ def _read_keras(config: Part, facts: Facts) -> Imported:
 
 
 def _with_claim(found: Imported, config: Part, facts: Facts) -> Imported:
-    """Add the configuration's ε and δ, as a claim, or as the target that the noise must meet."""
+    """Add the configuration's ε and δ as a claim; ε is also the target if no noise is stated."""
     epsilon, delta = config.find("epsilon"), read_delta(config.find("delta")) or facts.delta
     run = found.mechanism
     has_noise = run is not None and (run.kind != "dp_sgd" or "noise_multiplier" in run.fields)

@@ -56,7 +56,7 @@ def read(document: Part, facts: Facts) -> Imported:
 
 
 def _read_history(history: Part, method: str | None, outer: Part | None, facts: Facts) -> Imported:
-    """Import a history: a list of (noise multiplier, sample rate, steps)."""
+    """Import an Opacus accountant's history: a list of (noise multiplier, sample rate, steps)."""
     entries = history.items()
     if not 1 <= len(entries) <= _HISTORY_MAX:
         raise history.fault(f"must have 1 to {_HISTORY_MAX} entries")

@@ -35,12 +35,12 @@ def read_size(part: Part | None) -> int | None:
 
 
 def read_delta(part: Part | None) -> float | None:
-    """Return δ; None if it is not given."""
+    """Return a stated δ, after checking its range; None if it is not given."""
     return None if part is None else part.number(DELTA_MIN, DELTA_MAX)
 
 
 def read_epsilon(part: Part | None) -> float | None:
-    """Return a claimed or a target ε; None if it is not given."""
+    """Return an ε, claimed or targeted, after checking its range; None if it is not given."""
     return None if part is None else part.number(0.0, EPSILON_MAX, above=True)
 
 
@@ -56,7 +56,7 @@ def batches_per_epoch(dataset_size: int, batch_size: int, *, drop_last: bool = F
 
 
 def poisson_run(pointer: str, noise: float | None, rate: float, steps: int) -> Node:
-    """Return the run that `pointer` locates: Poisson-sampled Gaussian releases."""
+    """Return a run of Poisson-sampled Gaussian releases, which the document has at `pointer`."""
     known = {} if noise is None else {"noise_multiplier": noise}
     return Node("dp_sgd", pointer, {**known, "sample_rate": rate, "steps": steps})
 
@@ -141,7 +141,7 @@ def _read_sampling(run: Part, facts: Facts) -> tuple[str | None, str]:
 
 
 def draw_as(found: Imported, sampling: str | None, facts: Facts, pointer: str) -> Imported:
-    """Replace a tool's Poisson sampling by the actual one, which the document has at `pointer`.
+    """Replace the Poisson sampling that a tool assumes by the actual `sampling`; add a finding.
 
     Args:
         found: with the runs that the tool accounts for, Poisson sampled.
@@ -179,24 +179,24 @@ _SAMPLING_TEXTS: Final = {
     "shuffled": (
         "the loader shuffles the data and cuts it into batches; the accountant charges Poisson "
         "samples, where each record is drawn independently",
-        "the cost below is that of shuffled batches, for which no amplification is proved; "
+        "the computed cost is that of shuffled batches, for which no amplification is proved; "
         "neighbours have the same number of records. Draw Poisson batches, or put each record "
         "into a batch at random anew each epoch (balls in bins)",
     ),
     "none": (
         "every step uses all the data; the accountant charges a sample",
-        "the cost below is without amplification by sampling",
+        "the computed cost is without amplification by sampling",
     ),
     "fixed_size": (
         "batches have a fixed size; the accountant charges Poisson samples",
-        "the cost below is that of batches of fixed size, where another record takes the place "
-        "of the one that is left out",
+        "the computed cost is that of batches of fixed size, where another record takes the "
+        "place of the one that is left out",
     ),
 }
 
 
 def _replace_sampling(node: Node, sampling: str, sizes: tuple[int | None, int | None]) -> Node:
-    """Replace the sampling of every DP-SGD run in a mechanism."""
+    """Replace the sampling of all DP-SGD runs in a mechanism; `sizes` are of dataset and batch."""
     if node.kind == "dp_sgd":
         if node.fields.get("sample_rate") == 1.0:
             return node
@@ -246,7 +246,7 @@ def check_rate(found: Imported, facts: Facts) -> Imported:
         f"the sample rate is {shown(given)}, but batches of {batch} of {size} records have a "
         f"rate of "
         f"{shown(batch / size)}: a factor of {given * size / batch:.3g}",
-        "the cost below is that of the rate of these sizes",
+        "the computed cost is that of the rate of these sizes",
     )
     return replace(
         found,

@@ -196,7 +196,7 @@ def require_scope(key: KeyRecord, *scopes: Scope) -> None:
 
 
 def require_unbound(key: KeyRecord, *scopes: Scope) -> None:
-    """Raise `ForbiddenError` unless the key has a scope of these and is bound to no dataset."""
+    """Raise `ForbiddenError` if the key has none of the scopes, or is limited to some datasets."""
     require_scope(key, *scopes)
     if key.datasets is not None:
         raise ForbiddenError("this needs a key that is not bound to datasets")

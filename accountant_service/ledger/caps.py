@@ -1,7 +1,7 @@
 """Caps: set, list and remove limits on what one key or one team may take of a dataset's budget.
 
 A cap divides a budget among people. It is bookkeeping: that everything released is (ε, δ)-DP
-follows from the dataset's one privacy filter, with or without caps. Decision 0013 has the reasons.
+follows from the dataset's one privacy filter, with or without caps. Decision 0014 has the reasons.
 """
 
 from __future__ import annotations

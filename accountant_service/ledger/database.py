@@ -24,7 +24,7 @@ class DatabaseRefusedError(RuntimeError):
 
 
 class BackupRefusedError(RuntimeError):
-    """The database is in no SQLite file, or the file for its copy exists."""
+    """The database is not an SQLite file, or the file to copy it to already exists."""
 
 
 class NewerDatabaseError(DatabaseRefusedError):
@@ -32,7 +32,7 @@ class NewerDatabaseError(DatabaseRefusedError):
 
 
 class MovedDatabaseError(DatabaseRefusedError):
-    """The ledger was moved to another database, where its budgets are spent now."""
+    """The ledger was moved to another database; only that one may be used."""
 
 
 def open_repository(url: str) -> Repository:
@@ -89,7 +89,8 @@ def upgrade(connection: Connection) -> tuple[str | None, str]:
     before = current_revision(connection)
     if before == MOVED:
         raise MovedDatabaseError(
-            "the ledger was moved from this database to another one: use that one"
+            "the ledger was moved from this database to another one: use that one, by setting "
+            "ACCOUNTANT_DATABASE_URL to it"
         )
     if before is not None and before not in known:
         raise NewerDatabaseError(

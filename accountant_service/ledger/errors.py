@@ -24,7 +24,7 @@ from __future__ import annotations
 from accountant_service.errors import CodedError
 
 
-class LedgerError(CodedError, code="ledger-error", title="The ledger says no"):
+class LedgerError(CodedError, code="ledger-error", title="The ledger refuses the request"):
     """The ledger refuses a request."""
 
 
@@ -77,7 +77,7 @@ class UnsuitableReferenceError(
     code="unsuitable-reference",
     title="The mechanism cannot be the reference of a budget",
 ):
-    """A budget cannot be counted in steps of this mechanism."""
+    """This mechanism cannot be the reference mechanism in whose steps a budget is counted."""
 
 
 class ChargeUndecidedError(

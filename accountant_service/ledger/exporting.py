@@ -54,7 +54,7 @@ class EntryQuery:
     period: Period = Period()
 
     def matches(self, entry: Json) -> bool:
-        """Return whether an entry is of an event and a time that this query asks for."""
+        """Return whether an entry has a queried kind, and a time in the queried period."""
         is_kind = not self.kinds or entry.get("kind") in self.kinds
         return is_kind and self.period.contains(entry["at"])
 
@@ -152,14 +152,14 @@ _FORMULA_STARTS: Final = ("=", "+", "-", "@", "\t", "\r", "\n")
 
 
 def write_csv(rows: Iterable[Iterable[Any]]) -> str:
-    """Return rows as lines of CSV, in which no text is a formula of a spreadsheet."""
+    """Return rows as CSV; a quote precedes text that a spreadsheet would run as a formula."""
     text = io.StringIO()
     csv.writer(text).writerows([_escape_formula(cell) for cell in row] for row in rows)
     return text.getvalue()
 
 
 def _escape_formula(cell: Any) -> Any:
-    """Return a cell, with a quote before a text that a spreadsheet would run as a formula.
+    """Return a cell; put a quote before text that a spreadsheet would run as a formula.
 
     Numbers, also negative ones, stay numbers.
     """

@@ -359,7 +359,7 @@ def _fits_caps(policy: PrivacyFilter, plan: StepPlan, steps: int, caps: Sequence
 
 
 def _apply_caps(policy: PrivacyFilter, taken: Amounts, caps: Sequence[CapUse]) -> Amounts:
-    """Increase the amounts taken, so that only what all caps allow remains."""
+    """Return the amounts taken, raised until no more remains than all caps allow."""
     for use in caps:
         taken = policy.apply_cap(taken, use.cap.share, use.taken)
     return taken
@@ -466,7 +466,7 @@ def estimate_running_total(policy: PrivacyFilter, runs: Sequence[Reservation]) -
 def _require_dataset_size(
     records: int, mechanism: Mechanism, mechanism_at: str = "/mechanism"
 ) -> None:
-    """Raise `DatasetSizeError` if a mechanism states a number of records other than this."""
+    """Raise `DatasetSizeError` if a mechanism states a number of records other than `records`."""
     for pointer, size in mechanisms.find_dataset_size_mismatches(records, mechanism):
         error = DatasetSizeError(
             f"dataset_size is {size}, but this dataset has {records} records: the sample rate is "

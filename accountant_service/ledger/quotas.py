@@ -30,7 +30,7 @@ class Quota:
         return -(-_MINUTE_MICROSECONDS // self.requests_per_minute)
 
     def latest_empty_at(self, at: int) -> int:
-        """Return the latest time for the bucket to be empty at which a request is still admitted.
+        """Return the latest time when the bucket may run empty, if a request is to be admitted.
 
         Args:
             at: the time of the request, in microseconds since 1970, as all times here.

@@ -225,7 +225,7 @@ def _prepare_sqlite(connection: Any, _: Any) -> None:
 
 @contextmanager
 def _shrink_cache(connection: Connection) -> Iterator[None]:
-    """Context manager that makes SQLite write to disk at once, so that a full disk is noticed."""
+    """Context manager that shrinks SQLite's cache to a page, so that a full disk shows at once."""
     connection.exec_driver_sql("PRAGMA cache_size = 1")
     try:
         yield
@@ -513,8 +513,8 @@ class Transaction:
         """Store webhook events about a change, to be posted once the transaction commits."""
         at = now()
         for webhook in self.list_webhooks(after.name):
-            for told in webhooks.describe_changes(webhook, before, after, at, charge):
-                self._add_event(told)
+            for webhook_event in webhooks.describe_changes(webhook, before, after, at, charge):
+                self._add_event(webhook_event)
 
     def announce_key(self, kind: str, key: str) -> None:
         """Store webhook events about an API key that was created or revoked."""
@@ -550,15 +550,20 @@ class Transaction:
             self.connection.execute(WEBHOOK.delete().where(WEBHOOK.c.id == identifier)).rowcount > 0
         )
 
-    def _add_event(self, told: Event) -> None:
+    def _add_event(self, webhook_event: Event) -> None:
         """Store an event that is to be posted to a webhook."""
         self.connection.execute(
             WEBHOOK_EVENT.insert().values(
-                id=told.identifier, webhook=told.webhook, dataset=told.dataset,
-                number=told.number, body=told.body, attempts=told.attempts, due_at=told.due_at,
-                last_error=told.last_error,
+                id=webhook_event.identifier,
+                webhook=webhook_event.webhook,
+                dataset=webhook_event.dataset,
+                number=webhook_event.number,
+                body=webhook_event.body,
+                attempts=webhook_event.attempts,
+                due_at=webhook_event.due_at,
+                last_error=webhook_event.last_error,
             )
-        )  # fmt: skip
+        )
 
     def list_waiting_events(self, webhook: str) -> list[Event]:
         """Return the events that are not delivered yet to a webhook."""
@@ -592,7 +597,7 @@ class Transaction:
         )
         return [_read_event(row) for row in rows]
 
-    def claim_event(self, told: Event, until: int) -> bool:
+    def claim_event(self, webhook_event: Event, until: int) -> bool:
         """Claim an event for this server until a time, and count one more try to post it.
 
         Returns:
@@ -600,23 +605,25 @@ class Transaction:
         """
         claimed = self.connection.execute(
             WEBHOOK_EVENT.update()
-            .where(WEBHOOK_EVENT.c.id == told.identifier)
-            .where(WEBHOOK_EVENT.c.due_at == told.due_at)
-            .values(due_at=until, attempts=told.attempts + 1)
+            .where(WEBHOOK_EVENT.c.id == webhook_event.identifier)
+            .where(WEBHOOK_EVENT.c.due_at == webhook_event.due_at)
+            .values(due_at=until, attempts=webhook_event.attempts + 1)
         )
         return claimed.rowcount == 1
 
-    def postpone_event(self, told: Event, due_at: int, error: str) -> None:
+    def postpone_event(self, webhook_event: Event, due_at: int, error: str) -> None:
         """Store when a failed event is due again, and why it failed."""
         self.connection.execute(
             WEBHOOK_EVENT.update()
-            .where(WEBHOOK_EVENT.c.id == told.identifier)
+            .where(WEBHOOK_EVENT.c.id == webhook_event.identifier)
             .values(due_at=due_at, last_error=error)
         )
 
-    def delete_event(self, told: Event) -> None:
+    def delete_event(self, webhook_event: Event) -> None:
         """Delete an event that was delivered."""
-        self.connection.execute(WEBHOOK_EVENT.delete().where(WEBHOOK_EVENT.c.id == told.identifier))
+        self.connection.execute(
+            WEBHOOK_EVENT.delete().where(WEBHOOK_EVENT.c.id == webhook_event.identifier)
+        )
 
     # --- entries
 
@@ -633,7 +640,7 @@ class Transaction:
     def list_all_entries(
         self, datasets: Sequence[str] | None, after: tuple[str, int], limit: int
     ) -> list[StoredEntry]:
-        """Return a page of the entries of several datasets, by dataset name and number.
+        """Return a page of several datasets' entries, ordered by dataset name and entry number.
 
         Args:
             datasets: names; None for all datasets.
@@ -685,7 +692,7 @@ class Transaction:
         return int(self.connection.execute(counted).scalar_one())
 
     def list_reservations_page(self, dataset: Dataset, skip: int, limit: int) -> list[Reservation]:
-        """Return a page of a dataset's reservations: open ones first, then the latest lease."""
+        """Return a page of a dataset's reservations: open before ended, later leases first."""
         closed = RESERVATION.c.state != State.OPEN.value
         rows = self.connection.execute(
             select(RESERVATION)
@@ -789,7 +796,10 @@ class Transaction:
         )  # fmt: skip
 
     def delete_answers(self, before: int, limit: int) -> int:
-        """Delete at most `limit` answers stored before a time, oldest first; return the number."""
+        """Delete up to `limit` answers stored for retries before a time; return how many.
+
+        The oldest are deleted first.
+        """
         oldest = (
             select(IDEMPOTENCY.c.key_id, IDEMPOTENCY.c.value)
             .where(IDEMPOTENCY.c.created_at < before)

@@ -137,7 +137,7 @@ class NewDataset:
 
 @dataclass(frozen=True, slots=True)
 class Dataset:
-    """A dataset with its frozen privacy filter and its balance.
+    """A dataset: its size, its privacy filter, and the budget spent and held.
 
     Attributes:
         identifier: internal.
@@ -206,7 +206,7 @@ class Reservation:
 
     @property
     def refund_if_ended(self) -> Amounts | None:
-        """The budget that ending now would free; None if the filter must compute it."""
+        """The budget freed if the reservation ended now; None if the filter must compute it."""
         return self.charge.refund(self.steps_granted)
 
 
@@ -324,7 +324,7 @@ def describe_dataset(dataset: Dataset) -> dict[str, Any]:
 
 
 def _describe_filter(policy: PrivacyFilter) -> dict[str, Any]:
-    """Return the fields that state a filter; raise RuleError if its numbers are forbidden."""
+    """Return the ledger-entry fields of a filter; raise RuleError if a parameter is invalid."""
     try:
         return policy.entry_fields()
     except ValueError as error:

@@ -469,7 +469,7 @@ class Ledger:
         kind: EntryKind,
         declared: Declaration = NOTHING_DECLARED,
     ) -> StoredAnswer:
-        """Commit or release a run; compute the budget that it frees if that takes long."""
+        """Commit or release a run; if its refund is slow to compute, compute it and try again."""
         refund: tuple[int, Amounts] | None = None
         for _ in range(ATTEMPTS):
             try:

@@ -147,7 +147,7 @@ def describe_key_change(webhook: Webhook, kind: str, key: str, at: int) -> Event
 
 
 def describe_trial(webhook: Webhook, at: int) -> Event:
-    """Return a test event, which only tries whether a webhook works."""
+    """Return a test event, sent to try whether a webhook works."""
     return _create_event(webhook, "", at, {"type": "webhook.test"}, at)
 
 

@@ -177,7 +177,7 @@ def _hashed_text(document: object) -> str:
 
 
 def _count_atoms(mechanism: Mechanism, pointer: str) -> dict[Atom, int]:
-    """Return each elementary release (atom) with its count; `pointer` is for errors."""
+    """Return each elementary release (atom) with its count; errors cite `pointer`."""
     match mechanism:
         case Repeated(count, inner):
             return _multiply_counts(_count_atoms(inner, f"{pointer}/mechanism"), count)
@@ -201,7 +201,7 @@ def _count_atoms(mechanism: Mechanism, pointer: str) -> dict[Atom, int]:
 
 
 def _count_other_atoms(mechanism: Mechanism, pointer: str) -> dict[Atom, int]:
-    """Count the releases (atoms) that `_count_atoms` leaves out; `pointer` is for errors."""
+    """Count the releases (atoms) that `_count_atoms` leaves out; errors cite `pointer`."""
     match mechanism:
         case UserLevel(records, inner):
             atoms = _count_atoms(inner, f"{pointer}/mechanism")
@@ -226,7 +226,7 @@ def _count_other_atoms(mechanism: Mechanism, pointer: str) -> dict[Atom, int]:
 
 
 def _release_atom(mechanism: Mechanism, pointer: str) -> Atom:
-    """Return one release of noise on all the data, as an atom; `pointer` is for errors."""
+    """Return one release of noise on all the data, as an atom; errors cite `pointer`."""
     match mechanism:
         case Gaussian(noise_multiplier) | Laplace(noise_multiplier):
             return Atom(mechanism.kind, noise_multiplier, pointer=pointer)
@@ -244,7 +244,7 @@ def _release_atom(mechanism: Mechanism, pointer: str) -> Atom:
 
 
 def _count_dp_sgd_atoms(run: DpSgd, pointer: str) -> dict[Atom, int]:
-    """Return a DP-SGD run's elementary releases (atoms) and counts; `pointer` is for errors."""
+    """Return a DP-SGD run's elementary releases (atoms) and counts; errors cite `pointer`."""
     step = {Atom("gaussian", run.noise_multiplier, pointer=pointer): 1}
     rate, count = run.rate(), run.step_count()
     if run.sampling == "balls_in_bins" and rate > 0.0:
@@ -264,7 +264,7 @@ def _count_dp_sgd_atoms(run: DpSgd, pointer: str) -> dict[Atom, int]:
 def _count_epoch_atoms(
     atoms: Mapping[Atom, int], bins: int, selections: int, pointer: str
 ) -> dict[Atom, int]:
-    """Return one epoch of balls-in-bins sampling as counted atoms; `pointer` is for errors."""
+    """Return one epoch of balls-in-bins sampling as counted atoms; errors cite `pointer`."""
     present = {atom: count for atom, count in atoms.items() if count > 0}
     merged = _merge_gaussians(present) if present else None
     if merged is None:
@@ -283,7 +283,7 @@ def _count_epoch_atoms(
 
 
 def _count_banded_atoms(run: BandedMatrixFactorization, pointer: str) -> dict[Atom, int]:
-    """Return the Gaussian releases (atoms) that a banded run equals; `pointer` is for errors."""
+    """Return the Gaussian releases (atoms) that a banded run equals; errors cite `pointer`."""
     rounds = []
     for norm, count in run.rounds():
         noise = run.noise_multiplier / norm
@@ -294,7 +294,7 @@ def _count_banded_atoms(run: BandedMatrixFactorization, pointer: str) -> dict[At
 
 
 def _count_selection_atoms(repeats: Repeats, form: CanonicalForm, pointer: str) -> dict[Atom, int]:
-    """Return private selection (the best of many runs) as an atom; `pointer` is for errors."""
+    """Return private selection (the best of many runs) as an atom; errors cite `pointer`."""
     if not form.atom_counts:
         return {}
     shapes = {"geometric": 1.0, "logarithmic": 0.0, "poisson": 0.0}
@@ -312,7 +312,7 @@ def _count_selection_atoms(repeats: Repeats, form: CanonicalForm, pointer: str) 
 
 
 def _shuffled_reports_atom(reports: int, form: CanonicalForm, pointer: str) -> Atom:
-    """Return shuffled reports as one elementary release (atom); `pointer` is for errors."""
+    """Return shuffled reports as one elementary release (atom); errors cite `pointer`."""
     return Atom(
         "shuffled_reports",
         0.0,
@@ -324,7 +324,7 @@ def _shuffled_reports_atom(reports: int, form: CanonicalForm, pointer: str) -> A
 
 
 def _count_parallel_atoms(inners: Sequence[Mechanism], pointer: str) -> dict[Atom, int]:
-    """Count releases on disjoint parts of the data as atoms; `pointer` is for errors.
+    """Count releases on disjoint parts of the data as atoms; errors cite `pointer`.
 
     Equal parts are one part, but not the whole data: a replaced record may move between them.
     """
@@ -358,7 +358,7 @@ def _apply_user_level(atom: Atom, records: int) -> Atom:
 def _apply_truncated_sampling(
     atoms: Mapping[Atom, int], rate: float, sizes: tuple[int, int], pointer: str
 ) -> dict[Atom, int]:
-    """Return the releases on a Poisson sample of limited size; `pointer` is for errors."""
+    """Return the releases on a Poisson sample of limited size; errors cite `pointer`."""
     present = {atom: count for atom, count in atoms.items() if count > 0}
     merged = _merge_gaussians(present) if present else None
     if merged is None or (merged.noise, merged.sampling) != ("gaussian", "none"):
@@ -397,7 +397,7 @@ def _apply_sampling(
     sizes: tuple[int, int] | None,
     pointer: str,
 ) -> dict[Atom, int]:
-    """Return releases (atoms) on one sample that is drawn once; `pointer` is for errors."""
+    """Return the releases (atoms) on one sample, which all of them share; errors cite `pointer`."""
     present = {atom: count for atom, count in atoms.items() if count > 0}
     if not present or (rate == 1.0 and sampling == "poisson"):
         return present

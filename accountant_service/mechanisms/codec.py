@@ -96,7 +96,7 @@ def _number_type(
     expected = f"must be {kind} {sign} {shown(low)} and ≤ {shown(high)}"
 
     def read(value: Json, pointer: str) -> float:
-        """Return the value as a number within limits; else raise, with `pointer` as its place."""
+        """Return the value as a number within limits; else raise an error at `pointer`."""
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise MechanismError((pointer, expected))
         if not (low <= value <= high) or (open_low and value == low) or (whole and value % 1):
@@ -113,7 +113,7 @@ def _rate_type() -> _FieldType:
     expected = f"must be 0, or a number ≥ {shown(RATE_MIN)} and ≤ 1"
 
     def read(value: Json, pointer: str) -> float:
-        """Return the value as a sample rate; else raise, with `pointer` as its place."""
+        """Return the value as a sample rate; else raise an error at `pointer`."""
         if value == 0 and not isinstance(value, bool):
             return 0.0
         try:
@@ -128,7 +128,7 @@ def _number_list_type(item: _FieldType, expected: str, most: int) -> _FieldType:
     """Return the type of a list of 1 to `most` numbers; `expected` describes it in errors."""
 
     def read(value: Json, pointer: str) -> tuple[float, ...]:
-        """Return the value as a tuple of numbers; else raise, with `pointer` as its place."""
+        """Return the value as a tuple of numbers; else raise an error at `pointer`."""
         if not isinstance(value, list) or not 1 <= len(value) <= most:
             raise MechanismError((pointer, f"must be a list of 1 to {most} {expected}"))
         return tuple(item.read(each, f"{pointer}/{i}") for i, each in enumerate(value))
@@ -156,7 +156,7 @@ _WORDS: Final = {
 
 
 def _titled(schema: Mapping[str, Json], name: str) -> dict[str, Json]:
-    """Return a field's schema with a title for forms; a reference has a title of its own."""
+    """Return a field's schema with a title for forms; a `$ref` schema is returned unchanged."""
     return dict(schema) if "$ref" in schema else {"title": _title(name), **schema}
 
 
@@ -169,7 +169,7 @@ def _title(name: str) -> str:
 
 
 def _repeats_type() -> _FieldType:
-    """Return the type of the distribution of a random number of runs."""
+    """Return the field type of a distribution of the number of runs."""
     distributions = ("geometric", "logarithmic", "negative_binomial", "poisson")
     known = {
         "distribution": _choice_type(*distributions),
@@ -178,7 +178,7 @@ def _repeats_type() -> _FieldType:
     }
 
     def read(value: Json, pointer: str) -> Repeats:
-        """Return the value as a distribution of runs; else raise, with `pointer` as its place."""
+        """Return the value as a distribution of run counts; else raise an error at `pointer`."""
         if not isinstance(value, dict):
             raise MechanismError((pointer, "must be an object with distribution and mean"))
         needed = {"distribution", "mean"}
@@ -208,7 +208,7 @@ def _choice_type(*options: str) -> _FieldType:
     """Return the type of a string that is one of the options."""
 
     def read(value: Json, pointer: str) -> str:
-        """Return the value as one of the options; else raise, with `pointer` as its place."""
+        """Return the value as one of the options; else raise an error at `pointer`."""
         if value not in options:
             raise MechanismError((pointer, "must be one of " + ", ".join(options)))
         return str(value)
@@ -465,7 +465,7 @@ def from_json(document: Json) -> Mechanism:
 
 
 def to_json(mechanism: Mechanism) -> dict[str, Json]:
-    """Return the JSON form of a mechanism; `from_json` reads it back as an equal tree."""
+    """Return the JSON form of a mechanism; `from_json` reads it back as an equal mechanism."""
     return {"kind": mechanism.kind} | {
         field.name: _write(value)
         for field in fields(mechanism)
@@ -641,7 +641,7 @@ def _check_consistency(mechanism: Mechanism, pointer: str) -> None:
 
 
 def _check_other_kind(mechanism: Mechanism, pointer: str) -> None:
-    """Check discrete, truncated or correlated noise, or a curve; raise an error at `pointer`."""
+    """Continue `_check_consistency` with the remaining kinds; raise an error at `pointer`."""
     match mechanism:
         case DiscreteLaplace(scale, sensitivity):
             _require_enough_noise(f"{pointer}/scale", scale, sensitivity / LOSS_MAX)
@@ -691,7 +691,7 @@ def _check_coefficients(run: MatrixFactorization, pointer: str) -> None:
 
 
 def _check_bands(run: BandedMatrixFactorization, pointer: str) -> None:
-    """Raise an error at `pointer` if a record's steps share noise, or it is out of range."""
+    """Raise an error at `pointer` if there are more bands than groups, or noise is out of range."""
     if len(run.coefficients) > run.groups:
         message = f"must be at most {run.groups} numbers, as many as groups"
         raise MechanismError((f"{pointer}/coefficients", message))
@@ -707,7 +707,7 @@ def _check_tree(run: TreeAggregation, pointer: str) -> None:
 
 
 def _check_participations(run: MatrixFactorization | TreeAggregation, pointer: str) -> None:
-    """Raise an error at `pointer` if a record cannot take part so often at the stated distance."""
+    """Raise an error at `pointer` if a run is too short for so many separated participations."""
     if run.participations > -(-run.steps // run.min_separation):
         message = "must be possible: at most steps/min_separation, rounded up"
         raise MechanismError((f"{pointer}/participations", message))
@@ -721,7 +721,7 @@ def _check_sensitivity(noise_multiplier: float, sensitivity: float, pointer: str
 
 
 def _require_enough_noise(pointer: str, noise: float, least: float) -> None:
-    """Raise an error at `pointer` if a noise scale is below the `least` that gives privacy."""
+    """Raise an error at `pointer` if a noise scale is below the `least` that is allowed."""
     if noise < least:
         raise MechanismError((pointer, f"must be ≥ {shown(least)} at this sensitivity"))
 
@@ -729,7 +729,7 @@ def _require_enough_noise(pointer: str, noise: float, least: float) -> None:
 def _require_paired(
     pointer: str, name: str, values: tuple[float, ...], other: str, others: tuple[float, ...]
 ) -> None:
-    """Raise an error at `pointer` unless `values` increase, and `others` are as many."""
+    """Raise an error at `pointer` unless `values` increase and `others` has as many numbers."""
     for i in range(1, len(values)):
         if values[i] <= values[i - 1]:
             raise MechanismError((f"{pointer}/{name}/{i}", "must be greater than the one before"))
@@ -810,7 +810,7 @@ def _require_gaussian(mechanism: Mechanism, pointer: str) -> None:
 
 
 def _require_local_randomizer(mechanism: Mechanism, pointer: str) -> None:
-    """Raise an error at `pointer` unless a mechanism of one person's input is ε-DP."""
+    """Raise an error at `pointer` unless a mechanism is known to be ε-DP on one input."""
     match mechanism:
         case RandomizedResponse() | DiscreteLaplace() | Exponential() | PermuteAndFlip():
             return

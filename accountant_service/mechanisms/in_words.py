@@ -86,7 +86,7 @@ def _describe_sampling(mechanism: Mechanism) -> str:
 
 
 def _describe_kind(mechanism: Mechanism) -> str:
-    """Describe in words correlated noise, or any mechanism that has no words of its own."""
+    """Describe correlated noise in words; of any other mechanism, list the kind and the fields."""
     match mechanism:
         case MatrixFactorization():
             noise = f"σ = {shown(mechanism.noise_multiplier)}"

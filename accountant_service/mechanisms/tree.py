@@ -175,7 +175,7 @@ class BandedMatrixFactorization:
     sample_rate: float
 
     def rounds(self) -> tuple[tuple[float, int], ...]:
-        """Return the norms of the matrix's columns at the first group's steps, each with its count.
+        """Return the column norms at the first group's steps, each with its number of steps.
 
         Other groups have as many steps or one fewer, at columns that are cut off no less.
         """
@@ -202,7 +202,7 @@ class TreeAggregation:
     min_separation: int = 1
 
     def squared_sensitivity_bounds(self) -> tuple[int, int]:
-        """Return a lower and an upper bound on the squared ℓ2 sensitivity, clip norm 1.
+        """Return a lower and an upper bound on the squared ℓ2 sensitivity, for clip norm 1.
 
         It is the most that Σ m² over the nodes can be, m the number of the record's steps in a
         node. Below: the record takes part in the steps 0, b, 2b, …. Above: in each level of the

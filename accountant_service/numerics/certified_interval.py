@@ -143,7 +143,7 @@ class _Question(ABC):
 
 @dataclass(frozen=True, slots=True)
 class _EpsilonAtDelta(_Question):
-    """The question for the smallest ε for which a composition is (ε, δ)-DP, at a given δ."""
+    """Question: which is the smallest ε for which a composition is (ε, δ)-DP, at a given δ?"""
 
     delta: float
 
@@ -187,7 +187,7 @@ class _EpsilonAtDelta(_Question):
 
 @dataclass(frozen=True, slots=True)
 class _DeltaAtEpsilon(_Question):
-    """The question for the smallest δ for which a composition is (ε, δ)-DP, at a given ε."""
+    """Question: which is the smallest δ for which a composition is (ε, δ)-DP, at a given ε?"""
 
     epsilon: float
 
@@ -500,7 +500,7 @@ class _DirectionSearch:
         return RefinedLattice.around(self.question.releases, self.saddle, self.log_delta, width)
 
     def _width_ratio(self, best_lower: float, width: float) -> float:
-        """Return the relative width of the bounds, divided by the width aimed at.
+        """Return the relative width of the bounds on ε or δ, divided by the `width` aimed at.
 
         The interval reaches from the best lower bound to this direction's upper bound.
         """

@@ -101,7 +101,7 @@ def dominates(larger: Composition, smaller: Composition, slack: float) -> bool:
 def fewest_repetitions(
     block: Composition, step: Composition, slack: float, most: int
 ) -> int | None:
-    """Find the fewest repetitions of a step that dominate a block of releases up to δ = `slack`.
+    """Find the fewest repetitions of a step that dominate `block`, up to `slack` in δ.
 
     Args:
         block: the composition to be dominated.
@@ -125,7 +125,7 @@ def fewest_repetitions(
     fixed = _RepeatedComposition(block)
 
     def excess(numbers: Array) -> tuple[Array, NDArray[np.bool_]]:
-        """Return, per repetition number, upper bounds on max over ε of δ_block − δ_steps.
+        """Return, per repetition count, upper bounds on max over ε of δ_block − δ_steps − slack.
 
         There is one for each number of repetitions, less the slack; the number is proved if it is
         at most 0. The second value is whether the bounds behind it are narrow.
@@ -140,7 +140,7 @@ def fewest_repetitions(
 
 
 def most_repetitions(step: Composition, larger: Composition, slack: float, most: int) -> int:
-    """Find the most repetitions of a step that a composition dominates up to δ = `slack`.
+    """Find the most repetitions of a step that `larger` dominates, up to `slack` in δ.
 
     Args:
         step: the composition that is repeated.
@@ -160,7 +160,7 @@ def most_repetitions(step: Composition, larger: Composition, slack: float, most:
     fixed = _RepeatedComposition(larger)
 
     def excess(numbers: Array) -> tuple[Array, NDArray[np.bool_]]:
-        """Return, per repetition number, upper bounds on max over ε of δ_steps − δ_larger.
+        """Return, per repetition count, upper bounds on max over ε of δ_steps − δ_larger − slack.
 
         There is one for each number of repetitions, less the slack; the number is proved if it is
         at most 0. The second value is whether the bounds behind it are narrow.
@@ -321,7 +321,7 @@ class _Bounds:
 def _bound_excess(
     larger: _RepeatedComposition, smaller: _RepeatedComposition, slack: float
 ) -> tuple[Array, NDArray[np.bool_]]:
-    """Return upper bounds on max over ε of δ_smaller − δ_larger − slack, and which are tight.
+    """Return upper bounds on max over ε of δ_smaller − δ_larger − slack, and whether each is tight.
 
     There is one for each number of repetitions, valid at every ε. It is tight where the bounds on
     both δ(ε) behind it are narrow.
@@ -363,12 +363,12 @@ def _bound_profiles(larger: PrivacyProfile, smaller: PrivacyProfile, slack: floa
 
 
 def _are_narrow(lower: Array, upper: Array, absolute: float) -> NDArray[np.bool_]:
-    """Return, per repetition number, whether bounds on δ(ε) are narrow enough to compare."""
+    """Return, per repetition count, whether bounds on δ(ε) are narrow enough to compare."""
     return np.asarray((upper - lower <= _COARSE * upper + 10 * absolute).all(axis=1))
 
 
 def _largest_gap(this: _Bounds, other: _Bounds, slack: float) -> Array:
-    """Return, per repetition number, upper bounds on max over ε of δ_smaller − δ_larger − slack."""
+    """Return, per repetition count, upper bounds on max over ε of δ_smaller − δ_larger − slack."""
     left, right = _prolonged_lines(this, other)
     near, far = this.smaller_upper[:, :-1] - slack, this.smaller_upper[:, 1:] - slack
     at_near, at_far = this.larger_lower[:, :-1], this.larger_lower[:, 1:]
@@ -388,7 +388,7 @@ def _largest_gap(this: _Bounds, other: _Bounds, slack: float) -> Array:
 
 
 def _prolonged_lines(this: _Bounds, other: _Bounds) -> tuple[Array, Array]:
-    """Extend δ(ε)'s chords into each grid interval; return how far the left and right one fall.
+    """Extend the neighbouring chords of δ(ε) into each grid interval; return how far each falls.
 
     The first line starts at an interval's left end, and its slope is that of the interval before;
     the second ends at the right end, with the slope of the interval after. The falls are not
@@ -413,7 +413,7 @@ def _prolonged_lines(this: _Bounds, other: _Bounds) -> tuple[Array, Array]:
 
 
 def _moment_ratios(whole: Composition, step: Composition, slack: float) -> list[float]:
-    """Return ratios of two compositions' log-moments: guesses of the number of repetitions.
+    """Return ratios of log-moments, which estimate how many times `step` is as costly as `whole`.
 
     The ratio is 1 where more than the slack is revealed for certain.
     """
@@ -438,7 +438,7 @@ def _search_proved_number(
     unproved: int,
     proved: int,
 ) -> int:
-    """Return the repetition number nearest to `unproved` for which domination is proved.
+    """Return the number of repetitions nearest to `unproved` for which domination is proved.
 
     Args:
         excess: returns upper bounds for many numbers, each proving its number if it is at most 0,
@@ -482,7 +482,7 @@ def _search_proved_number(
 
 
 def _integers_around(guess: float, unproved: int, proved: int, count: int) -> Array:
-    """Return up to `count` integers around a guess, strictly between `unproved` and `proved`."""
+    """Return up to `count` trial integers around a guess, between a failed and a proved number."""
     low, high = min(unproved, proved), max(unproved, proved)
     guess = min(max(guess, low + 1.0), high - 1.0)
     return _geometric_integers(guess / _RATIO, guess * _RATIO, low, high, count)
@@ -491,7 +491,7 @@ def _integers_around(guess: float, unproved: int, proved: int, count: int) -> Ar
 def _integers_between(
     unproved: int, proved: int, outer: tuple[int, int], count: int, ratio: float
 ) -> Array:
-    """Return up to `count` integers to try next, strictly between `unproved` and `proved`.
+    """Return up to `count` integers to try next, between a failed and a proved number.
 
     Args:
         unproved: the last number that is not proved.

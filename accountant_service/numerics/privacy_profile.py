@@ -56,7 +56,7 @@ class ProfileBounds(Protocol):
         ...
 
     def attack_rates(self, thresholds: Array) -> tuple[Array, Array]:
-        """Return, per loss threshold, an attack's FPR bounded above and its TPR bounded below.
+        """Return upper bounds on attacks' FPR and lower bounds on their TPR, per loss threshold.
 
         An attack accuses if the privacy loss is at least its threshold. The first array has upper
         bounds on false-positive rates, the second lower bounds on true-positive rates.
@@ -81,7 +81,7 @@ class LatticeProfileBounds:
         return lower[np.newaxis], upper[np.newaxis]
 
     def attack_rates(self, thresholds: Array) -> tuple[Array, Array]:
-        """Return, per loss threshold, an attack's FPR bounded above and its TPR bounded below.
+        """Return upper bounds on attacks' FPR and lower bounds on their TPR, per loss threshold.
 
         The attacks are those that prove the lower profile; only the number of thresholds matters.
         """

@@ -20,12 +20,18 @@ TIGHTEST: Final = (
 
 
 def classical_epsilons(orders: Array, log_moments: Array, delta: float) -> Array:
-    """Return, per order α, ε at δ by the classical Rényi conversion (m(α) + log(1/δ))/(α − 1)."""
+    """Return, for each order, ε at δ by the classical Rényi conversion (Mironov 2017).
+
+    It is (m(α) + log(1/δ))/(α − 1) for the log-moment m(α).
+    """
     return (log_moments - math.log(delta)) / (orders - 1)
 
 
 def classical_log_deltas(orders: Array, log_moments: Array, epsilon: float) -> Array:
-    """Return, per order α, log δ at ε by the classical Rényi conversion m(α) − (α − 1)·ε."""
+    """Return, for each order, log δ at ε by the classical Rényi conversion (Mironov 2017).
+
+    It is m(α) − (α − 1)·ε for the log-moment m(α).
+    """
     return log_moments - (orders - 1) * epsilon
 
 

@@ -154,7 +154,7 @@ def _attack_hull(removing: DirectionCurve, adding: DirectionCurve) -> Array:
 def true_positive_rate(
     removing: DirectionCurve, adding: DirectionCurve, false_positive_rate: float
 ) -> tuple[float, float, float]:
-    """Return the best ε, and an upper and a lower bound on attacks' true-positive rate.
+    """Return the ε whose bound is best, and an upper and a lower bound on the true-positive rate.
 
     Args:
         removing: δ and attacks of the direction "removing".
@@ -177,7 +177,7 @@ def true_positive_rate(
 
 
 def least_mu(curves: Sequence[DirectionCurve], slack: float, largest: float) -> tuple[float, float]:
-    """Return a lower and an upper bound on the least μ of Gaussian DP, up to δ = `slack`.
+    """Return bounds on the least μ for which μ-Gaussian DP holds up to an error `slack` of δ.
 
     δ and δ_μ are convex functions of x = e^ε, and δ is decreasing. Between two points of the grid δ
     is below the chord of its upper bounds, and δ_μ above its tangents; after the last point δ must
@@ -193,11 +193,11 @@ def least_mu(curves: Sequence[DirectionCurve], slack: float, largest: float) -> 
     """
 
     def is_proved(mu: float) -> bool:
-        """Return whether δ ≤ δ_μ + slack is proved at every ε."""
+        """Return whether δ(ε) is proved to be at most that of μ-Gaussian DP plus slack."""
         return all(_is_below_gaussian(curve, mu, slack) for curve in curves)
 
     def is_possible(mu: float) -> bool:
-        """Return whether no ε of the grid refutes δ ≤ δ_μ + slack."""
+        """Return whether δ(ε) may be at most that of μ-Gaussian DP plus slack, on the grid."""
         return all(
             bool((curve.lower <= np.exp(gaussian.log_delta(curve.epsilons, mu)) + slack).all())
             for curve in curves

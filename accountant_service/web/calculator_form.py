@@ -179,7 +179,7 @@ def _shared_sentence(name: str, message: str) -> str:
 
 
 def change_runs(form: CalculatorForm, query: Mapping[str, str]) -> dict[str, str] | None:
-    """Return the form's URL parameters after adding, removing or changing a run, or None.
+    """Return the form's URL parameters after changing its runs; None if no change is requested.
 
     Args:
         form: the form as it was sent.

@@ -80,7 +80,7 @@ class KindGroup:
 
 
 def _list_kinds(depth: int) -> dict[str, str]:
-    """Return the title of each kind to choose from at a depth, by kind.
+    """Return the kinds that can be chosen at a nesting depth, with their titles.
 
     A DP-SGD run has its own fields, so it is offered within other kinds only.
     """
@@ -93,7 +93,7 @@ def _list_kinds(depth: int) -> dict[str, str]:
 
 
 def write_texts(value: Any) -> Any:
-    """Return a mechanism of the API, or a value within it, as texts."""
+    """Return a mechanism of the API, or a value within it, as the texts of form fields."""
     if isinstance(value, dict):
         return {name: write_texts(each) for name, each in value.items()}
     if isinstance(value, list):
@@ -105,7 +105,7 @@ def write_texts(value: Any) -> Any:
 def read_texts(
     query: Mapping[str, str], at: str = ROOT, default: Texts | None = None, depth: int = 1
 ) -> Texts:
-    """Return the texts of a mechanism in a form; missing ones are those of an example.
+    """Return the typed texts of a mechanism in a form; missing fields have an example's text.
 
     Args:
         query: the form's fields by name.
@@ -127,7 +127,7 @@ def read_texts(
 
 
 def _read_entry(query: Mapping[str, str], at: str, schema: Json, initial: Any, depth: int) -> Any:
-    """Return the texts of one field of a mechanism."""
+    """Return the typed text, or tree of texts, of one field of a mechanism."""
     match _shape(schema):
         case "mechanism":
             return read_texts(query, at, initial, depth + 1)
@@ -146,7 +146,7 @@ def _read_entry(query: Mapping[str, str], at: str, schema: Json, initial: Any, d
 
 
 def flatten(texts: Any, at: str = ROOT) -> dict[str, str]:
-    """Return the text of each field by its name."""
+    """Return a tree of typed texts as form fields: each field's text, by name."""
     if isinstance(texts, str):
         return {at: texts}
     entries = texts.items() if isinstance(texts, dict) else enumerate(texts)
@@ -157,7 +157,7 @@ def flatten(texts: Any, at: str = ROOT) -> dict[str, str]:
 
 
 def choose_kinds(texts: Texts, query: Mapping[str, str], at: str = ROOT) -> Texts:
-    """Return the texts after other kinds are chosen: an example stands for each of another kind."""
+    """Return the typed texts after the user changed kinds; a new kind starts with its example."""
     chosen = query.get(f"{at}_kind{NEW}", "")
     if chosen in SCHEMAS and chosen != texts.get("kind"):
         found: Texts = write_texts(EXAMPLES[chosen])
@@ -166,7 +166,7 @@ def choose_kinds(texts: Texts, query: Mapping[str, str], at: str = ROOT) -> Text
 
 
 def _choose_within(entry: Any, query: Mapping[str, str], at: str) -> Any:
-    """Return the texts of one field after other kinds are chosen; parts may come and go."""
+    """Apply the user's changes of kind in one field; add or remove mechanisms of a list."""
     if isinstance(entry, dict) and "kind" in entry:
         return choose_kinds(entry, query, at)
     if not isinstance(entry, list):
@@ -182,7 +182,7 @@ def _choose_within(entry: Any, query: Mapping[str, str], at: str) -> Any:
 
 
 def read_values(texts: Texts, at: str = ROOT) -> tuple[Json, dict[str, str]]:
-    """Return the mechanism that can be read from the texts, and a sentence for each wrong field."""
+    """Return the mechanism that typed texts describe, and a sentence for each wrong field."""
     found: Json = {"kind": texts["kind"]}
     schema = SCHEMAS[texts["kind"]]
     problems = _read_object(texts, schema, at, found)
@@ -280,7 +280,7 @@ def place_problem(texts: Texts, names: list[str], message: str) -> tuple[str, st
 
 
 def _schema_within(texts: Any, schema: Json, name: str) -> Json:
-    """Return the schema of a named entry, or the empty schema."""
+    """Return the JSON schema of a named field; empty if there is none."""
     if isinstance(texts, dict) and "kind" in texts:
         schema = SCHEMAS[texts["kind"]]
     found: Json = schema.get("properties", {}).get(name, {})
@@ -288,7 +288,7 @@ def _schema_within(texts: Any, schema: Json, name: str) -> Json:
 
 
 def _within(texts: Any, name: str) -> Any:
-    """Return the named entry of a tree of texts; None if there is none."""
+    """Return the named part of a mechanism's tree of typed texts; None if there is none."""
     if isinstance(texts, list):
         return texts[int(name)] if name.isdecimal() and int(name) < len(texts) else None
     return texts.get(name)
@@ -314,7 +314,7 @@ def describe(texts: Texts, at: str = ROOT, title: str = "", depth: int = 1) -> K
 def _describe_entry(
     texts: Any, schema: Json, at: str, required: bool, depth: int
 ) -> list[KindField | KindGroup]:
-    """Return one field of a mechanism as the page shows it; a list of mechanisms is several."""
+    """Return how the page shows one field; a list of mechanisms gives several entries."""
     match _shape(schema):
         case "mechanism":
             return [describe(texts, at, "Mechanism", depth + 1)]
@@ -333,7 +333,7 @@ def _describe_entry(
 
 
 def _describe_parts(parts: list[Texts], at: str, depth: int) -> list[KindField | KindGroup]:
-    """Return the mechanisms of a list, each of which can be taken out, and a place for another."""
+    """Return form groups for the mechanisms of a list, each removable, and one to add another."""
     none = {"": "none: take it out"} if len(parts) > 1 else {}
     found: list[KindField | KindGroup] = []
     for i, each in enumerate(parts):
@@ -352,19 +352,19 @@ NO_KIND: Final = KindGroup(ROOT, "", None, {"": "choose one", **_list_kinds(1)},
 
 
 def list_new_names(group: KindGroup) -> list[str]:
-    """Return the names of the lists from which other kinds are chosen."""
+    """Return the names of the selection lists that change a mechanism's kind."""
     own = [f"{group.name}_kind{NEW}"] if group.kinds else []
     inner = [list_new_names(each) for each in group.entries if isinstance(each, KindGroup)]
     return [*own, *_chain(inner)]
 
 
 def _chain(lists: list[list[Any]]) -> tuple[Any, ...]:
-    """Return the items of several lists."""
+    """Return the items of several lists as one tuple."""
     return tuple(each for several in lists for each in several)
 
 
 def _describe_field(schema: Json, shape: str, required: bool) -> NumberField | Choice:
-    """Return the label and hint of a field, or its label and options."""
+    """Return a field's label and hint or, for a choice, its label and options."""
     if shape == "choice":
         return Choice(schema["title"], {each: each.replace("_", " ") for each in schema["enum"]})
     limits = _format_limits(schema["items"] if shape == "numbers" else schema)
@@ -382,7 +382,7 @@ def _format_limits(schema: Json) -> str:
 
 
 def _format_about(description: str) -> str:
-    """Return the first line of a kind's description, without code marks."""
+    """Return the first line of a kind's description, without Markdown code marks."""
     first = description.partition("\n")[0]
     return re.sub("`([^`]*)`", lambda found: found[1].replace("_", " "), first)
 
@@ -393,7 +393,7 @@ def _properties(kind: str) -> dict[str, Json]:
 
 
 def _shape(schema: Json) -> str:
-    """Return what a schema describes."""
+    """Return the kind of form field that a schema needs, such as `number` or `choice`."""
     if "$ref" in schema:
         return "mechanism"
     if "enum" in schema:

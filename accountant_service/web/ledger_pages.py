@@ -39,7 +39,7 @@ router = APIRouter(route_class=StrictRoute, include_in_schema=False)
 
 
 def _compute_budget_shares(dataset: Json) -> Json:
-    """Return a budget's spent, taken and remaining percentages, and whether to warn."""
+    """Return a budget's percentages: spent, spent or reserved, remaining; and whether to warn."""
     spent, taken = dataset["spent"]["share"], 1 - dataset["remaining"]["share"]
     return {
         "spent": 100 * spent,
@@ -81,7 +81,7 @@ async def _describe_steps_left(
 
 
 def _describe_entry(entry: Json) -> Json:
-    """Add the spent and held amounts to an entry as lists, for display."""
+    """Return a ledger entry with its spent and held amounts as lists, for display."""
     spent, held = (
         entry.get(f"{part}_reference_steps", entry.get(f"{part}_micronats"))
         for part in ("spent", "held")
@@ -128,7 +128,7 @@ async def dataset(
 async def _measure_what_fits(
     session: Session, ledger: TheLedger, dataset: Json
 ) -> tuple[StepsLeft | None, BudgetPreview]:
-    """Return the steps that fit after the last run, or steps of example first runs."""
+    """Return how many more steps fit or, before the first run, the steps of example runs."""
     if dataset["state"] == "closed":
         return None, BudgetPreview()
     left = await ledger.count_steps_left(session.key, dataset["name"], allow_slow=False)
@@ -193,7 +193,7 @@ def _parse_count(text: str, default: int) -> int:
 
 
 def _read_entries_page(ledger: Ledger, session: Session, dataset: Json, before: int) -> Json:
-    """Return a page of the ledger entries before an entry's number, newest first."""
+    """Return a page of the ledger entries with numbers below `before`, newest first."""
     end = min(before, dataset["version"] + 1)
     start = max(end - 1 - _ENTRIES, 0)
     page = ledger.list_entries(session.key, dataset["name"], start)
@@ -219,7 +219,7 @@ async def run(
 
 
 def _build_plan_request(run: Json, delta: float) -> UnreadBody:
-    """Return the API request for the guarantee of a run's whole plan."""
+    """Build the API request for the ε of a run with all its planned steps."""
     body = {
         "mechanism": run["mechanism"],
         "delta": delta,

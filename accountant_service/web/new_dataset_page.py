@@ -99,7 +99,7 @@ async def create_dataset(
 
 
 def _write_request(holder: Any, sent: Fields, body: Json) -> WriteRequest:
-    """Return the form's write request; its field `once` makes repeats take effect once."""
+    """Return the form's write request, with its field `once` as the idempotency key."""
     return WriteRequest(
         holder, first_value(sent, "once")[:_IDEMPOTENCY_KEY_MAX], "POST /datasets", body
     )

@@ -82,5 +82,5 @@ async def _request_quote(session: Any, ledger: Any, name: str, mechanism: Any) -
 
 
 def _link_to_quote(name: str, texts: Mapping[str, str]) -> str:
-    """Return the address of the quote of a run with these texts."""
+    """Return the address of the quote page, with a run's form fields as the query."""
     return f"/datasets/{quote_path(name)}/quote?{urlencode(run_form.write_runs([texts]))}"

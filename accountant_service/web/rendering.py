@@ -46,7 +46,7 @@ def format_moment(seconds: float | None) -> str:
 
 
 def describe_plan(mechanism: Json) -> str:
-    """Return a mechanism's JSON in words: one of its steps, and their number."""
+    """Describe a mechanism in words: one of its steps, and the number of steps."""
     found = mechanisms.from_json(mechanism)
     match found:
         case mechanisms.DpSgd():

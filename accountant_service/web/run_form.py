@@ -89,28 +89,28 @@ class RunForm:
 
     @property
     def is_dp_sgd(self) -> bool:
-        """Return whether it is a DP-SGD run, and not a mechanism of another kind or JSON."""
+        """Return whether the run is DP-SGD, not a mechanism of another kind or JSON."""
         return self.texts["kind"] == "dp_sgd"
 
     @property
     def release(self) -> kind_form.Texts | None:
-        """The texts of the generated fields, as a tree; None before a kind is chosen."""
+        """The texts of the fields generated for a kind, as a tree; None before one is chosen."""
         return kind_form.read_texts(self.texts) if _RELEASE in self.texts else None
 
     @property
     def group(self) -> kind_form.KindGroup:
-        """The generated fields as the page shows them."""
+        """The fields generated for the run's kind of mechanism, as the page shows them."""
         return kind_form.describe(self.release) if self.release else kind_form.NO_KIND
 
     @property
     def generated_names(self) -> list[str]:
-        """The names of the generated fields in the form."""
+        """The names of the form fields that are generated for the run's kind of mechanism."""
         names = [name for name in self.texts if is_generated(name)] or [_RELEASE]
         return [name + self.suffix for name in names]
 
     @property
     def new_names(self) -> list[str]:
-        """The names in the form of the lists from which other kinds are chosen."""
+        """The names of the run's selection lists that change a mechanism's kind."""
         return [name + self.suffix for name in kind_form.list_new_names(self.group)]
 
     @property
@@ -182,7 +182,7 @@ def read_run(query: Mapping[str, str], number: int = 1, source: int | None = Non
 
 
 def _read_generated(query: Mapping[str, str], suffix: str) -> dict[str, str]:
-    """Return the texts of a run's generated fields, by name."""
+    """Return the texts of the fields generated for a run's kind of mechanism, by name."""
     own = {name.removesuffix(suffix): query[name] for name in query if name.endswith(suffix)}
     return kind_form.flatten(kind_form.read_texts(own)) if _RELEASE in own else {}
 
@@ -207,7 +207,7 @@ def _read_values(texts: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, st
 
 
 def choose_kinds(run: RunForm, query: Mapping[str, str]) -> dict[str, str]:
-    """Return the texts of a run after other kinds are chosen in its lists of kinds."""
+    """Return a run's texts after the user changed kinds in the selection lists."""
     own = {name.removesuffix(run.suffix): query[name] for name in query}
     kept = {name: text for name, text in run.texts.items() if not is_generated(name)}
     return kept | kind_form.flatten(kind_form.choose_kinds(run.release or {}, own))

@@ -152,6 +152,7 @@ def test_an_eighth_of_the_noise_is_found_out(name: str, state: str) -> None:
     assert found.epsilon_lower > claimed(PLAN), found
 
 
+@pytest.mark.slow
 def test_the_audit_has_the_stated_power() -> None:
     """On another draw than above."""
     claim = claimed(PLAN)

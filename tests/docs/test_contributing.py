@@ -46,6 +46,7 @@ def test_there_is_one_commit_for_each_kind_of_change() -> None:
     assert len(DIFFS) == 4
 
 
+@pytest.mark.slow
 def test_the_commits_apply_and_work(changed_copy: Path) -> None:
     environment = os.environ | {"PYTHONPATH": str(changed_copy)}
     subprocess.run([sys.executable, "-c", USE], cwd=changed_copy, env=environment, check=True)

@@ -32,35 +32,25 @@ def relative_name(file: Path) -> str:
     return str(file.relative_to(ROOT))
 
 
-def pages_with_code(slow: bool) -> list[Any]:
-    """Return the pages with fast blocks to run, or with slow ones, as test parameters."""
+def pages_with_code() -> list[Any]:
+    """Return the pages with code to run as test parameters: those with a slow block are slow."""
     found = []
     for file in PAGES:
         blocks = [each for each in Page.read(file).blocks if each.here]
-        if any(bool(each.slow) == slow for each in blocks):
-            found.append(pytest.param(file, id=relative_name(file)))
+        slow = pytest.mark.slow if any(each.slow for each in blocks) else ()
+        if blocks:
+            found.append(pytest.param(file, id=relative_name(file), marks=slow))
     return found
 
 
-def run_page(file: Path, folder: Path, *, slow: bool) -> None:
-    """Run a page's blocks in order; slow ones only on request."""
-    page = Page.read(file)
-    with Session(folder, page) as session:
-        for block in page.blocks:
-            if block.here and (slow or not block.slow):
-                session.run(block)
-
-
-@pytest.mark.parametrize("file", pages_with_code(slow=False))
-def test_the_code_of_a_page_works(file: Path, tmp_path: Path) -> None:
-    run_page(file, tmp_path, slow=False)
-
-
-@pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("file", pages_with_code(slow=True))
-def test_the_slow_code_of_a_page_works(file: Path, tmp_path: Path) -> None:
-    run_page(file, tmp_path, slow=True)
+@pytest.mark.parametrize("file", pages_with_code())
+def test_the_code_of_a_page_works(file: Path, tmp_path: Path) -> None:
+    page = Page.read(file)
+    with Session(tmp_path, page) as session:
+        for block in page.blocks:
+            if block.here:
+                session.run(block)
 
 
 def shown_intervals() -> list[Any]:
@@ -301,6 +291,7 @@ def test_a_block_sees_the_results_of_the_blocks_before_it(tmp_path: Path) -> Non
         session.run(Block("page.md:4", "python", "assert open('file').read() == f'{who} 12\\n'\n"))
 
 
+@pytest.mark.slow
 def test_the_http_reference_shows_the_answers_of_today() -> None:
     from scripts import api_reference
 

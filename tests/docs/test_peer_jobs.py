@@ -37,7 +37,9 @@ def test_comments_imports_and_empty_lines_are_no_steps(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("job", ["epsilon", "noise", "two_runs", "unsampled"])
+@pytest.mark.parametrize(
+    "job", ["epsilon", pytest.param("noise", marks=pytest.mark.nightly), "two_runs", "unsampled"]
+)
 def test_numbers_are_those_of_the_page(job: str) -> None:
     """The page shows what the scripts of this project and of dp_accounting print today."""
     _, numbers = PAGE.read_text().split("this project | Opacus 1", 1)

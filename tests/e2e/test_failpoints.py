@@ -202,6 +202,7 @@ def cases() -> Iterator[Any]:
             yield pytest.param(name, kind, marks=[] if (name, kind) in FAST else mark)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("bench", "kind"), list(cases()), indirect=["bench"])
 def test_all_or_nothing_at_every_point(bench: Bench, kind: str) -> None:
     assert faults_at_every_point(bench, kind) == []

@@ -78,6 +78,7 @@ def test_the_source_archive_installs_too(programs: Path, built: Path) -> None:
 
 INTEGRATIONS = "training_client.integrations"
 EXTRAS = {  # what the pages say to install, and what is there then
+    "pip install 'privacy-accountant[train]'": "training_client.lab.command",
     "pip install 'privacy-accountant[train,opacus]'": f"{INTEGRATIONS}.opacus",
     "pip install 'privacy-accountant[train,lightning]'": f"{INTEGRATIONS}.lightning",
     "pip install 'privacy-accountant[train,huggingface]'": f"{INTEGRATIONS}.huggingface",

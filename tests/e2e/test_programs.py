@@ -184,6 +184,7 @@ def test_the_program_explains_wrong_input_as_its_commands_do() -> None:
     assert "Traceback" not in refused.stderr
 
 
+@pytest.mark.slow
 def test_the_trainer_does_not_train_without_a_service(tmp_path: Path) -> None:
     done = command(
         "run",

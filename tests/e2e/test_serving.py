@@ -202,6 +202,7 @@ def test_two_workers_keep_one_budget(kind: str, tmp_path: Path) -> None:
         assert accountant("ledger", "verify", **environment).returncode == 0
 
 
+@pytest.mark.slow
 def test_a_database_that_is_away_ends_the_start_with_a_sentence(tmp_path: Path) -> None:
     away = "postgresql+psycopg://nobody@127.0.0.1:9/none"
     server = Server(tmp_path, "--workers", "2", ACCOUNTANT_DATABASE_URL=away)
@@ -210,6 +211,7 @@ def test_a_database_that_is_away_ends_the_start_with_a_sentence(tmp_path: Path) 
     assert "Traceback" not in server.log
 
 
+@pytest.mark.slow
 def test_a_request_whose_body_never_arrives_is_ended(tmp_path: Path) -> None:
     with (
         serving(tmp_path, ACCOUNTANT_BODY_SECONDS_MAX="0.3") as server,
@@ -329,6 +331,7 @@ def test_the_server_stops_in_time_with_requests_in_flight(workers: str, tmp_path
         assert "Traceback" not in server.log
 
 
+@pytest.mark.slow
 def test_computations_end_with_a_server_that_is_killed(tmp_path: Path) -> None:
     with serving(tmp_path, ACCOUNTANT_COMPUTATION_SECONDS_MAX="2") as server:
         with unread(server, "/v1/noise-multiplier", ENDLESS):
@@ -338,6 +341,7 @@ def test_computations_end_with_a_server_that_is_killed(tmp_path: Path) -> None:
         assert eventually(lambda: not computing(server))
 
 
+@pytest.mark.slow
 def test_a_client_that_does_not_read_is_cut_off(tmp_path: Path) -> None:
     batch = {"requests": [TRADE_OFF] * 1000}
     with (

@@ -368,6 +368,7 @@ def test_openapi_has_an_example_in_every_request_and_the_mechanism_tree(api: Tes
         assert described, f"{name} says nothing"
 
 
+@pytest.mark.slow
 def test_a_tolerance_is_met_or_refused_with_the_width_reached(api: TestClient) -> None:
     body = {"mechanism": RUN, "delta": 1e-5, "tolerance": 1e-7}
     proved = api.post("/v1/epsilon", json=body).json()["certified"]

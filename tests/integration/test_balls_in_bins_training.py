@@ -67,6 +67,7 @@ def bench(api: TestClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
 BALLS = ("--sampling", "balls_in_bins")
 
 
+@pytest.mark.slow
 def test_a_run_claims_whole_epochs_and_needs_less_noise_than_by_poisson(bench: Bench) -> None:
     """30 steps of 20 batches an epoch are two epochs."""
     noise = {}
@@ -85,6 +86,7 @@ def test_a_run_claims_whole_epochs_and_needs_less_noise_than_by_poisson(bench: B
     assert noise["balls_in_bins"] != noise["poisson"]
 
 
+@pytest.mark.slow
 def test_batches_need_not_divide_the_records(bench: Bench) -> None:
     bench.give(3.0)
     more = ("--batch-size", "150", *BALLS, "--noise-multiplier", "4", "--dataset", bench.name)
@@ -95,6 +97,7 @@ def test_batches_need_not_divide_the_records(bench: Bench) -> None:
     assert claim["steps"] == 3  # epochs are what a ledger charges
 
 
+@pytest.mark.slow
 def test_a_run_that_died_within_an_epoch_goes_on_with_the_next(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -131,6 +134,7 @@ def test_a_run_that_died_within_an_epoch_goes_on_with_the_next(
     assert bench.read("privacy.json")["steps"] == 80
 
 
+@pytest.mark.slow
 def test_a_ledger_that_is_too_small_says_how_many_steps_fit(bench: Bench) -> None:
     bench.give(1.0)
     done = bench.run(*BALLS, "--dataset", bench.name, "--noise-multiplier", "1.5", "--steps", "400")
@@ -194,6 +198,7 @@ def test_the_epochs_that_fit_are_made_and_no_other(
     assert claim["sampling"] == "balls_in_bins"
 
 
+@pytest.mark.slow
 def test_a_ledger_charges_epochs_and_a_pass_that_ended_early_as_one(
     framework: Any, ledger: AccountingService, tmp_path: Path
 ) -> None:

@@ -184,6 +184,7 @@ def test_the_command_line_tells_it_in_steps(post: Post, run: str, database: str)
     assert (left["steps"], left["is_exact"], left["run"]) == (STEPS - 100, True, run)
 
 
+@pytest.mark.slow
 def test_the_command_line_quotes(post: Post, run: str, database: str) -> None:
     plan = json.dumps(RUN | {"steps": 200})
     told = command(database, "ledger", "quote", "patients", "-m", plan)

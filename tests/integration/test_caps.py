@@ -99,7 +99,7 @@ def request(key: KeyRecord, idempotency: str | None = None) -> WriteRequest:
     return WriteRequest(key, idempotency or uuid.uuid4().hex, "test", None)
 
 
-@pytest.mark.parametrize("kind", ["renyi", "reference"])
+@pytest.mark.parametrize("kind", ["renyi", pytest.param("reference", marks=pytest.mark.slow)])
 def test_a_team_takes_its_share_and_nothing_more(repository: Repository, kind: str) -> None:
     bench = Bench(repository, kind)
     bench.cap(0.3)

@@ -50,6 +50,7 @@ def test_the_certified_model_passes(files: Files) -> None:
     assert document == json.loads(files.certificate.read_text())
 
 
+@pytest.mark.slow
 def test_nothing_else_passes(files: Files, tmp_path: Path) -> None:
     other = tmp_path / "other.pt"
     other.write_bytes(b"modem")

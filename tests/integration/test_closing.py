@@ -253,6 +253,7 @@ def service(tmp_path: Path) -> Iterator[Service]:
         yield Service(http)
 
 
+@pytest.mark.slow
 def test_closing_over_http_and_by_the_client(service: Service) -> None:
     run = service.client.reserve("d", PLAN)
     assert service.ask("GET", "/v1/datasets/d")[1]["state"] == "open"

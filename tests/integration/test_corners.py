@@ -55,7 +55,7 @@ def check(claim: Guarantee) -> None:
     assert not (proven and claim.status is Status.REFUTED), "a proven claim was refuted"
 
 
-@pytest.mark.parametrize("seed", slow_after(20, range(60)))
+@pytest.mark.parametrize("seed", slow_after(6, range(60)))
 def test_corners_are_answered_or_refused_soundly(seed: int) -> None:
     rng = random.Random(seed)
     described = mechanisms.from_json(corner(rng))
@@ -74,6 +74,7 @@ def test_corners_are_answered_or_refused_soundly(seed: int) -> None:
     assert time.monotonic() - start < 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("q", [1e-9, 0.01, 0.5])
 @pytest.mark.parametrize("sigma", [0.01, 0.1])
 @pytest.mark.parametrize("steps", [1, 10**9])

@@ -357,6 +357,7 @@ FREE: dict[str, Callable[[Any], bool]] = {
 }
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(data=st.data(), value=VALUES)
 def test_no_field_of_an_entry_can_be_changed_against_the_rules(
@@ -590,6 +591,7 @@ def test_a_row_that_cannot_be_read_is_named(column: str, value: str, tmp_path: P
     assert any("'planned': its row cannot be read" in fault for fault in faults), faults
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(data=st.data(), value=VALUES)
 def test_no_field_of_an_exchange_can_be_changed_against_the_rules(

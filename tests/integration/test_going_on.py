@@ -46,6 +46,7 @@ def died(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> str:
     return str(kept["reservation"])
 
 
+@pytest.mark.slow
 def test_a_claim_is_for_the_dataset_s_neighbours(bench: Bench) -> None:
     """A record that is replaced moves a sum twice as far: the other relation claims too little."""
     budget = {"epsilon": 200.0, "delta": 1e-5}
@@ -154,6 +155,7 @@ def test_sigterm_gives_back_what_is_held_before_the_first_step(
     assert bench.dataset()["budget"] == untouched["budget"]
 
 
+@pytest.mark.slow
 def test_a_folder_may_be_called_anything(bench: Bench) -> None:
     bench.give(8.0)
     bench.folder = bench.folder.parent / "[red]a[" / "b]"
@@ -172,6 +174,7 @@ def test_a_ledgers_budget_cannot_be_given_on_the_command_line(bench: Bench, opti
     assert bench.asked == []
 
 
+@pytest.mark.slow
 def test_public_examples_are_reported_without_a_warning_about_the_dataset(bench: Bench) -> None:
     bench.give(8.0)
     public = ("--optimizer", "adadps", "--public-examples", "50")
@@ -190,6 +193,7 @@ def test_a_delta_that_protects_nobody_is_noted(bench: Bench, delta: str, noted: 
     assert ("is not less than 1/" in done.output) == noted
 
 
+@pytest.mark.slow
 def test_a_model_charged_to_a_ledger_is_not_overwritten(bench: Bench) -> None:
     """A model that a dataset's budget went into is not removed by the next run in its folder."""
     bench.give(8.0)

@@ -174,6 +174,7 @@ def test_a_failed_computation_is_reported_without_its_values(processes: ProcessP
     assert "a-secret" not in str(f.value)
 
 
+@pytest.mark.slow
 def test_the_fork_server_is_replaced_when_it_dies() -> None:
     async def three() -> list[int]:
         found = []
@@ -519,6 +520,7 @@ def write(http: TestClient, key: dict[str, str], path: str, body: Any) -> Any:
     return answer.json()
 
 
+@pytest.mark.slow
 def test_quotes_of_one_key_leave_another_keys_alone(tmp_path: Path) -> None:
     """One key's calculations never take every process, and keys take turns at them."""
     with service(tmp_path, computation_processes=2) as http:
@@ -645,6 +647,7 @@ def test_memory_for_large_bodies_is_bounded_and_small_ones_are_always_read(
         assert http.post("/v1/epsilon", json=body).status_code == 200
 
 
+@pytest.mark.slow
 def test_the_serving_process_computes_nothing(tmp_path: Path) -> None:
     """Policies, charges, quotes, totals and certificates are calculated elsewhere."""
     plans = [

@@ -114,7 +114,11 @@ def repository(http: TestClient) -> Repository:
 
 
 @pytest.mark.parametrize(
-    ("kind", "unit"), [("reference", "reference_steps"), ("renyi", "micronats")]
+    ("kind", "unit"),
+    [
+        pytest.param("reference", "reference_steps", marks=pytest.mark.slow),
+        ("renyi", "micronats"),
+    ],
 )
 def test_the_life_of_a_run(kind: str, unit: str, admin: Caller, repository: Repository) -> None:
     name = f"life-{kind}"
@@ -169,6 +173,7 @@ ROUNDS: dict[str, Json] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ROUNDS)
 def test_shuffled_reports_and_correlated_noise_are_charged(
     name: str, admin: Caller, repository: Repository
@@ -192,6 +197,7 @@ def test_shuffled_reports_and_correlated_noise_are_charged(
     assert verify(repository).faults == []
 
 
+@pytest.mark.slow
 def test_a_certificate_can_be_checked_by_anyone(admin: Caller, tmp_path: Path) -> None:
     admin.dataset("public")
     run = admin.reserve("public", RUN | {"steps": 300})
@@ -365,6 +371,7 @@ def test_a_mechanism_for_another_number_of_records_is_refused(
     assert admin.post(f"/v1/datasets/{name}/quotes", {"mechanism": wrap(60_000)})[0] == 200
 
 
+@pytest.mark.slow
 def test_equal_refusals_compute_once_what_would_fit(
     admin: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -462,6 +469,7 @@ def stored(admin: Caller, name: str) -> tuple[Dataset, list[Reservation]]:
         return dataset, reading.list_reservations(dataset)
 
 
+@pytest.mark.slow
 def test_a_quote_without_a_finite_epsilon_is_a_quote(
     admin: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -568,6 +576,7 @@ def test_the_same_request_raced_against_itself_happens_once(admin: Caller) -> No
     assert len(admin.get("/v1/datasets/raced/entries")[1]["items"]) == 2
 
 
+@pytest.mark.slow
 def test_racing_reservations_never_overspend(admin: Caller, repository: Repository) -> None:
     """Runs like the reference and other ones, to the end and not, until nothing fits any more."""
     name = f"race-{uuid.uuid4().hex}"
@@ -676,6 +685,7 @@ def test_an_exchange_that_is_not_decided_in_time_is_refused_and_costs_nothing(
     assert verify(repository).faults == []
 
 
+@pytest.mark.slow
 def test_ending_early_and_exchanging_there_and_back_never_gains(
     admin: Caller, repository: Repository
 ) -> None:
@@ -913,6 +923,7 @@ def test_tampering_is_detected(statement: str, untouched: Repository) -> None:
         assert any(number in fault for fault in faults), faults
 
 
+@pytest.mark.slow
 def test_verify_sees_one_state_while_others_write(admin: Caller, repository: Repository) -> None:
     admin.dataset("busy")
     run = admin.reserve("busy", RUN | {"steps": 1000})
@@ -1028,6 +1039,7 @@ def answer_without_database(
         return answer.status_code, answer.json()["code"], answer.headers.get("Retry-After", "")
 
 
+@pytest.mark.slow
 def test_a_write_without_a_database_is_told_to_come_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -141,10 +141,14 @@ def test_the_old_file_cannot_be_opened_again(running: Service, file: Path, targe
     assert move(target).exit_code == 0
     with pytest.raises(opening.MovedDatabaseError, match="moved"):
         opening.open_repository(f"sqlite:///{file}")
-    done = CliRunner().invoke(
-        cli.app, ["ledger", "show"], env={"ACCOUNTANT_DATABASE_URL": f"sqlite:///{file}"}
-    )
-    assert (done.exit_code, "use that one" in done.stderr) == (2, True)
+    for command in ("ledger show", "dataset list", "run list d", "report dataset d"):
+        done = CliRunner().invoke(
+            cli.app,
+            command.split(),
+            env={"ACCOUNTANT_DATABASE_URL": f"sqlite:///{file}", "ACCOUNTANT_API_KEY": None},
+        )
+        found = done.exit_code, "use that one" in done.stderr, "malformed" in done.stderr
+        assert found == (2, True, False), (command, done.output, done.exception)
 
 
 def test_a_move_that_failed_is_continued_by_the_same_command(
@@ -175,6 +179,7 @@ def test_a_database_with_rows_is_refused_and_the_file_stays_open(
     opening.open_repository(f"sqlite:///{file}").close()
 
 
+@pytest.mark.slow
 def test_a_ledger_with_faults_is_refused_and_the_file_stays_open(
     running: Service, file: Path, target: str
 ) -> None:

@@ -315,6 +315,7 @@ def test_no_proxy_is_trusted_by_default() -> None:
 # --- traces
 
 
+@pytest.mark.slow
 def test_requests_and_statements_are_traced_without_their_values(tmp_path: Path) -> None:
     sdk = pytest.importorskip("opentelemetry.sdk.trace")
     from opentelemetry.sdk.trace.export import SimpleSpanProcessor

@@ -66,6 +66,7 @@ def test_each_phase_is_charged_as_it_is_made_and_the_run_goes_on(
     assert len(resumed.commit()["certificates"]) == 3
 
 
+@pytest.mark.slow
 def test_two_runs_cannot_take_the_same_steps(ledger: AccountingService) -> None:
     budget = PhasedLedgerBudget.reserve(ledger, PLAN, "patients", STEPS, block=20)
     first, second = (make_optimizer("dp_sgd", nn.Linear(6, 4), budget) for _ in range(2))
@@ -74,6 +75,7 @@ def test_two_runs_cannot_take_the_same_steps(ledger: AccountingService) -> None:
         steps_of(second, 1)
 
 
+@pytest.mark.slow
 def test_a_run_that_does_not_fit_reserves_nothing(ledger: AccountingService) -> None:
     wasteful = replace(PLAN, noise_schedule=Schedule.by_steps([(6, 1.0), (9, 0.02)]))
     with pytest.raises(BudgetExhaustedError):
@@ -83,6 +85,7 @@ def test_a_run_that_does_not_fit_reserves_nothing(ledger: AccountingService) -> 
     assert budget["neighbouring_relation"] == "add_or_remove_one"
 
 
+@pytest.mark.slow
 def test_reservations_of_another_plan_are_refused(ledger: AccountingService) -> None:
     budget = PhasedLedgerBudget.reserve(ledger, PLAN, "patients", STEPS)
     other = replace(PLAN, noise_schedule=Schedule.by_steps([(6, 1.0), (5, 0.6), (4, 0.3)]))

@@ -109,14 +109,14 @@ def test_a_budget_that_no_noise_reaches_is_refused(http: TestClient) -> None:
     [
         {"dataset_size": 1, "epochs": 1},
         {"dataset_size": 2, "epochs": 3, "sampling": "both"},
-        {"epsilon": 1e6},
-        {"delta": 1e-50},
-        {"delta": 0.999},
+        pytest.param({"epsilon": 1e6}, marks=pytest.mark.slow),
+        pytest.param({"delta": 1e-50}, marks=pytest.mark.slow),
+        pytest.param({"delta": 0.999}, marks=pytest.mark.slow),
         {"epochs": 1e-3},
         {"epochs": None, "examples": 1},
         {"dataset_size": 10**9, "epochs": 1e6},
         {"epsilon": 1e-3},
-        {"epsilon": 500.0, "sampling": "both"},
+        pytest.param({"epsilon": 500.0, "sampling": "both"}, marks=pytest.mark.slow),
     ],
     ids=str,
 )

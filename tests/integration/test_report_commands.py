@@ -35,7 +35,7 @@ def run_command(*words: str) -> str:
     return found.stdout
 
 
-@pytest.fixture(params=["database", "service"])
+@pytest.fixture(params=["database", pytest.param("service", marks=pytest.mark.slow)])
 def command(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Command]:
@@ -201,6 +201,7 @@ def test_facts_that_a_program_declares_are_in_the_record_and_checked(
     assert verify(client.app.state.repository).faults == []  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
 def test_output_is_possible_in_every_encoding(encoding: str, tmp_path: Path) -> None:
     code = "from accountant_service.cli import app; app()"

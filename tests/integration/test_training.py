@@ -90,6 +90,7 @@ def test_nothing_is_touched_before_the_composition_fits(
     assert not bench.folder.exists()
 
 
+@pytest.mark.slow
 def test_a_ledger_charges_the_projection_before_it_is_drawn(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -129,6 +130,7 @@ def test_a_run_that_does_not_fit_the_ledger_leaves_no_reservation(
     assert not bench.folder.exists()
 
 
+@pytest.mark.slow
 def test_unavailable_data_leave_no_reservation(bench: Bench) -> None:
     bench.give(3.0)
     done = bench.run("--dataset", bench.name, "--pca", "9", "--pca-noise", "9")
@@ -343,6 +345,7 @@ def test_a_comparison_as_json_says_what_each_step_did_and_cost(
         assert curve["epsilons"][-1] <= 1
 
 
+@pytest.mark.slow
 def test_participants_train_until_their_budgets_are_spent(bench: Bench) -> None:
     done = bench.train(
         "together", "--participants", "3", "--epsilon", "0.01,1,1.6", "--sample-rate", "0.1",
@@ -535,6 +538,7 @@ def test_a_run_that_dies_leaves_neither_an_older_model_nor_its_claim(
     assert bench.left() == set()
 
 
+@pytest.mark.slow
 def test_a_run_without_a_guarantee_leaves_no_certificate_of_another(bench: Bench) -> None:
     bench.give(3.0)
     assert bench.run("--dataset", bench.name, *PCA).exit_code == 0
@@ -612,7 +616,7 @@ def _failing(*_: Any) -> nn.Module:
 
 
 @pytest.mark.parametrize("make", [_mixing, _failing])
-@pytest.mark.parametrize("projected", [PCA, ()])
+@pytest.mark.parametrize("projected", [pytest.param(PCA, marks=pytest.mark.slow), ()])
 def test_a_model_that_cannot_be_built_releases_and_reserves_nothing(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, make: Any, projected: tuple[str, ...]
 ) -> None:

@@ -470,6 +470,7 @@ def test_shares_are_rounded_as_bounds_are() -> None:
     assert "Rényi filter of order 5.5" in text
 
 
+@pytest.mark.slow
 def test_a_budget_is_counted_in_steps(admin: Person, run: str) -> None:
     assert "Counted in reference steps" in admin.get("/datasets")
     text = admin.get("/datasets/patients")
@@ -561,6 +562,7 @@ def test_a_run_and_its_certificate(admin: Person, run: str) -> None:
     assert "the number of records is public" in text
 
 
+@pytest.mark.slow
 def test_datasets_and_ended_runs_link_to_their_report(admin: Person, run: str) -> None:
     for page in ("/datasets/patients", f"/runs/{run}"):
         assert f'href="{page}/report"' in admin.get(page)
@@ -665,6 +667,7 @@ GARBAGE = st.dictionaries(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(st.sampled_from(["/datasets", "/keys", "/sign-in", "/keys/x/revoke", "/import"]), GARBAGE)
 def test_no_form_breaks_a_page(
@@ -782,6 +785,7 @@ def upper(text: str) -> float:
     return float(found[1])
 
 
+@pytest.mark.slow
 def test_several_runs_are_accounted_together(visitor: Person) -> None:
     text = visitor.get("/?" + urlencode(RUNS))
     assert "for all 3 runs" in text
@@ -816,6 +820,7 @@ def test_the_snippets_of_several_runs_ask_the_same_question(visitor: Person) -> 
     assert said.getvalue().startswith(str(upper(text))[:6])
 
 
+@pytest.mark.slow
 def test_runs_are_added_and_removed_without_scripts(visitor: Person) -> None:
     one = {"noise_multiplier": "1.3", "steps": "70", "delta": "1e-6"}
     text = visitor.get("/?" + urlencode(one | {"add": "dp_sgd"}))
@@ -1046,6 +1051,7 @@ def test_a_reason_that_all_methods_share_is_told_once(visitor: Person) -> None:
 # --- quotes
 
 
+@pytest.mark.slow
 def test_a_quote_tells_what_fits(admin: Person, run: str) -> None:
     path = "/datasets/patients/quote?noise_multiplier=1.1&sample_rate=0.01&steps={}"
     text = admin.get(path.format(5000))
@@ -1101,6 +1107,7 @@ def test_a_quote_needs_a_key_that_sees_the_dataset(
     assert "There is nothing here" in visitor.get("/datasets/patients/quote", 404)
 
 
+@pytest.mark.slow
 def test_the_page_of_a_dataset_leads_to_a_quote_of_the_last_run(admin: Person, run: str) -> None:
     link = re.search(r'href="(/datasets/patients/quote\?[^"]*)"', admin.get("/datasets/patients"))
     assert link
@@ -1160,6 +1167,7 @@ def test_the_page_of_a_dataset_counts_runs(admin: Person, run: str) -> None:
 # --- new datasets
 
 
+@pytest.mark.slow
 def test_an_owner_creates_a_dataset_on_a_page_of_its_own(
     visitor: Person, keys: dict[str, str]
 ) -> None:

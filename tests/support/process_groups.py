@@ -56,7 +56,7 @@ def start_processes(
         given: further arguments.
         timeout: the group's timeout, in seconds.
     """
-    _CONTEXT.set_forkserver_preload([__name__])
+    _CONTEXT.set_forkserver_preload([__name__, "torch.distributed.fsdp"])
     processes = [
         _CONTEXT.Process(target=_run_rank, args=(rank, size, folder, timeout, function, given))
         for rank in range(size)

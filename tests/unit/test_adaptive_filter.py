@@ -93,8 +93,15 @@ def test_one_frozen_order_holds_against_that_adversary(order: float) -> None:
     assert reached(CUNNING, [order]) <= 1.0
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("orders", [[4.0], [12.0], [40.0], [4.0, 40.0]])
+@pytest.mark.parametrize(
+    "orders",
+    [
+        pytest.param([4.0], marks=pytest.mark.nightly),
+        pytest.param([12.0], marks=pytest.mark.slow),
+        pytest.param([40.0], marks=pytest.mark.slow),
+        pytest.param([4.0, 40.0], marks=pytest.mark.nightly),
+    ],
+)
 def test_a_search_for_the_best_adversary(orders: list[float]) -> None:
     """Against one frozen order it never exceeds δ; against “some order” it does."""
     found = optimize.differential_evolution(

@@ -87,8 +87,13 @@ def test_two_bins_are_enclosed(sigma: float, epsilon: float) -> None:
     assert found.upper - found.lower <= 0.05 * found.upper
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("sigma", "epsilon"), [(1.0, 1.0), (3.0, 0.5)])
+@pytest.mark.parametrize(
+    ("sigma", "epsilon"),
+    [
+        pytest.param(1.0, 1.0, marks=pytest.mark.slow),
+        pytest.param(3.0, 0.5, marks=pytest.mark.nightly),
+    ],
+)
 def test_three_bins_are_enclosed(sigma: float, epsilon: float) -> None:
     with mp.workdps(15):
         exact = exact_delta(3, sigma, epsilon)

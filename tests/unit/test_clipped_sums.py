@@ -62,6 +62,7 @@ def compile_with_dynamo(net: nn.Module) -> tuple[nn.Module, list[torch.fx.GraphM
 TRACING = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # by Dynamo itself
 
 
+@pytest.mark.slow
 @TRACING
 def test_a_compiled_model_has_the_clipped_sums_of_the_plain_model() -> None:
     net = model()

@@ -215,6 +215,7 @@ def test_a_compiled_loop_is_kept_for_the_next_process() -> None:
     assert sum(loop.stats.cache_hits.values()) == 1
 
 
+@pytest.mark.slow
 def test_a_loop_runs_where_nothing_can_be_kept() -> None:
     """As in a container with a read-only file system: here there is no source file."""
     defined: dict[str, Any] = {}

@@ -72,6 +72,7 @@ QUESTIONS = st.one_of(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=6, deadline=None)
 @given(st.one_of(ordinary(), mixed()), QUESTIONS)
 def test_intervals_of_one_question_agree(run: Composition, question: tuple[bool, float]) -> None:
@@ -123,6 +124,7 @@ def test_a_level_is_never_coarser_than_the_tolerance_asked_for() -> None:
         assert levels == tuple(sorted(levels, reverse=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tolerances", [(1e-3, 1e-6, 3e-7, 1e-7), (1e-7, 3e-7, 1e-6, 1e-3)])
 @pytest.mark.parametrize(
     ("run", "epsilon"), [([one(1e-8, 0.45, 10**8)], 1.0), ([one(0.01, 1.0, 1000)], 2.0)]

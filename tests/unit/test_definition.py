@@ -267,6 +267,7 @@ def test_every_method_answers_or_refuses_the_tiniest_rates(
         assert 0 <= found.epsilon < math.inf
 
 
+@pytest.mark.slow
 def test_a_single_participation_has_its_probability() -> None:
     """`gaussian_sampling_composition` was 2e-5 too low here, by its binomial probabilities."""
     tree = mechanisms.from_json(repeated(2, poisson(1e-12, gaussian(0.5))))

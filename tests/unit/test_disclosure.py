@@ -28,6 +28,7 @@ from accountant_service.disclosure.rendering import render
 from accountant_service.disclosure.sentences import list_attacks
 from accountant_service.errors import FormatUnavailableError
 from accountant_service.guarantee import NeighbouringRelation, warn_about_delta
+from tests.support.helpers import slow_after
 
 CERTIFICATES = Path(__file__).parents[1] / "contract" / "fixtures" / "certificates"
 ADDED = NeighbouringRelation.ADD_OR_REMOVE_ONE
@@ -95,7 +96,7 @@ def test_a_posterior_follows_from_bayes_rule() -> None:
     assert found == pytest.approx(0.01 * 0.05 / (0.01 * 0.05 + 0.99 * 0.01), rel=1e-9)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", slow_after(2, NAMES))
 def test_every_certificate_has_a_report_in_every_format(name: str) -> None:
     found = facts_of_certificate(document(name))
     assert Facts.model_validate_json(render(found, Format.JSON)) == found
@@ -197,6 +198,7 @@ def test_the_registry_s_texts_are_not_folded(facts: Facts) -> None:
     assert styles <= {None, "|", "'", '"'}
 
 
+@pytest.mark.slow
 def test_pdf_is_written_from_the_html(facts: Facts) -> None:
     pytest.importorskip("weasyprint")
     assert render(facts, Format.PDF).startswith(b"%PDF-")

@@ -39,6 +39,7 @@ def evenly(last: int, points: int) -> list[int]:
     return sorted({math.ceil(last * i / points) for i in range(1, points + 1)})
 
 
+@pytest.mark.slow
 def test_holds_the_closed_form_without_sampling() -> None:
     rng = random.Random(31)
     for _ in range(15):

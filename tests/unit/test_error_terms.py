@@ -415,6 +415,7 @@ def common_moment(q: float, mu: float, edge: float, order: float) -> Any:
         )
 
 
+@pytest.mark.slow
 def test_moments_are_as_exact_as_they_say() -> None:
     """Against 40 digits, where K is near 1 and T is a billion."""
     rng = random.Random(11)

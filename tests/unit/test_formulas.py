@@ -82,6 +82,7 @@ def test_optimal_composition_is_the_best_of_its_splits() -> None:
         assert_rounded_up(found, min(everything, exact))
 
 
+@pytest.mark.slow
 def test_gaussian_sampling_composition() -> None:
     for q, sigma, steps, delta in grid(24, 6, 60):
         found = epsilon("gaussian_sampling_composition", run(q, sigma, steps), delta).epsilon
@@ -177,6 +178,7 @@ def test_whole_orders_over_a_random_grid(
         assert_rounded_up(claim.epsilon, exact)
 
 
+@pytest.mark.slow
 def test_subsampled_rdp_over_a_random_grid() -> None:
     for q, sigma, steps, delta in grid(27, 10, 10_000):
         claim = epsilon("subsampled_rdp", run(q, sigma, steps), delta)

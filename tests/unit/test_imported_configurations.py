@@ -13,6 +13,8 @@ from scripts.imported_configurations import (
     MARKS,
     PAGE,
     Row,
+    describe_claims,
+    describe_cost,
     import_entry,
     read_entries,
     render_table,
@@ -36,6 +38,7 @@ def test_every_configuration_has_a_source() -> None:
         assert source.get("line", 1) >= 1
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_page_has_the_table_of_the_script() -> None:
     begin, end = MARKS
@@ -56,6 +59,26 @@ def test_the_accountants_that_are_known_to_be_wrong_are_found() -> None:
         assert found[name] == {"claim-refuted", "accountant-refuted"}
     assert "sensitivity-below-clip" in found["FLIP, defaults of its local mod"]
     assert found["Opacus test, PRV accountant"] == set()
+
+
+def test_the_table_names_refused_fields_targets_and_refuted_claims() -> None:
+    found = {row.entry["name"]: row for row in rows()}
+    assert describe_cost(found["TensorFlow Privacy, language model, defaults"]) == (
+        "refused: `noise_multiplier` must be a number ≥ 0.01 and ≤ 1e6"
+    )
+    assert describe_claims(found["fastDP, README"]) == "2 (target): proven"
+    assert describe_claims(found["FLIP, defaults of its local mod"]) == "10: refuted"
+    for row in rows():
+        if "claim-refuted" in row.errors:
+            assert ": refuted" in describe_claims(row), row.entry["name"]
+
+
+def test_the_neighbours_of_every_row_are_those_that_the_page_states() -> None:
+    for row in rows():
+        if not row.is_refused and row.answer["guarantee"] is not None:
+            is_shuffled = "shuffled-as-poisson" in row.errors
+            relation = "zero_out_one" if is_shuffled else "add_or_remove_one"
+            assert row.answer["guarantee"]["neighbouring_relation"] == relation
 
 
 def test_every_code_of_the_lint_is_on_the_page() -> None:

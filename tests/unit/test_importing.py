@@ -173,6 +173,11 @@ def test_a_wrong_sample_rate_is_found_and_the_right_one_is_charged() -> None:
     assert wrong.mechanism["sample_rate"] == 512 / 50_000
     right = lint(document, delta=1e-5, dataset_size=50_000, batch_size=256)
     assert not codes(right)
+    # the ε that the tool computes at its rate says nothing about the run at the other rate
+    larger = {"history": [[1.1, 0.01, 1000]], "mechanism": "rdp"}
+    sizes = {"delta": 1e-5, "dataset_size": 60_000}
+    assert codes(lint(larger, **sizes, batch_size=256)) == {"sample-rate-mismatch"}
+    assert codes(lint(larger, **sizes, batch_size=600)) == {"claim-loose"}
     # Opacus' rate is one over the number of batches
     loader = lint([[1.1, 1 / math.ceil(50_000 / 256), 10]], delta=1e-5, dataset_size=50_000,
                   batch_size=256)  # fmt: skip
@@ -290,10 +295,15 @@ def test_the_local_mod_at_epsilon_ten_claims_too_little() -> None:
 
 
 def test_noise_far_below_the_clipping_norm_is_refuted() -> None:
-    answer = lint({"dp-clipping-norm": 1.0, "dp-sensitivity": 1e-4, "dp-epsilon": 10.0,
-                   "dp-delta": 1e-5})  # fmt: skip
+    document = {"dp-clipping-norm": 1.0, "dp-sensitivity": 1e-4, "dp-epsilon": 10.0,
+                "dp-delta": 1e-5}  # fmt: skip
+    answer = lint(document)
     assert codes(answer) >= {"claim-refuted", "sensitivity-below-clip"}
     assert answer.mechanism is None
+    assert [(claim.epsilon, claim.status) for claim in answer.claims] == [(10.0, "refuted")]
+    body = ENDPOINTS["/v1/import"].request.model_validate({"document": document})
+    (shown,) = ENDPOINTS["/v1/import"].answer(body).model_dump(mode="json")["claims"]
+    assert (shown["pointer"], shown["status"]) == ("/dp_epsilon", "refuted")
     least = mechanisms.from_json({"kind": "gaussian", "noise_multiplier": 0.01})
     bound = calculator.epsilon(least, 0.5, relation=NeighbouringRelation.REPLACE_ONE).certified
     assert bound is not None
@@ -436,3 +446,5 @@ def test_the_command_reads_writes_and_tells(tmp_path: Path) -> None:
     refused = runner.invoke(app, ["import", "-"], input="[[0, 0.01, 1000]]")
     assert refused.exit_code == 2
     assert "/0/0 must be a number" in refused.output
+    unknown = runner.invoke(app, ["import", "-"], input="MixtureOfGaussiansDpEvent(1)")
+    assert "describe the sampling of a person" in " ".join(unknown.output.split())

@@ -321,6 +321,7 @@ def one_bounded_range(x: Any, e: Any) -> Any:
     return 1 - mp.exp(x) if x <= -e else (1 - mp.exp((x - e) / 2)) ** 2 / (1 - mp.exp(-e))
 
 
+@pytest.mark.slow
 def test_truncated_laplace_is_enclosed() -> None:
     for scale, bound, sensitivity in ((1.0, 5.0, 1.0), (2.0, 1.5, 1.5), (0.5, 3.0, 2.0)):
         tree = {
@@ -659,6 +660,7 @@ def batch_sums(values: Sequence[int], rate: float, most: int) -> dict[int, Any]:
     return law
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("others", [(-1, -1, -1), (-1, -1, 0), (0, 0, 0)])
 @pytest.mark.parametrize("epsilon", [0.0, 0.5, 1.5])
 def test_truncated_poisson_dominates_all_that_a_record_can_do(
@@ -749,6 +751,7 @@ def test_tails_of_a_binomial_are_far_more_exact_than_what_is_added_to_them(
             assert abs(binomial_below(least, trials, rate) / below - 1) < 1e-11
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("epsilon", [0.0, 1e-10, 1e-9])
 @pytest.mark.parametrize("rate", [1e-9, 1e-7])
 @pytest.mark.parametrize(

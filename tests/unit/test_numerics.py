@@ -68,6 +68,7 @@ def test_central_moments_do_not_cancel() -> None:
             assert abs(found[half] - float(exact)) < 1e-10 * max(1.0, abs(float(exact)))
 
 
+@pytest.mark.slow
 def test_without_replacement_moments() -> None:
     rng = random.Random(3)
     for _ in range(25):
@@ -92,6 +93,7 @@ def test_gaussian_profile() -> None:
         assert abs(float(mp.mpf(float(gaussian.log_delta(epsilon, mu))) - exact)) < 1e-9
 
 
+@pytest.mark.slow
 def test_gaussian_epsilon_is_bracketed_by_its_two_inverses() -> None:
     rng = random.Random(5)
     points = [(log_uniform(rng, 1e-6, 100), log_uniform(rng, 1e-15, 0.5)) for _ in range(80)]

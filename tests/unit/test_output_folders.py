@@ -25,6 +25,7 @@ def test_a_file_as_output_folder_is_refused(name: str, tmp_path: Path) -> None:
         require_writable(tmp_path / name)
 
 
+@pytest.mark.slow
 def test_one_run_at_a_time_trains_into_a_folder(tmp_path: Path) -> None:
     """Nor does one of another process; what died has let go of it."""
     folder = tmp_path / "runs"

@@ -140,6 +140,7 @@ def test_scalars_of_numpy_are_numbers() -> None:
     assert epsilon(delta=np.float64(1e-5), **run) == epsilon(delta=1e-5, **RUN)
 
 
+@pytest.mark.slow
 def test_a_plan_is_the_command_line_s() -> None:
     found = plan(epsilon=2, delta=1e-5, dataset_size=60_000, epochs=5, batch_size=300, points=3)
     command = "plan -E 2 -d 1e-5 -n 60000 -e 5 -b 300 --points 3 --json"

@@ -45,6 +45,7 @@ def cases() -> list[Any]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "sampling"), cases())
 def test_the_noise_is_at_least_that_of_the_solver_and_at_most_a_thousandth_more(
     name: str, sampling: planner.PlannedSampling
@@ -55,6 +56,7 @@ def test_the_noise_is_at_least_that_of_the_solver_and_at_most_a_thousandth_more(
         assert least * (1 - 2e-6) <= run.noise_multiplier <= least * 1.001, run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", GOALS)
 def test_every_claim_is_proved_again(name: str) -> None:
     goal = GOALS[name]
@@ -196,6 +198,7 @@ def test_a_frontier_needs_at_most_two_and_a_half_evaluations_for_a_run(
     assert evaluations <= 2.5 * len(runs)
 
 
+@pytest.mark.slow
 def test_a_wrong_prediction_costs_evaluations_and_no_claim(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -76,6 +76,7 @@ def single(epsilon: float, q: float, sigma: float) -> float:
     return float(oracles.single_step_delta(epsilon, q, sigma, removing=True))
 
 
+@pytest.mark.slow
 def test_one_release_has_a_closed_form() -> None:
     rng, answered = random.Random(31), 0
     for _ in range(60):

@@ -209,14 +209,17 @@ def test_the_value_is_attained_by_a_policy() -> None:
             assert float(exact) == pytest.approx(found[direction, ZERO + game.epsilon], abs=1e-14)
 
 
+@pytest.mark.slow
 def test_random_interactions_stay_within_delta_by_the_definition() -> None:
     check_random_policies(range(40_000, 40_800))
 
 
+@pytest.mark.slow
 def test_the_reference_filter_holds_against_the_best_adversary() -> None:
     check_reference_filter(range(1000))
 
 
+@pytest.mark.slow
 def test_the_reference_filter_holds_with_interleaved_runs() -> None:
     check_reference_filter(range(10_000, 10_100), open_runs=2, grants=4)
 

@@ -86,6 +86,7 @@ def test_no_replacement_in_the_plane_costs_more_than_the_pair_at_any_real_epsilo
     assert max(excesses) < 1e-5  # of the midpoint rule
 
 
+@pytest.mark.slow
 def test_a_pair_at_half_the_distance_does_not_dominate() -> None:
     """μ in place of 2μ between the two contributions: C from absence is all that it allows."""
 
@@ -287,6 +288,7 @@ def test_it_costs_more_with_more_sampling_steps_and_less_noise(method: str) -> N
     assert cost(0.999, 1.0, 400) <= whole
 
 
+@pytest.mark.slow
 def test_it_costs_at_least_the_removal_and_at_most_the_doubled_sensitivity() -> None:
     rng = random.Random(4)
     for _ in range(15):
@@ -329,6 +331,7 @@ def test_the_renyi_divergence_is_that_of_the_pair() -> None:
 # --- the characteristic function
 
 
+@pytest.mark.slow
 def test_the_decay_bounds_the_characteristic_function_everywhere() -> None:
     rng = random.Random(5)
     closest = -math.inf

@@ -384,6 +384,7 @@ def test_a_sequence_whose_terms_cancel_keeps_the_bound(
             assert float(sums[0].double().norm()) <= bound
 
 
+@pytest.mark.slow
 def test_an_embedding_of_random_magnitude_keeps_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Clipper, "_check_model_periodically", lambda *_: None)
     draw = random.Random(5)

@@ -8,13 +8,23 @@ from typing import Any
 import pytest
 import torch
 from scipy.stats import chi2
-from torch import distributed, nn
+from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import Dataset
 
 from tests.support.process_groups import run_in_processes
+from tests.support.shared_runs import (
+    RECORDS,
+    Model,
+    Records,
+    message_of,
+    no_claim,
+    require_model_of_one,
+    seeded,
+    step_with,
+    trained,
+)
 from tests.support.stub_service import linear_accountant, service
-from training_client.budget import Allowance, Budget, NoBudget
+from training_client.budget import Allowance, Budget
 from training_client.errors import (
     BudgetExhaustedError,
     DataError,
@@ -23,96 +33,25 @@ from training_client.errors import (
     TrainingStoppedError,
 )
 from training_client.lab.models import cross_entropy
-from training_client.optimizers import PrivateOptimizer, make_optimizer, private_batches
+from training_client.optimizers import make_optimizer, private_batches
 from training_client.optimizers.private_batches import _DrawnIndices
 from training_client.plan import Plan
 from training_client.private_step.sampling import PoissonSampler
 from training_client.private_step.shared_budget import SharedBudget, share_budget
 
-RECORDS = 48
-STEPS = 4
-PLAN = Plan(dataset_size=RECORDS, sample_rate=0.5, clip_norm=0.5, noise_multiplier=1.0)
-
-
-class Records(Dataset[Any]):
-    """Records of six numbers, each with a class."""
-
-    def __len__(self) -> int:
-        return RECORDS
-
-    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        row = torch.randn(6, generator=torch.Generator().manual_seed(index))
-        return {"input": row, "index": torch.tensor(index), "label": torch.tensor(index % 4)}
-
-
-class Model(nn.Module):
-    """Two layers."""
-
-    def __init__(self, seed: int) -> None:
-        super().__init__()
-        torch.manual_seed(seed)
-        self.layers = nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 4))
-
-    def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - as the batch has it
-        found: torch.Tensor = self.layers(input)
-        return found
-
-
-def seeded(seed: int) -> torch.Generator:
-    """Return a generator that makes runs with and without other processes comparable."""
-    return torch.Generator().manual_seed(seed)
-
-
-def no_claim(plan: Plan = PLAN, steps: int = STEPS) -> NoBudget:
-    """Return a budget without a claim."""
-    return NoBudget(plan, steps, "a test")
-
-
-def step_with(optimizer: PrivateOptimizer, batch: dict[str, torch.Tensor]) -> float:
-    """Make a step with one batch."""
-    return optimizer.step({"input": batch["input"]}, batch["label"], cross_entropy)
-
-
-def trained(rank: int, name: str, state: str, wrap: bool = False) -> Any:
-    """Train with a fixed seed for samples and noise; return parameters, losses and records."""
-    net: nn.Module = Model(seed=5 + rank)  # those of rank 0 replace the others
-    if wrap:
-        net = DistributedDataParallel(net)
-    public = torch.randn(16, 6, generator=seeded(9)), torch.arange(16) % 4
-    optimizer = make_optimizer(
-        name, net, share_budget(no_claim), state=state, public=public,
-        public_batch_size=16, generator=seeded(3),
-    )  # fmt: skip
-    losses, seen = [], []
-    sampler = PoissonSampler(RECORDS, 0.5, seeded(4))
-    for batch in private_batches(optimizer, Records(), sampler=sampler):
-        losses.append(step_with(optimizer, batch))
-        seen.append(batch["index"].tolist())
-    return [each.detach() for each in net.parameters()], losses, seen
-
-
 CASES = [("dp_sgd", "privatised"), ("adadp", "public"), ("pi_adam", "privatised")]
 
 
 def trained_in_turn(rank: int) -> Any:
-    return [trained(rank, *case) for case in CASES] + [trained(rank, *CASES[0], wrap=True)]
+    return [trained(rank, case) for case in CASES] + [
+        trained(rank, CASES[0], DistributedDataParallel)
+    ]
 
 
-def require_model_of_one(found: list[Any]) -> None:
-    """Each process must have the model that one process makes of the same samples and noise."""
-    size = len(found)
+def require_models_of_one(found: list[Any]) -> None:
+    """Each process must have the models that one process makes of the same samples and noise."""
     for number, case in enumerate([*CASES, CASES[0]]):
-        alone, losses, seen = trained(0, *case)
-        for parameters, other_losses, _ in (rank[number] for rank in found):
-            for one, other in zip(alone, parameters, strict=True):
-                assert torch.allclose(one, other, rtol=1e-5, atol=1e-5)
-            assert other_losses == pytest.approx(losses, rel=1e-4)
-        for step in range(STEPS):
-            shares = [rank[number][2][step] for rank in found]
-            assert sorted(i for share in shares for i in share) == seen[step]
-            assert all(i % size == rank for rank, share in enumerate(shares) for i in share)
-        first = found[0][number][0]
-        assert all(all(map(torch.equal, first, rank[number][0])) for rank in found)
+        require_model_of_one([rank[number] for rank in found], case)
 
 
 # --- one budget
@@ -146,14 +85,6 @@ def refused(rank: int) -> list[str]:
     """Return the messages of what is refused, as this process sees them."""
     ways = (unshared, drawn_alone, raw, shared_twice, other_bound, other_model, failed_share)
     return [message_of(way, rank) for way in ways]
-
-
-def message_of(way: Any, rank: int) -> str:
-    try:
-        way(rank)
-    except TrainingStoppedError as error:
-        return f"{type(error).__name__}: {error}"
-    return "nothing"
 
 
 def unshared(rank: int) -> None:
@@ -223,13 +154,14 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return list(zip(*found, strict=True))
 
 
+@pytest.mark.slow
 def test_two_processes_train_the_model_of_one(two: Any) -> None:
-    require_model_of_one(two[0])
+    require_models_of_one(two[0])
 
 
 @pytest.mark.slow
 def test_four_processes_train_the_model_of_one(tmp_path: Path) -> None:
-    require_model_of_one(run_in_processes(4, tmp_path, trained_in_turn))
+    require_models_of_one(run_in_processes(4, tmp_path, trained_in_turn))
 
 
 def test_rank_zero_asks_and_all_obey(two: Any) -> None:

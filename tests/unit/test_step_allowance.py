@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import distributed, nn
-from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.support.stub_service import PLAN, linear_accountant, service, tiny_data
@@ -163,7 +163,6 @@ def group_of_one() -> Iterator[None]:
     [
         nn.DataParallel,
         DistributedDataParallel,
-        fully_shard,
         lambda net: FullyShardedDataParallel(net, device_id=torch.device("cpu")),
         lambda net: nn.Sequential(DistributedDataParallel(net)),
     ],

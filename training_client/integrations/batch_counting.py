@@ -22,7 +22,7 @@ from opacus.utils.uniform_sampler import (
 )
 
 from training_client.errors import NoGuaranteeError
-from training_client.integrations.batch_draws import COUNTERS, count_draws
+from training_client.integrations.batch_draws import COUNTERS, count_draws, require_steps
 from training_client.integrations.opacus_checks import find_sampler, round_down_sample_rate
 from training_client.integrations.patches import replace_sampler_iteration
 from training_client.integrations.secret_generators import find_generator
@@ -48,7 +48,7 @@ class BatchCounter:
 
     @property
     def epoch(self) -> tuple[object, int]:
-        """The sampler and number of the current epoch; constant without epochs."""
+        """An identifier of the current epoch; constant if the sampler does not count epochs."""
         return self._sampler, getattr(self._sampler, "epochs", 0)
 
     def require_unused_batch(self) -> None:
@@ -65,8 +65,19 @@ class BatchCounter:
             )
 
     def use_batch(self) -> None:
-        """Count a batch as used: by a step, or refused for a reason that is public."""
+        """Count a batch as used by a step, or as refused for a publicly known reason."""
         self._sampler.unused -= 1
+
+    def require_ended_pass_used(self) -> None:
+        """Raise if the loader has ended its pass and a batch of it had no step.
+
+        The loop may still hold as many batches as workers prefetch, so these are not missed.
+
+        Raises:
+            NoGuaranteeError: a batch had no step, and no later one was drawn to notice it.
+        """
+        if not self._sampler.is_drawing:
+            require_steps(self._sampler)
 
     def stop(self) -> None:
         """Allow batches without steps from now on, since the run is over."""
@@ -80,7 +91,7 @@ def _draw_batches(sampler: Any) -> Iterator[list[int]]:
 
 
 def _draw_mask(sampler: Any, records: int) -> torch.Tensor:
-    """Draw a Boolean per record: in the batch with probability of the sample rate."""
+    """Draw a Boolean per record that is true with the sample rate's probability."""
     # one generator for all samplers, and not an attribute of them: accelerate would copy its state
     # to all ranks, and checkpoints could contain it
     generator = find_generator(sampler.generator, torch.device("cpu"))

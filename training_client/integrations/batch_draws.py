@@ -26,7 +26,7 @@ def count_draws(draw: DrawBatches) -> DrawBatches:
             sampler.unused -= min(sampler.unused, sampler.prefetched)
         sampler.is_drawing, sampler.prefetched = True, count_prefetched_batches()
         for batch in draw(sampler):
-            _require_steps(sampler)
+            require_steps(sampler)
             sampler.unused += 1
             yield batch
         sampler.is_drawing = False
@@ -34,8 +34,8 @@ def count_draws(draw: DrawBatches) -> DrawBatches:
     return draw_and_count
 
 
-def _require_steps(sampler: Any) -> None:
-    """Raise if an earlier batch got no optimizer step; call it before drawing the next."""
+def require_steps(sampler: Any) -> None:
+    """Raise if a batch drawn before got no optimizer step, apart from those prefetched."""
     missing = sampler.unused - sampler.prefetched
     if sampler.requires_steps and missing > 0:
         raise NoGuaranteeError(

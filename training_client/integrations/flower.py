@@ -124,7 +124,7 @@ def send_contribution(
 
 
 def trained_names(model: nn.Module) -> list[str]:
-    """Return the names of a model's trained parameters, in its order."""
+    """Return the names of a model's trained parameters, in the model's order."""
     return [name for name, each in model.named_parameters() if each.requires_grad]
 
 
@@ -176,7 +176,7 @@ def _find_reservation(budget: RoundBudget, context: Context, job: str) -> Reserv
 
 
 def _read_config(message: Message) -> dict[str, Any]:
-    """Return the record with which the server's strategy describes a round.
+    """Return the server's configuration of a round, from a message.
 
     Raises:
         NoGuaranteeError: there is none, or it is of another version of the protocol.
@@ -198,5 +198,5 @@ def _reply(message: Message, state: str) -> Message:
 
 
 def _refuse_without_mod(message: Message, context: Context) -> Message:  # noqa: ARG001
-    """Raise: the mod answers the end of a run before this function is called."""
+    """Raise an error, since `charge_rounds` should have answered this message."""
     raise NoGuaranteeError("charge_rounds is not among the app's mods")

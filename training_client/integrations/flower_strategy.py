@@ -57,7 +57,7 @@ def load_parameters(model: nn.Module, arrays: ArrayRecord) -> None:
 
 @dataclass
 class BudgetedAverage(Strategy):  # type: ignore[misc,unused-ignore]  # checked without flwr too
-    """Trains in rounds: averages the nodes that contribute, drops those whose budget is spent.
+    """Trains in rounds: averages nodes' contributions, and drops nodes whose budget is spent.
 
     Training ends when all nodes have left, when a round and its repetitions have no contribution,
     or after `num_rounds` of `start`. With a folder
@@ -235,7 +235,7 @@ class BudgetedAverage(Strategy):  # type: ignore[misc,unused-ignore]  # checked 
             time.sleep(_POLL_SECONDS)
 
     def _load(self, initial: ArrayRecord) -> tuple[int, ArrayRecord]:
-        """Return the number of finished rounds and the parameters, those saved if there are any.
+        """Return the number of finished rounds and the parameters: the saved ones, or `initial`.
 
         Raises:
             DataError: what is saved is of another job.
@@ -249,7 +249,7 @@ class BudgetedAverage(Strategy):  # type: ignore[misc,unused-ignore]  # checked 
             return int(saved["rounds"]), ArrayRecord(arrays)
 
     def _save(self, done: int, arrays: ArrayRecord, metrics: MetricRecord | None) -> None:
-        """Save the model, replacing the old file at once, and add the round to the list."""
+        """Replace the saved model atomically, and append the round to the log of rounds."""
         if self.folder is None:
             return
         self.folder.mkdir(parents=True, exist_ok=True)

@@ -77,7 +77,7 @@ def register_model(
     public_key: str,
     run_id: str | None = None,
 ) -> Any:
-    """Register a model's file with its certificate, if the certificate is valid and about it.
+    """Register a model's file with its certificate; raise unless the certificate is valid for it.
 
     Args:
         name: the registered model's.

@@ -31,12 +31,12 @@ def check_model_file(name: str) -> str:
 
 
 def model_saver(model: nn.Module, name: str | None) -> SaveModel | None:
-    """Return a function that saves a model in a folder under a name; None without a name."""
+    """Return a function that saves the model under `name` in a folder; None without a name."""
     return None if name is None else partial(_save_model, model, name)
 
 
 def _save_model(model: nn.Module, name: str, folder: Path) -> Path:
-    """Save a model, by its own `save_pretrained` or as its state, and return its file.
+    """Save a model by its own `save_pretrained`, or as a state dict, and return the file.
 
     Raises:
         DataError: the model's own method wrote other files, such as several parts.
@@ -59,7 +59,7 @@ def _save_model(model: nn.Module, name: str, folder: Path) -> Path:
 
 
 def _save_state(state: dict[str, torch.Tensor], file: Path) -> None:
-    """Save a model's state in the format of the file's name."""
+    """Save a state dict in the format that the file's suffix names."""
     if file.suffix == _TENSORS:
         from safetensors.torch import save_file  # of Hugging Face; no other format needs it
 

@@ -17,7 +17,8 @@ come from generators that the operating system seeds, whatever the program seeds
 refuses: no noise; noise or batches from a generator that the program made; an infinite or adaptive
 clipping norm; ghost clipping; parameters in half precision; a gradient that is not finite; several
 batches (also if accumulated by `signal_skip_step`); more steps than batches. The sampler refuses to
-draw a batch while the one before has had no step.
+draw a batch while the one before has had no step, and `get_epsilon` and `made` raise if the last
+batch of a pass had none.
 
 The training loop itself cannot be observed. Batches are counted as the sampler draws them, and
 workers draw ahead of the loop, so a second step of one batch is refused only if there are more
@@ -120,7 +121,7 @@ def connect_ledger(budget: LedgerBudget) -> None:
 
 
 class RemoteAccountant(IAccountant):  # type: ignore[misc]
-    """An Opacus accountant that gets its answers from the accounting service.
+    """An Opacus accountant whose ε is computed by the accounting service.
 
     Attributes:
         history: a row (noise multiplier, sample rate, steps) for each run of equal steps; of balls
@@ -139,13 +140,25 @@ class RemoteAccountant(IAccountant):  # type: ignore[misc]
         self.history: list[Run] = []
         self._connection = _connection
         self._allowed = 0  # steps left of the last block
+        self._batches: list[BatchCounter] = []  # one for each loader
         budget = _connection.budget
         if budget is not None and budget.made:
             self.history = _append_steps([], _parameters(budget.plan), budget.made)
 
     @property
     def made(self) -> int:
-        """The number of steps so far, including those of a loaded checkpoint."""
+        """The number of steps so far, including those of a loaded checkpoint, for `settle`.
+
+        Raises:
+            NoGuaranteeError: the last batch of a pass had no step, which nothing else notices.
+        """
+        for each in self._batches:
+            each.require_ended_pass_used()
+        return self._counted
+
+    @property
+    def _counted(self) -> int:
+        """The number of steps in the history."""
         return sum(run[2] for run in self.history)
 
     def get_optimizer_hook_fn(
@@ -166,6 +179,7 @@ class RemoteAccountant(IAccountant):  # type: ignore[misc]
         """
         loader = _find_callers_loader() if data_loader is None else data_loader
         batches, charged = BatchCounter(loader), _ChargedEpoch()
+        self._batches.append(batches)
 
         def before_step(optimizer: DPOptimizer) -> None:
             """Check the optimizer's batch and gradients, and spend the step's budget."""
@@ -204,17 +218,17 @@ class RemoteAccountant(IAccountant):  # type: ignore[misc]
         self.history = _append_steps(self.history, parameters, steps)
 
     def _take_from_ledger(self, budget: LedgerBudget, parameters: Parameters) -> None:
-        """Take the next step of the ledger's reservation; raise if its parameters differ."""
+        """Take the next step of the ledger's reservation; raise unless it has these parameters."""
         if parameters != _parameters(budget.plan):
             raise NoGuaranteeError(
                 f"the step has σ, q = {parameters}, but the ledger's plan is "
                 f"{_parameters(budget.plan)}: make the plan with "
                 "training_client.integrations.opacus_checks.plan_of(optimizer, loader)"
             )
-        run_on_rank_zero(partial(budget.take, self.made + 1))
+        run_on_rank_zero(partial(budget.take, self._counted + 1))
 
     def _request_block(self, parameters: Parameters, steps: int) -> int:
-        """Return how many times `steps` more steps still fit ε, at most a block."""
+        """Return a number of units of `steps` steps that fit ε, at most one block of steps."""
         limit, block = self._connection.epsilon, -(-self._connection.block // steps)
         while block > 0:
             longer = _append_steps(self.history, parameters, block * steps)
@@ -224,7 +238,7 @@ class RemoteAccountant(IAccountant):  # type: ignore[misc]
             block //= 2
         raise BudgetExhaustedError(
             f"one more step would exceed ε = {limit:g} at δ = {self._connection.delta:g}: "
-            f"{self.made} steps are made"
+            f"{self._counted} steps are made"
         )
 
     def get_epsilon(self, delta: float, **_: Any) -> float:
@@ -232,8 +246,12 @@ class RemoteAccountant(IAccountant):  # type: ignore[misc]
 
         It is proven only for a run that was planned to end here. A run that is stopped after
         looking at results needs the guarantee of its whole plan, which `settle` writes.
+
+        Raises:
+            NoGuaranteeError: the last batch of a pass had no step.
+            ServiceError: the service gave no usable answer.
         """
-        return self._epsilon(self.history, delta) if self.history else 0.0
+        return self._epsilon(self.history, delta) if self.made else 0.0
 
     def _epsilon(self, history: list[Run], delta: float) -> float:
         """Ask the service for ε at δ of all steps in an Opacus history."""
@@ -292,7 +310,7 @@ class _ChargedEpoch:
         self._epoch: tuple[object, int] | None = None
 
     def must_charge(self, plan: Plan, epoch: tuple[object, int]) -> bool:
-        """Return whether a step spends budget: each with Poisson sampling, else an epoch's first.
+        """Return whether a step spends budget: with balls-in-bins only each epoch's first does.
 
         Args:
             plan: the plan of the step.

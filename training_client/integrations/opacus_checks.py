@@ -170,7 +170,7 @@ def round_down_sample_rate(sampler: Any) -> float:
 
 
 def require_private_optimizer(optimizer: Any) -> None:
-    """Raise if an optimizer adds no noise, or does not clip to a fixed norm itself.
+    """Raise unless an optimizer adds noise and itself clips gradients to a fixed norm.
 
     Raises:
         NoGuaranteeError: it is not an Opacus optimizer; σ or C is zero, infinite or NaN; C adapts
@@ -215,7 +215,7 @@ def require_one_batch(optimizer: DPOptimizer) -> None:
 
 
 def require_no_skipped_steps(optimizer: DPOptimizer) -> None:
-    """Raise if `signal_skip_step` makes a step add up several batches; parts of one are fine.
+    """Raise if `signal_skip_step` makes a step sum several batches, rather than parts of one.
 
     Opacus does not count skipped steps; it knows only whether the last one was skipped.
 

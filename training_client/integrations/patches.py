@@ -256,7 +256,7 @@ def check_before_grad_scaler(check: Callable[[Any, Any], None]) -> None:
     """
 
     def checked(original: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the `GradScaler` method `original` with the check before it."""
+        """Return the `GradScaler` method `original` with a call of `check` before it."""
 
         def method(scaler: Any, optimizer: Any, *arguments: Any, **options: Any) -> Any:
             """Call `check`, then the original method."""

@@ -52,7 +52,7 @@ class GrantedRound(Allowance):
         return self.taken >= self.first
 
     def guarantee(self, steps: int) -> Guarantee:
-        """Return the guarantee of all reserved steps."""
+        """Return the guarantee of the whole plan, for a run that stopped after `steps` steps."""
         return self._budget.guarantee(steps)
 
     def _require_allowed(self, step: int) -> None:
@@ -93,7 +93,7 @@ class RoundBudget:
     folder: Path | None = None
 
     def __post_init__(self) -> None:
-        """Refuse rounds that cannot be paid for one by one."""
+        """Raise if the plan has schedules, or a round is not a whole number of charges."""
         if self.plan.varies:
             raise DataError(
                 "noise or clip norm of the plan change from step to step, and a round begins "

@@ -160,7 +160,7 @@ class StepGate:
             self._next_hook(optimizer)
 
     def _leave_last_epoch(self) -> None:
-        """Skip the remaining steps of a balls-in-bins epoch once the loader has left it."""
+        """Skip the remaining steps of a balls-in-bins epoch if the loader has begun another."""
         if self._batches is not None and self._batches.epoch != self._epoch:
             self._epoch = self._batches.epoch
             self.steps = self._allowance.plan.whole_charges(self.steps)

@@ -39,7 +39,7 @@ def list_documents(folder: Path) -> list[Path]:
 
 
 def summarise_claim(folder: Path) -> dict[str, str | float]:
-    """Return a run's guarantee as values, by the names under which trackers show them."""
+    """Return a run's guarantee as a flat dictionary of values for trackers to show."""
     claim: Json = json.loads((folder / PRIVACY).read_text())
     shown = ("epsilon", "delta", "status", "method", "steps", "model_sha256")
     return {f"privacy.{name}": claim[name] for name in shown if name in claim}

@@ -63,7 +63,7 @@ def log_model(
     public_key: str,
     registry: str | None = None,
 ) -> Any:
-    """Log a model's file with its certificate, if the certificate is valid and about it.
+    """Log a model's file with its certificate; raise unless the certificate is valid for it.
 
     Args:
         run: what `wandb.init` returned.

@@ -45,7 +45,7 @@ class Contributor(Protocol):
     def contribute(
         self, parameters: Sequence[torch.Tensor], loss: Loss
     ) -> list[torch.Tensor] | None:
-        """Return what the server averages and subtracts; None if the budget is spent."""
+        """Return an update for the server to average and subtract; None if the budget is spent."""
 
 
 class Participant:
@@ -184,7 +184,7 @@ class AdaptiveParticipant:
     def contribute(
         self, parameters: Sequence[torch.Tensor], loss: Loss
     ) -> list[torch.Tensor] | None:
-        """Return the negated update of some local steps; None if the budget allows none.
+        """Return the negated update of this round's local steps; None if the budget allows none.
 
         Arguments and errors as for `Participant.contribute`.
         """
@@ -197,7 +197,7 @@ class AdaptiveParticipant:
         return [old - new.detach() for old, new in zip(before, trained, strict=True)]
 
     def _make_step(self, loss: Loss) -> bool:
-        """Take a local step, paid for before its batch is drawn; return False if none fits."""
+        """Take a local step, charged before its batch is drawn; return False without budget."""
         try:
             self._optimizer.take()
         except BudgetExhaustedError:

@@ -152,7 +152,7 @@ MODELS: Final[dict[str, ModelInfo]] = {
 
 
 def side_information(model: nn.Module, frequencies: torch.Tensor) -> list[torch.Tensor]:
-    """Return AdaDPS's divisors per parameter from public input frequencies (papers/004, §6.1.2).
+    """Return AdaDPS's public preconditioner from input frequencies (papers/004, §6.1.2).
 
     Args:
         model: a model whose first Linear layer takes the inputs.

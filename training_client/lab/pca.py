@@ -65,7 +65,7 @@ class PrivatePca:
             )
 
     def fit(self, examples: torch.Tensor, generator: torch.Generator | None = None) -> Projection:
-        """Release noisy principal components; each call costs privacy anew.
+        """Release noisy principal components; each call costs further privacy.
 
         Args:
             examples: private, one example per row.

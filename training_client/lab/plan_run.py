@@ -84,13 +84,13 @@ class RunSpec:
         return round(1 / self.sample_rate) if self.sampling == BALLS_IN_BINS else 1
 
     def _schedule(self, name: str) -> Schedule:
-        """Return a schedule of this run; a curve of the noise has whole epochs."""
+        """Return the run's schedule of this name; a noise curve changes only between charges."""
         level = self._steps_per_charge if name == "noise_schedule" else 1
         return parse_schedule(name, self.schedules[name], self.steps, level)
 
     @property
     def noise_note(self) -> str:
-        """The end of a sentence about σ that says that a schedule multiplies it."""
+        """A phrase to append after σ: that --noise-schedule multiplies it; empty if it does not."""
         return ", times the factors of --noise-schedule" if self.changes_noise else ""
 
     @property
@@ -337,7 +337,7 @@ def _count_in_steps(quote: Quote, plan: Plan) -> Quote:
 
 
 def _describe_unused_budget(quote: Quote) -> str:
-    """Say how many steps an unused budget would allow; "" if no more than the remaining one."""
+    """Describe how many steps the whole budget would allow, if more than the remaining one."""
     if quote.steps is None or quote.steps_alone is None or quote.steps_alone <= quote.steps:
         return ""
     return f". As the only run of the whole budget, {quote.steps_alone} would"

@@ -153,7 +153,7 @@ class Recipe:
         return MODELS[self.model].objective
 
     def load_data(self, folder: Path, device: str) -> TrainingData:
-        """Load the run's data; no earlier step reads them.
+        """Load the run's data, which are not read before this call.
 
         Raises:
             DataError: the data cannot be loaded, or do not fit the recipe.

@@ -63,7 +63,7 @@ class RunFolder:
     steps: int = field(init=False)
 
     def __post_init__(self) -> None:
-        """Start from the number of steps that a resumed run took before."""
+        """Start the step count at the number of steps that the budget has already granted."""
         self.steps = self.budget.made
 
     def with_checkpoints(self, show: Callable[[Progress], None]) -> Callable[[Progress], None]:
@@ -107,7 +107,7 @@ class RunFolder:
             raise
 
     def save_model(self) -> None:
-        """Save parameters, projection, and a privacy.json that claims nothing yet."""
+        """Save model parameters, PCA projection, and a privacy.json without a claim yet."""
         (self.folder / CERTIFICATE).unlink(missing_ok=True)
         write_json(
             self.folder / PRIVACY, describe_missing_guarantee(self.steps)

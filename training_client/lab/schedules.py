@@ -53,13 +53,13 @@ def format_schedule(schedule: Schedule) -> str:
 
 
 def schedules_of(plan: Plan) -> dict[str, str]:
-    """Return the schedules that a plan has, as text, by the names of its attributes."""
+    """Return a plan's schedules as text, keyed by attribute name."""
     found = {name: getattr(plan, name) for name in SMALLEST_FACTORS}
     return {name: format_schedule(each) for name, each in found.items() if each is not None}
 
 
 def _parse_piece(name: str, text: str, piece: str) -> tuple[int, float]:
-    """Return the number of steps and the factor of one piece."""
+    """Parse one piece `STEPS:FACTOR` of a schedule into its number of steps and its factor."""
     steps, _, factor = piece.partition(":")
     if not (steps.strip().isascii() and steps.strip().isdigit() and int(steps) > 0):
         raise _unreadable_error(text)
@@ -67,7 +67,7 @@ def _parse_piece(name: str, text: str, piece: str) -> tuple[int, float]:
 
 
 def _parse_factor(name: str, text: str, number: str) -> float:
-    """Return a factor in a schedule's text, if the schedule's kind may have it."""
+    """Parse a factor in a schedule; raise unless it is in the range of this kind of schedule."""
     try:
         factor = float(number)
     except ValueError:
@@ -80,7 +80,7 @@ def _parse_factor(name: str, text: str, number: str) -> float:
 
 
 def _unreadable_error(text: str) -> ValueError:
-    """Make the error for a text that is no schedule."""
+    """Return the error for a text that is not a valid schedule."""
     return ValueError(
         f"{text!r} is no schedule: give a curve ({', '.join(_CURVES)}) and its last factor, as in "
         "linear:0.5, or steps and factors, as in 200:1,300:0.5"

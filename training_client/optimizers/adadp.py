@@ -127,7 +127,7 @@ class AdaDp(PrivateOptimizer):
         least = max(least, _HALF_AXIS_MIN**2 * mean_square)
 
         def scale(block: Block) -> torch.Tensor:
-            """Return the inverse half axes of the clipping ellipsoid or box on a block."""
+            """Return the inverse half axes of the ellipsoid or box on a block of coordinates."""
             return inverse_square_roots(
                 block.view_in(self.prior_squares), 1 / self.beta, least=least
             )
@@ -135,7 +135,7 @@ class AdaDp(PrivateOptimizer):
         return Transform(math.sqrt(self.size), scale, box=self.box)
 
     def _root_moments(self, least: float) -> tuple[float, float]:
-        """Return two means over all mean squares, each at least `least`: of roots and of values."""
+        """Return two means over all mean squares s: of √max(s, least) and of max(s, least)."""
         root, square = sum_square_roots(self.prior_squares, least)
         return root / self.size, square / self.size
 
@@ -171,7 +171,7 @@ class AdaDp(PrivateOptimizer):
         self.descend(noisy.block, gradient, self.learning_rate)
 
     def _update_uncertainty(self, variance: float) -> None:
-        """Update the variance of the running mean squares that is due to the steps' noise.
+        """Update the variance that the steps' noise causes in the running mean squares.
 
         `variance` is that of the noise on a coordinate of this step's mean.
         """

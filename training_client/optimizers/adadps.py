@@ -64,7 +64,7 @@ class SquareStatistic:
             total.mul_(self._decay).add_(square, alpha=1 - self._decay)
 
     def inverse(self, block: Block, steps: int) -> torch.Tensor:
-        """Return one over the preconditioner (root mean square + ε) on a block; 1 at first."""
+        """Return the inverse preconditioner on a block of coordinates; ones before any update."""
         if steps == 0:
             return torch.ones_like(block.view_in(self.squares))
         bias = 1 - self._decay**steps if self._statistic == "adam" else 1.0
@@ -152,7 +152,7 @@ class AdaDps(_StatisticOptimizer):
         return Transform(self.clip_norm, partial(self._scale, self.statistics.steps))
 
     def _scale(self, steps: int, block: Block) -> torch.Tensor:
-        """Return the inverse preconditioner on a block, by which gradients are multiplied."""
+        """Return the factors for gradients (1/preconditioner) on a block of coordinates."""
         if self.side_information is not None:
             return block.view_in(self.side_information).reciprocal()
         return self.statistics.inverse(block, steps)
@@ -213,7 +213,7 @@ class PublicPreconditioner(_StatisticOptimizer):
         self.firsts = self.zeros() if first else None
 
     def update(self, step: StepContext) -> None:
-        """Update parameters by the noisy mean, or its moving average, over the preconditioner."""
+        """Update parameters by the noisy mean or its average, divided by the preconditioner."""
         step.noisy_mean.for_each_block(partial(self._update_block, self.source.gradients(step)))
         self.statistics.steps += 1
 

@@ -34,7 +34,8 @@ class PrivateOptimizer(ABC):
 
     Attributes:
         allowance: the budget that covers the steps.
-        parameters: the trained parameters.
+        trained: the trained parameters, which `fully_shard` may have sharded among processes.
+        parameters: the trained parameters, as the model holds them between steps.
         blocks: the blocks that their coordinates are cut into.
         size: the number of their coordinates.
         learning_rate: η; it may be changed between steps, as a schedule does.
@@ -83,7 +84,8 @@ class PrivateOptimizer(ABC):
                 f"state {self.source.state!r} is made of private gradients without noise, which no "
                 "theorem covers: train with a NoBudget, which claims nothing"
             )
-        self.parameters = self.private_sum.clipper.parameters
+        self.trained = self.private_sum.trained
+        self.parameters = self.trained.held
         self.blocks = self.private_sum.clipper.blocks
         self.size = self.private_sum.clipper.size
 
@@ -104,7 +106,7 @@ class PrivateOptimizer(ABC):
 
     @property
     def is_first_process(self) -> bool:
-        """True in one of the processes that share the budget, which writes files."""
+        """True in the one process that writes files, among those that share the budget."""
         return self.share_of_records[0] == 0
 
     @property
@@ -139,7 +141,7 @@ class PrivateOptimizer(ABC):
         self.private_sum.expect_examples(count)
 
     def continue_epoch(self, position: int) -> None:
-        """Resume an epoch at batch `position`; at 0, start one and skip the last one's rest.
+        """Resume an epoch at batch `position`; 0 starts a new epoch, skipping the old one's rest.
 
         Raises:
             NoGuaranteeError: the place is not that of the steps made.
@@ -185,7 +187,7 @@ class PrivateOptimizer(ABC):
         return self.plan.clip_norm * self.clip_factor
 
     def _complete(self, transform: Transform) -> Transform:
-        """Add automatic clipping, or adaptive clipping's count, to a step's transform."""
+        """Add automatic clipping, or the count of unclipped examples, to a step's transform."""
         if self.automatic_clipping is not None:
             return transform.automatic(self.automatic_clipping)
         if self.plan.adaptive_clipping is not None:
@@ -208,7 +210,7 @@ class PrivateOptimizer(ABC):
     def _adapt_clip_norm(
         self, clipping: AdaptiveClipping | None, unclipped: float | None, is_ball: bool
     ) -> None:
-        """Adapt the clip norm to the noisy fraction of unclipped examples; only for balls."""
+        """For clipping to a ball, adapt its norm to the noisy fraction of unclipped examples."""
         if clipping is not None and unclipped is not None and is_ball:
             self.clip_factor = clipping.next_factor(self.clip_factor, unclipped)
 
@@ -224,8 +226,8 @@ class PrivateOptimizer(ABC):
             direction: one value per coordinate of the block.
             rate: the learning rate.
         """
-        for piece in block.pieces:
-            piece.select_rows(self.parameters).sub_(piece.view_in(direction), alpha=rate)
+        for own, values in self.trained.own_rows(block, direction):
+            own.sub_(values, alpha=rate)
 
     def transform(self) -> Transform:
         """Return how the next step scales and clips per-example gradients; by default it clips."""

@@ -92,13 +92,13 @@ class PiGdo(PrivateOptimizer):
         root = old**0.5
 
         def scale(block: Block) -> torch.Tensor:
-            """Return the scale of the rule's affine map on a block, from the mean squares."""
+            """Return the adaptive rule's scale on a block of coordinates, from the mean squares."""
             return inverse_square_roots(
                 block.view_in(self.squares), factor / root, self.epsilon / root
             )
 
         def shift(block: Block) -> torch.Tensor:
-            """Return the shift of the rule's affine map on a block, from the momentum."""
+            """Return the adaptive rule's shift on a block of coordinates, from the momentum."""
             assert firsts is not None
             return block.view_in(firsts) * (first / (1 - first))
 
@@ -106,7 +106,7 @@ class PiGdo(PrivateOptimizer):
         return Transform(self.clip_norm, scale, shifted, damping=own**0.5 / factor)
 
     def _gradient_factor(self) -> float:
-        """Return the adaptive rule's factor of a gradient: 1, but for Adam."""
+        """Return the factor by which the adaptive rule multiplies a gradient; 1 except for Adam."""
         first = self.betas[0]
         return (1 - first) / (1 - first ** (self.steps + 1)) if self.rule == "adam" else 1.0
 

@@ -30,7 +30,7 @@ class GradientEstimate(Protocol):
     """Interface of an estimate of a step's mean gradient and its square, read block by block."""
 
     def moments(self, noisy: NoisyBlock) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return estimates of the mean gradient and of its elementwise square on a block.
+        """Return estimates of mean gradient and its elementwise square on a block of coordinates.
 
         The variance of the noise is subtracted from the square.
 
@@ -41,7 +41,7 @@ class GradientEstimate(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ExactEstimate:
-    """A mean gradient without clipping and noise, as its own exact estimate.
+    """An estimate from a batch's exact mean gradient, without clipping or noise.
 
     Attributes:
         mean: the mean gradient, as a blockwise sum.
@@ -58,7 +58,7 @@ class ExactEstimate:
 
 @dataclass(frozen=True, slots=True)
 class ExampleSquares:
-    """The mean of squared per-example gradients, used instead of the squared mean gradient.
+    """An estimate whose square is the mean of squared per-example gradients.
 
     Attributes:
         squares: a vector of all coordinates.
@@ -67,7 +67,7 @@ class ExampleSquares:
     squares: torch.Tensor
 
     def moments(self, noisy: NoisyBlock) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the noisy mean on a block, and the mean of per-example squares."""
+        """Return the noisy mean and mean squared per-example gradient on a block of coordinates."""
         return noisy.gradient_moments()[0], noisy.block.view_in(self.squares)
 
 

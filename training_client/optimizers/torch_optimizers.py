@@ -56,8 +56,13 @@ class NoisyTorchOptimizer(PrivateOptimizer):
         self.torch_optimizer.zero_grad()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of PyTorch's optimizer, and that of adaptive clipping."""
-        return self.torch_optimizer.state_dict() | self.clipping_state()
+        """Return the state of PyTorch's optimizer, and that of adaptive clipping.
+
+        For a model that `fully_shard` sharded, all of them must call it. Rank 0 gets
+        whole tensors, as for an unsharded model, and the others an empty state.
+        """
+        found = self.torch_optimizer.state_dict() | self.clipping_state()
+        return self.trained.gather_state(found)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the state that `state_dict` returned.
@@ -72,10 +77,18 @@ class NoisyTorchOptimizer(PrivateOptimizer):
                 for name, given in entries.items():
                     if torch.is_tensor(given) and given.dim() > 0:
                         require_same_kind(name, given, self.parameters[index])
-            self.torch_optimizer.load_state_dict(state)
+            self.torch_optimizer.load_state_dict(self._shard(state))
         except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
             self.torch_optimizer.load_state_dict(own)
             raise DataError(f"the checkpoint is not one of this optimizer: {error}") from None
+
+    def _shard(self, state: dict[str, Any]) -> dict[str, Any]:
+        """Return a state with the rows that this process holds of each whole tensor."""
+        sharded = {
+            index: {name: self.trained.shard(index, value) for name, value in entries.items()}
+            for index, entries in state["state"].items()
+        }
+        return state | {"state": sharded}
 
 
 def _match_memory_layout(parameter: torch.Tensor, mean: torch.Tensor) -> torch.Tensor:

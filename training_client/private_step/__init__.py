@@ -20,7 +20,8 @@ In the order of a step, with what each part guarantees and where that is shown:
 6. `noise` draws the Gaussian noise. `private_sum` takes the step from the budget and is the only
    exit: it adds noise to each `blocks.Block` of the sum and returns nothing else.
 
-`step_processes` shares a step out among processes, `shared_budget` has them ask one budget, and
+`trained_parameters` gathers the parameters of a model that `fully_shard` sharded, and finds a
+process's own rows. `step_processes` shares a step out among processes, `shared_budget` has them ask one budget, and
 `process_group` has the calls between them; `single_process` refuses processes without a shared
 budget. `evaluation` is for the use of a model between steps, and `kernels` has the CPU loops: they
 compute and bound nothing.

@@ -131,7 +131,7 @@ def _join_masks(
     attention: torch.Tensor | None,
     like: torch.Tensor,
 ) -> torch.Tensor | None:
-    """Merge padding and attention mask into a tensor to add to attention scores; None without.
+    """Merge padding and attention mask into a tensor to add to attention scores; None if no masks.
 
     A boolean mask is true where attention is not allowed.
     """

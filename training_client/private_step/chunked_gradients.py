@@ -60,11 +60,11 @@ class ChunkedGradients(ABC):
 
     @abstractmethod
     def dense(self, examples: slice, rows: slice) -> torch.Tensor:
-        """Compute some examples' gradients on the parameter's rows, one tensor per example."""
+        """Compute some examples' gradients on `rows` of the parameter, one tensor per example."""
 
     @abstractmethod
     def magnitudes(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return two squared norms per example that bound rounding: of Σ|terms|, of a factor.
+        """Return two numbers per example, from which rounding and underflow errors are bounded.
 
         Returns:
             M², the squared norm of an upper bound on the sum of the terms' magnitudes; and an upper
@@ -74,11 +74,11 @@ class ChunkedGradients(ABC):
 
     @abstractmethod
     def mapped_magnitudes(self, rows: slice, scale: torch.Tensor) -> torch.Tensor:
-        """Return, per example, the squared norm of a rounding bound after `scale`, on some rows."""
+        """Bound ‖Σ|tᵢ|·scale‖² per example, whose gradient on `rows` is the sum of terms tᵢ."""
 
     @abstractmethod
     def weighted_sum(self, rows: slice, weights: torch.Tensor, out: torch.Tensor) -> None:
-        """Write the weighted sum of the examples' gradients, on some rows, into `out`."""
+        """Write the weighted sum of the gradients, on some rows of the parameter, into `out`."""
 
     @abstractmethod
     def select(self, kept: torch.Tensor) -> ExampleGradients:
@@ -100,14 +100,14 @@ class ChunkedGradients(ABC):
         """One of the stored tensors, whose dtype and device are those of the gradients."""
 
     def squared_norms(self, bound: float) -> torch.Tensor:
-        """Return an upper bound on each example's squared gradient norm; ∞ if it underflows."""
+        """Return upper bounds on squared gradient norms per example; ∞ on excessive underflow."""
         found = self._zeros()
         for part, each in self._chunks(slice(0, self.shape[0])):
             found[part] = squared_norms(each)
         return self._upper_bounds(found, 2, bound)
 
     def _upper_bounds(self, computed: torch.Tensor, products: int, bound: float) -> torch.Tensor:
-        """Increase computed squared norms until they exceed the exact ones, despite rounding.
+        """Add error bounds to computed squared norms, so that the exact ones are not larger.
 
         Args:
             computed: the squared norms of the gradients.
@@ -124,7 +124,7 @@ class ChunkedGradients(ABC):
         return found.masked_fill_(excluded, torch.inf)
 
     def mapped_squared_norms(self, pieces: MappedPieces, bound: float) -> torch.Tensor:
-        """Bound each example's squared gradient norm after scale and shift; ∞ if it underflows."""
+        """Bound each example's squared norm after shift and scale; ∞ on excessive underflow."""
         found, mapped = self._zeros(), self._zeros()
         scale_norm: Scalar = 0.0
         shift_norm: Scalar = 0.0
@@ -150,14 +150,14 @@ class ChunkedGradients(ABC):
         return found.masked_fill_(excluded, torch.inf)
 
     def clamped_sum(self, rows: slice, scale: torch.Tensor) -> torch.Tensor:
-        """Return the sum of gradients times `scale`, coordinates clamped to ±1, on some rows."""
+        """Return the sum of scaled gradients, each coordinate clamped to ±1, on `rows`."""
         total, row = torch.zeros_like(scale), scale.reshape(1, -1)
         for _, each in self._chunks(rows):
             total += clamp_in_place(each.mul_(row)).sum(0).view_as(total)
         return total
 
     def damped_squared_norms(self, pieces: MappedPieces, damping: float) -> torch.Tensor:
-        """Return squared gradient norms after scale, shift and a smooth limit (`damping`)."""
+        """Return squared norms of per-example gradients after shift, scaling and soft clipping."""
         found = self._zeros()
         for piece, affine in pieces:
             for part, each in self._chunks(piece.rows):
@@ -168,7 +168,7 @@ class ChunkedGradients(ABC):
     def damped_sum(
         self, rows: slice, affine: AffineMap, damping: float, weights: torch.Tensor
     ) -> torch.Tensor:
-        """Return the weighted sum of scaled, shifted, smoothly limited gradients, on some rows."""
+        """Return the weighted sum of shifted, scaled, soft-clipped gradients on `rows`."""
         row = affine.as_row()
         assert row.scale is not None
         total = torch.zeros_like(row.scale)

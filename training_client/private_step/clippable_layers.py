@@ -10,13 +10,13 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from training_client.errors import UnsupportedModelError
+from training_client.private_step.trained_parameters import layer_type
 
 _PARALLEL_WRAPPERS: Final = {  # names: importing the classes is slow, or fails where missing
     "DataParallel",
     "DistributedDataParallel",
     "DifferentiallyPrivateDistributedDataParallel",
     "FullyShardedDataParallel",
-    "FSDPModule",
     "DeepSpeedEngine",
 }
 
@@ -155,7 +155,7 @@ def keeps_forward_of(module: nn.Module, kind: type[nn.Module]) -> bool:
 
 def is_transposed_linear(module: nn.Module) -> bool:
     """Return whether a module is `Conv1D` of Transformers: a linear layer, weight transposed."""
-    kind = type(module)
+    kind = layer_type(module)
     return kind.__name__ == "Conv1D" and kind.__module__ == "transformers.pytorch_utils"
 
 
@@ -163,7 +163,7 @@ def opacus_grad_sampler(module: nn.Module) -> GradSampler | None:
     """Return Opacus' function for a layer's per-example gradients; None if there is none."""
     if getattr(module, "padding_mode", "zeros") != "zeros":
         return None  # it would leave the padding out
-    return _opacus_grad_samplers().get(type(module))
+    return _opacus_grad_samplers().get(layer_type(module))
 
 
 def _opacus_grad_samplers() -> dict[type[nn.Module], GradSampler]:

@@ -67,7 +67,7 @@ class ClippedSum:
         parameters: Sequence[torch.Tensor],
         unclipped: int = 0,
     ) -> ClippedSum:
-        """Build a clipped sum; a parameter's sum is computed at once where that saves memory.
+        """Build a clipped sum; sum a parameter's gradients immediately where that saves memory.
 
         Args:
             gradients: per-example gradients of the examples that count, for each parameter.
@@ -99,7 +99,7 @@ class ClippedSum:
                 affine.map_sum(out, self.weights)
 
     def _write_piece(self, piece: Piece, affine: AffineMap, out: torch.Tensor) -> None:
-        """Write the sum on some rows of one parameter into `out`."""
+        """Write one piece (rows of one parameter) of the clipped sum into `out`."""
         gradients = self.gradients[piece.index]
         if isinstance(gradients, torch.Tensor):
             out.copy_(gradients[piece.rows])

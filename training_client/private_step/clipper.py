@@ -26,6 +26,7 @@ from training_client.private_step.rounding_bounds import (
     smallest_safe_factor,
     weight_rounding,
 )
+from training_client.private_step.trained_parameters import TrainedParameters
 from training_client.private_step.transform import AffineMap, Transform
 
 _FIRST_CHECKED_EXAMPLES: Final = 4  # of the first batch, if it is large
@@ -37,7 +38,8 @@ class Clipper:
     """Computes sums of clipped per-example gradients for one model.
 
     Attributes:
-        parameters: the trained parameters, in the order of `model.parameters()`.
+        trained: the model's trained parameters, which may be sharded among processes.
+        parameters: the whole trained parameters, in the order of `model.parameters()`.
         blocks: the blocks that their coordinates are cut into.
         size: the number of their coordinates.
 
@@ -48,6 +50,7 @@ class Clipper:
         sparse_inputs: declare that most input values are 0. Linear layers that read the inputs then
             skip zeros, which saves time if more than three quarters are. This is declared, not
             detected from the data, because it changes the order in which sums are rounded.
+        trained: the model's trained parameters; found in the model by default.
         path: a path of the engine to force, for tests: "gram" or "product" for the norms of linear
             maps, "held" to form every example's gradient, "replay" to run each layer again for each
             example. By default each layer takes the cheapest.
@@ -63,6 +66,7 @@ class Clipper:
         *,
         sparse_inputs: bool = False,
         path: EnginePath | None = None,
+        trained: TrainedParameters | None = None,
     ) -> None:
         if path is not None and path not in get_args(EnginePath):
             raise ValueError(
@@ -74,7 +78,8 @@ class Clipper:
         self._sparse_inputs, self._path = sparse_inputs, path
         self._layers = find_trained_layers(model)
         self._batches = 0
-        self.parameters = [p for p in model.parameters() if p.requires_grad]
+        self.trained = trained or TrainedParameters(model)
+        self.parameters = self.trained.whole
         self.blocks = cut_into_blocks(self.parameters)
         self.size = sum(block.size for block in self.blocks)
 
@@ -129,9 +134,10 @@ class Clipper:
                 gradients, weights, mean_loss, self.parameters, unclipped
             )
 
-        return self._sum_physical_batches(
-            examples, targets, clip_physical_batch, transform.for_block
-        )
+        with self.trained.gathered():
+            return self._sum_physical_batches(
+                examples, targets, clip_physical_batch, transform.for_block
+            )
 
     @torch.no_grad()
     def sum_unclipped(
@@ -148,15 +154,16 @@ class Clipper:
             weights = self.parameters[0].new_full((len(targets),), 1 / size)
             return ClippedSum.with_small_sums(gradients, weights, mean_loss, self.parameters)
 
-        return self._sum_physical_batches(
-            examples, targets, sum_physical_batch, lambda _: AffineMap(None)
-        )
+        with self.trained.gathered():
+            return self._sum_physical_batches(
+                examples, targets, sum_physical_batch, lambda _: AffineMap(None)
+            )
 
     @torch.no_grad()
     def mean_of_squares(
         self, examples: Examples, targets: torch.Tensor, loss: Loss, size: float
     ) -> tuple[torch.Tensor, float]:
-        """Return the sum of squared per-example gradients over `size`, and the mean loss.
+        """Return the sum of squared per-example gradients divided by `size`, and the mean loss.
 
         It is for public data, and for runs without a privacy guarantee. The gradients are formed
         one example at a time.
@@ -164,13 +171,14 @@ class Clipper:
         count = count_examples(examples)
         squares, losses = self.zeros(), 0.0
         rows = self._physical_batch_size or max(count, 1)
-        for start in range(0, count, rows):
-            part = slice(start, min(start + rows, count))
-            gradients, mean_loss = self._example_gradients(
-                select_examples(examples, part), targets[part], loss
-            )
-            losses += mean_loss * (part.stop - part.start)
-            self._add_squares(gradients, part.stop - part.start, squares)
+        with self.trained.gathered():
+            for start in range(0, count, rows):
+                part = slice(start, min(start + rows, count))
+                gradients, mean_loss = self._example_gradients(
+                    select_examples(examples, part), targets[part], loss
+                )
+                losses += mean_loss * (part.stop - part.start)
+                self._add_squares(gradients, part.stop - part.start, squares)
         return squares.div_(size), losses / max(count, 1)
 
     def _add_squares(
@@ -187,7 +195,7 @@ class Clipper:
                 total.addcmul_(found, found)
 
     def _pieces_of(self, vector: torch.Tensor) -> Iterator[tuple[Piece, torch.Tensor]]:
-        """Yield the rows of parameters in each block, with a view of their values in a vector."""
+        """Yield each piece (rows of one parameter), with a view of its values in a flat vector."""
         for block in self.blocks:
             for piece in block.pieces:
                 yield piece, piece.view_in(block.view_in(vector))
@@ -199,7 +207,7 @@ class Clipper:
         sum_physical_batch: Callable[[Examples, torch.Tensor], ClippedSum],
         map_for_block: Callable[[Block], AffineMap],
     ) -> BlockwiseSum:
-        """Return a gradient sum over all examples, computed by physical batches."""
+        """Return a gradient sum over all examples, computed one physical batch at a time."""
         count = count_examples(examples)
         if len(targets) != count:
             raise DataError(f"there are {count} examples and {len(targets)} targets")
@@ -297,7 +305,7 @@ class Clipper:
         ]
 
     def _mapped_pieces(self, transform: Transform) -> Iterator[tuple[Piece, AffineMap]]:
-        """Yield groups of rows of the parameters, each with its scale and shift."""
+        """Yield each piece (rows of one parameter), with the scale and shift of its coordinates."""
         for block in self.blocks:
             affine = transform.for_block(block)
             for piece in block.pieces:

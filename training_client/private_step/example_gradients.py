@@ -67,11 +67,11 @@ class ExampleGradients(Protocol):
         ...
 
     def squared_norms(self, bound: float, /) -> torch.Tensor:
-        """Return an upper bound on each example's squared gradient norm; ∞ if it underflows."""
+        """Return upper bounds on squared gradient norms per example; ∞ on excessive underflow."""
         ...
 
     def mapped_squared_norms(self, pieces: MappedPieces, bound: float) -> torch.Tensor:
-        """Bound each example's squared gradient norm after scale and shift; ∞ if it underflows.
+        """Bound each example's squared norm after shift and scale; ∞ on excessive underflow.
 
         Args:
             pieces: all pieces of the parameter, each with its map.
@@ -82,15 +82,15 @@ class ExampleGradients(Protocol):
         ...
 
     def weighted_sum(self, rows: slice, weights: torch.Tensor, out: torch.Tensor) -> None:
-        """Write the weighted sum of the examples' gradients, on some rows, into `out`."""
+        """Write the weighted sum of the gradients, on some rows of the parameter, into `out`."""
         ...
 
     def clamped_sum(self, rows: slice, scale: torch.Tensor) -> torch.Tensor:
-        """Return the sum of gradients times `scale`, coordinates clamped to ±1, on some rows."""
+        """Return the sum of scaled gradients, each coordinate clamped to ±1, on `rows`."""
         ...
 
     def damped_squared_norms(self, pieces: MappedPieces, damping: float) -> torch.Tensor:
-        """Return squared gradient norms after scale, shift and a smooth limit (`damping`).
+        """Return squared norms of per-example gradients after shift, scaling and soft clipping.
 
         The affine map gives v = D∘(∇ + b), and damping by c limits it to v/√(1 +
         (c·D∘∇)²).
@@ -100,7 +100,7 @@ class ExampleGradients(Protocol):
     def damped_sum(
         self, rows: slice, affine: AffineMap, damping: float, weights: torch.Tensor
     ) -> torch.Tensor:
-        """Return the weighted sum of scaled, shifted, smoothly limited gradients, on some rows."""
+        """Return the weighted sum of shifted, scaled, soft-clipped gradients on `rows`."""
         ...
 
     def select(self, kept: torch.Tensor) -> ExampleGradients:
@@ -126,7 +126,7 @@ class _SquaredMap:
 
     @classmethod
     def from_map(cls, affine: AffineMap) -> _SquaredMap:
-        """Compute the squares, given an affine map that has a scale."""
+        """Return the squared scale and shift of an affine map, which must have a scale."""
         assert affine.scale is not None
         squares, shift = affine.scale.square(), affine.shift
         scale_norm = squared_norm(affine.scale)
@@ -181,7 +181,7 @@ class OuterProducts:
         return self.gradients.numel() + self.inputs.numel()
 
     def squared_norms(self, bound: float) -> torch.Tensor:
-        """Return an upper bound on each example's squared gradient norm; ∞ if it underflows."""
+        """Return upper bounds on squared gradient norms per example; ∞ on excessive underflow."""
         gradient_squares = squared_norm_upper_bounds(self.gradients)
         input_squares = squared_norm_upper_bounds(self.inputs, self._input_factor.squared_norms())
         return self._exclude_underflowing(
@@ -192,7 +192,7 @@ class OuterProducts:
         )
 
     def mapped_squared_norms(self, pieces: MappedPieces, bound: float) -> torch.Tensor:
-        """Bound each example's squared gradient norm after scale and shift; ∞ if it underflows."""
+        """Bound each example's squared norm after shift and scale; ∞ on excessive underflow."""
         terms, dtype = self._norm_terms(pieces), self.inputs.dtype
         gradient_squares = squared_norm_upper_bounds(self.gradients)
         input_squares = squared_norm_upper_bounds(self.inputs, terms.input_squares)
@@ -234,7 +234,7 @@ class OuterProducts:
         return terms
 
     def _add_terms(self, start: int, squared: _SquaredMap, unit: Factor, terms: _NormTerms) -> None:
-        """Add to `terms` the squared-norm terms of the weight's rows from `start` on.
+        """Add to `terms` what one piece of the weight contributes to the squared norms.
 
         `start` is the piece's first row, and `unit` holds the squares of a/‖a‖, a the layer's
         input.
@@ -257,18 +257,18 @@ class OuterProducts:
         return make_factor(self.inputs, self.gradients.shape[1], sparse=self.sparse)
 
     def weighted_sum(self, rows: slice, weights: torch.Tensor, out: torch.Tensor) -> None:
-        """Write the weighted sum of the examples' gradients, on some rows, into `out`.
+        """Write the weighted sum of the gradients, on some rows of the parameter, into `out`.
 
         It takes one matrix product.
         """
         self._input_factor.weighted_product(self.gradients[:, rows], weights, out)
 
     def clamped_sum(self, rows: slice, scale: torch.Tensor) -> torch.Tensor:
-        """Return the sum of gradients times `scale`, coordinates clamped to ±1, on some rows."""
+        """Return the sum of scaled gradients, each coordinate clamped to ±1, on `rows`."""
         return clamped_sum(self.gradients[:, rows], self.inputs, scale)
 
     def damped_squared_norms(self, pieces: MappedPieces, damping: float) -> torch.Tensor:
-        """Return squared gradient norms after scale, shift and a smooth limit (`damping`)."""
+        """Return squared norms of per-example gradients after shift, scaling and soft clipping."""
         found = self.gradients.new_zeros(len(self.gradients), dtype=torch.float64)
         for piece, affine in pieces:
             gradients = self.gradients[:, piece.rows]
@@ -278,7 +278,7 @@ class OuterProducts:
     def damped_sum(
         self, rows: slice, affine: AffineMap, damping: float, weights: torch.Tensor
     ) -> torch.Tensor:
-        """Return the weighted sum of scaled, shifted, smoothly limited gradients, on some rows."""
+        """Return the weighted sum of shifted, scaled, soft-clipped gradients on `rows`."""
         return damped_sum(self.gradients[:, rows], self.inputs, affine, damping, weights)
 
     def select(self, kept: torch.Tensor) -> OuterProducts:
@@ -302,11 +302,11 @@ class MaterializedGradients:
         return self.gradients.numel()
 
     def squared_norms(self, _: float) -> torch.Tensor:
-        """Return each example's squared norm; underflow in it is negligible."""
+        """Return each example's squared gradient norm, in double precision."""
         return squared_norms(self.gradients.flatten(1))
 
     def mapped_squared_norms(self, pieces: MappedPieces, bound: float) -> torch.Tensor:
-        """Bound each example's squared gradient norm after scale and shift; ∞ if it underflows."""
+        """Bound each example's squared norm after shift and scale; ∞ on excessive underflow."""
         dtype = self.gradients.dtype
         found = squared_norms(self.gradients.flatten(1)).mul_(overflow_guard(bound, dtype))
         scale_norm: Scalar = 0.0
@@ -326,15 +326,15 @@ class MaterializedGradients:
         return found.masked_fill_(excluded, torch.inf)
 
     def weighted_sum(self, rows: slice, weights: torch.Tensor, out: torch.Tensor) -> None:
-        """Write the weighted sum of the examples' gradients, on some rows, into `out`."""
+        """Write the weighted sum of the gradients, on some rows of the parameter, into `out`."""
         torch.mv(self.gradients[:, rows].flatten(1).T, weights, out=out.view(-1))
 
     def clamped_sum(self, rows: slice, scale: torch.Tensor) -> torch.Tensor:
-        """Return the sum of gradients times `scale`, coordinates clamped to ±1, on some rows."""
+        """Return the sum of scaled gradients, each coordinate clamped to ±1, on `rows`."""
         return clamp_in_place(self.gradients[:, rows] * scale).sum(0)
 
     def damped_squared_norms(self, pieces: MappedPieces, damping: float) -> torch.Tensor:
-        """Return squared gradient norms after scale, shift and a smooth limit (`damping`)."""
+        """Return squared norms of per-example gradients after shift, scaling and soft clipping."""
         found = self.gradients.new_zeros(len(self.gradients), dtype=torch.float64)
         for piece, affine in pieces:
             factors = self._as_outer_products(piece.rows)
@@ -344,11 +344,11 @@ class MaterializedGradients:
     def damped_sum(
         self, rows: slice, affine: AffineMap, damping: float, weights: torch.Tensor
     ) -> torch.Tensor:
-        """Return the weighted sum of scaled, shifted, smoothly limited gradients, on some rows."""
+        """Return the weighted sum of shifted, scaled, soft-clipped gradients on `rows`."""
         return damped_sum(*self._as_outer_products(rows), affine.as_row(), damping, weights)
 
     def _as_outer_products(self, rows: slice) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write gradients as outer products: return a factor of ones, and the gradients."""
+        """Return a column of ones and the gradients, whose outer products are the gradients."""
         return self.gradients.new_ones(len(self.gradients), 1), self.gradients[:, rows].flatten(1)
 
     def select(self, kept: torch.Tensor) -> MaterializedGradients:
@@ -357,7 +357,7 @@ class MaterializedGradients:
 
 
 def as_scalar(tensor: torch.Tensor) -> Scalar:
-    """Convert a one-element tensor to a float; on a GPU return it unchanged, to avoid a wait."""
+    """Convert a one-element tensor to a float; on a GPU keep it, to avoid synchronization."""
     return float(tensor) if is_on_cpu(tensor) else tensor
 
 

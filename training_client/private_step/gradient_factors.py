@@ -53,7 +53,7 @@ class Factor(Protocol):
 
 
 def make_factor(rows: torch.Tensor, columns: int, *, sparse: bool) -> Factor:
-    """Wrap a matrix of one row per example: as sparse if declared so and faster, else as dense.
+    """Wrap a matrix as sparse if it is declared sparse and large enough, otherwise as dense.
 
     The choice depends neither on the examples nor on their number: the two kinds add up in another
     order, and one record must not change how the others are rounded.

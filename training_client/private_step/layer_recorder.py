@@ -100,7 +100,7 @@ class LayerRecorder:
         bias: torch.Tensor | None,
         rows: slice | None = None,
     ) -> torch.Tensor:
-        """Apply a linear map, or only some of its output rows, and note it for clipping."""
+        """Apply a linear map (or only these rows of it); record it for per-example gradients."""
         part = slice(None) if rows is None else rows
         used = weight if rows is None else weight[part]
         output = linear(inputs, used, bias if bias is None or rows is None else bias[part])
@@ -254,7 +254,7 @@ class LayerRecorder:
             )
 
     def _expand_shared(self, _: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        """Forward pre-hook: repeat a row of tokens that examples share, once per example.
+        """Forward pre-hook: expand a single input row, shared by all examples, to one row for each.
 
         Otherwise its output gradient would be summed over the examples.
         """

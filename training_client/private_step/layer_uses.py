@@ -79,7 +79,7 @@ class UseRecorder(Protocol):
         bias: torch.Tensor | None,
         rows: slice | None = None,
     ) -> torch.Tensor:
-        """Apply a linear map, or only some of its output rows, and note it for clipping."""
+        """Apply a linear map (or only these rows of it); record it for per-example gradients."""
         ...
 
     def record_use(

@@ -132,7 +132,7 @@ def require_complete_gradients(model_pass: ModelPass, parameters: Sequence[nn.Pa
 
 
 def _is_sum(found: torch.Tensor, expected: torch.Tensor, tolerance: float, size: float) -> bool:
-    """Return whether two sums are equal up to a relative tolerance; NaN equals NaN."""
+    """Return whether two sums are equal up to a tolerance relative to `size`; NaN equals NaN."""
     limit = tolerance * (size + 2 * _largest_magnitude(expected))
     difference = found - expected
     largest = max((abs(float(each)) for each in difference.aminmax()), default=0.0)
@@ -143,7 +143,7 @@ def _is_sum(found: torch.Tensor, expected: torch.Tensor, tolerance: float, size:
 
 
 def _gradients_of_magnitudes(uses: Sequence[UsePass]) -> dict[torch.Tensor, list[ExampleGradients]]:
-    """Return per-example gradients computed from the absolute values of their factors.
+    """Return per-example gradients computed from absolute inputs and output gradients.
 
     They bound the sum of the magnitudes of the true gradients' terms, to which rounding errors
     are relative.
@@ -160,7 +160,7 @@ def _gradients_of_magnitudes(uses: Sequence[UsePass]) -> dict[torch.Tensor, list
 
 
 def _largest_sum(parts: Sequence[ExampleGradients], piece: Piece, weights: torch.Tensor) -> float:
-    """Return the largest coordinate, on some rows, of a weighted sum of per-example gradients."""
+    """Return a weighted gradient sum's largest absolute coordinate on a piece of a parameter."""
     total = weights.new_empty(piece.shape)
     merge_parts(parts, None).weighted_sum(piece.rows, weights, total)
     return _largest_magnitude(total)
@@ -240,7 +240,7 @@ def _relative_tolerance(tensor: torch.Tensor) -> float:
 
 
 def _sum_tolerances(model_pass: ModelPass) -> dict[torch.Tensor, tuple[float, bool]]:
-    """Return, per parameter, the tolerance for its gradient sums, and whether Σ|terms| is known.
+    """Return each parameter's tolerance for gradient sums, and whether all its uses are bilinear.
 
     Half precision loses more in a term than in the sum, and so does an accelerator, where
     convolutions are in TF32 by default.

@@ -7,6 +7,7 @@ this is where the budget is asked: no noisy mean is released without a step take
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 
@@ -27,6 +28,7 @@ from training_client.private_step.step_processes import (
     StepProcesses,
     StepTerms,
 )
+from training_client.private_step.trained_parameters import TrainedParameters
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +81,10 @@ class NoisyMean:
         noise_deviation: see above.
         unclipped: see above.
         blocks: all blocks.
-        parameters: the trained parameters.
+        parameters: the whole trained parameters.
         make_block: writes the noisy mean on a block into a tensor, and returns it as a
             `NoisyBlock`.
+        trained: the trained parameters, if they may be sharded among processes.
     """
 
     def __init__(
@@ -92,11 +95,13 @@ class NoisyMean:
         parameters: Sequence[torch.Tensor],
         make_block: Callable[[Block, torch.Tensor], NoisyBlock],
         unclipped: float | None = None,
+        trained: TrainedParameters | None = None,
     ) -> None:
         self.mean_loss, self.noise_deviation = mean_loss, noise_deviation
         self.unclipped = unclipped
         self._blocks: Sequence[Block] | None = blocks
         self._parameters, self._make_block = parameters, make_block
+        self._trained = trained
 
     def for_each_block(self, process: Callable[[NoisyBlock], None]) -> None:
         """Compute one noisy block after another, and call `process` with each.
@@ -108,16 +113,30 @@ class NoisyMean:
             process(self._make_block(block, self._parameters[0].new_empty(block.size)))
 
     def to_tensors(self) -> list[torch.Tensor]:
-        """Return the whole noisy mean, one tensor per parameter.
+        """Return the noisy mean, one tensor per parameter; of a sharded one, this process's rows.
 
         Raises:
             RuntimeError: the mean has been read already.
         """
+        if self._trained is not None and self._trained.is_sharded:
+            return self._to_sharded_tensors(self._trained)
         blocks = self._take_blocks()
         means = self._parameters[0].new_empty(sum(block.size for block in blocks))
         for block in blocks:
             self._make_block(block, block.view_in(means))
         return unflatten_vector(means, self._parameters)
+
+    def _to_sharded_tensors(self, trained: TrainedParameters) -> list[torch.Tensor]:
+        """Return the noisy mean on this process's rows; no process holds the whole of it."""
+        means = [torch.empty_like(each) for each in trained.own_tensors()]
+
+        def keep_own_rows(noisy: NoisyBlock) -> None:
+            """Copy this process's rows of a block."""
+            for own, values in trained.own_rows(noisy.block, noisy.mean, means):
+                own.copy_(values)
+
+        self.for_each_block(keep_own_rows)
+        return trained.as_held(means)
 
     def _take_blocks(self) -> Sequence[Block]:
         """Return the blocks; raise if the noisy mean was read before."""
@@ -135,6 +154,7 @@ class PrivateSum:
 
     Attributes:
         allowance: the budget that covers the steps.
+        trained: the model's trained parameters, which may be sharded among processes.
         clipper: computes the clipped sums.
         processes: the processes that make a step together.
         steps: steps that count as made, including those of an earlier run with the budget.
@@ -169,10 +189,12 @@ class PrivateSum:
         if not _is_shared(allowance):
             OneProcess().require_usable()
         self.allowance = allowance
+        model = _without_wrapper(model, allowance)
+        self.trained = TrainedParameters(model, _guard_of(allowance))
         self.clipper = Clipper(
-            _without_wrapper(model, allowance), physical_batch_size, sparse_inputs=sparse_inputs
+            model, physical_batch_size, sparse_inputs=sparse_inputs, trained=self.trained
         )
-        self.processes = _processes_of(allowance, self.clipper.parameters)
+        self.processes = _processes_of(allowance, self.trained)
         self.processes.require_usable()
         self._device = self.clipper.parameters[0].device
         self._generator = generator or FreshGenerator(self._device)
@@ -226,7 +248,7 @@ class PrivateSum:
         self._examples_drawn, self._needs_drawn_examples = count, True
 
     def continue_epoch(self, position: int) -> None:
-        """Resume an epoch at batch `position`; at 0, start one and skip the last one's rest.
+        """Resume an epoch at batch `position`; 0 starts a new epoch, skipping the old one's rest.
 
         An epoch of balls-in-bins sampling is charged as one draw of its bins. After others are
         drawn, the steps left of it cover nothing.
@@ -267,11 +289,12 @@ class PrivateSum:
         drawn, self._examples_drawn = self._examples_drawn, None
         terms = StepTerms(self.steps, transform.bound, self._noise_deviation(transform))
         clipping, size = self.plan.adaptive_clipping, self.plan.expected_batch_size
-        total, mean_loss = self.processes.clip(
-            terms,
-            count_examples(examples),
-            partial(self._clip_drawn, drawn, examples, targets, loss, transform),
-        )
+        with self.trained.gathered():
+            total, mean_loss = self.processes.clip(
+                terms,
+                count_examples(examples),
+                partial(self._clip_drawn, drawn, examples, targets, loss, transform),
+            )
         unclipped = None
         if clipping is not None and transform.counts:
             unclipped = self._noisy_count(total.unclipped, clipping.count_noise) / size
@@ -283,10 +306,11 @@ class PrivateSum:
             self.clipper.parameters,
             partial(self._noisy_block, _StepSum(total, terms.noise_deviation), transform),
             unclipped,
+            self.trained,
         )
 
     def _require_drawn_batch(self) -> None:
-        """Raise if no batch was drawn for the step, as far as that can be known.
+        """Raise if a batch should have been drawn for this step, and none was.
 
         Raises:
             NoGuaranteeError: it was not, or a step was made with it before.
@@ -360,11 +384,18 @@ def _is_shared(allowance: Allowance) -> bool:
     return isinstance(allowance, SharedBudget) and allowance.group.size > 1
 
 
-def _processes_of(allowance: Allowance, parameters: Sequence[torch.Tensor]) -> StepProcesses:
+def _processes_of(allowance: Allowance, trained: TrainedParameters) -> StepProcesses:
     """Return the processes that take the steps of a budget together."""
     if isinstance(allowance, SharedBudget) and allowance.group.size > 1:
-        return SharedStep(allowance.group, parameters)
+        return SharedStep(allowance.group, trained.replicated, trained.held[0].device)
     return OneProcess()
+
+
+def _guard_of(allowance: Allowance) -> Callable[[], AbstractContextManager[None]]:
+    """Return a context manager for calls between the processes that share a budget."""
+    if isinstance(allowance, SharedBudget) and allowance.group.size > 1:
+        return allowance.group.call
+    return nullcontext
 
 
 def _without_wrapper(model: nn.Module, allowance: Allowance) -> nn.Module:

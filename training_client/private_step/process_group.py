@@ -68,7 +68,7 @@ class ProcessGroup:
         if self.size == 1:
             return function()
         outcome: list[Any] = [None]
-        with self._call():
+        with self.call():
             if self.rank == 0:
                 outcome = [_call_alone(function)]
             distributed.broadcast_object_list(outcome, src=0)
@@ -80,14 +80,14 @@ class ProcessGroup:
     def broadcast(self, tensor: torch.Tensor) -> torch.Tensor:
         """Overwrite a tensor with that of rank 0, and return it."""
         if self.size > 1:
-            with self._call():
+            with self.call():
                 distributed.broadcast(tensor, src=0)
         return tensor
 
     def add_up(self, tensor: torch.Tensor) -> None:
         """Overwrite a tensor with its sum over all processes (all-reduce)."""
         if self.size > 1:
-            with self._call():
+            with self.call():
                 distributed.all_reduce(tensor)
 
     def gather(self, numbers: Sequence[float], device: torch.device) -> torch.Tensor:
@@ -101,12 +101,12 @@ class ProcessGroup:
         if self.size == 1:
             return own[None]
         rows = [torch.empty_like(own) for _ in range(self.size)]
-        with self._call():
+        with self.call():
             distributed.all_gather(rows, own)
         return torch.stack(rows)
 
     @contextmanager
-    def _call(self) -> Iterator[None]:
+    def call(self) -> Iterator[None]:
         """Context manager for one call of torch.distributed; report why it failed.
 
         Raises:

@@ -174,7 +174,7 @@ def run_recurrent_layer(
 
 
 def _first_state(layer: nn.RNNBase, rows: torch.Tensor, state: Any, index: int) -> State:
-    """Return the initial state, forwards or backwards, of one of the stacked recurrent layers."""
+    """Return the initial state of one direction of one of the stacked recurrent layers."""
     if state is not None:
         return (
             tuple(each[index] for each in state) if isinstance(layer, nn.LSTM) else (state[index],)

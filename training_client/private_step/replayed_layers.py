@@ -54,7 +54,7 @@ class LayerCall:
         examples: int,
         wanted: tuple[int, ...],
     ) -> tuple[LayerCall, Values]:
-        """Return the call without its per-example tensors, and these tensors."""
+        """Split a call into a `LayerCall` without per-example tensors, and these tensors."""
         leaves, structure = tree_flatten(arguments)
         places = tuple(
             place

@@ -48,7 +48,7 @@ def weight_rounding(dtype: torch.dtype) -> float:
 
 
 def negligible_share(dtype: torch.dtype) -> float:
-    """Return the loss by underflow that one example may have, relative to the clip norm."""
+    """Return the largest underflow error allowed per example, relative to the clip norm."""
     return _NEGLIGIBLE_PART * weight_rounding(dtype)
 
 
@@ -77,7 +77,7 @@ def rounding_error(dtype: torch.dtype, terms: int = 0) -> float:
 
 
 def sequence_rounding(dtype: torch.dtype, terms: int) -> float:
-    """Bound the rounding error of a matrix product over positions, relative to Σ|terms|.
+    """Bound the rounding error of a matrix product over positions, relative to its Σ|terms|.
 
     Each of the additions, in any order, and each rounding of a term or of its weight takes at most
     half an epsilon of the sum of magnitudes, and 1 % more pays for products of roundings.
@@ -130,7 +130,7 @@ def gram_underflow(
 def mapped_magnitude_underflow(
     gradient_squares: torch.Tensor, input_squares: torch.Tensor, coordinates: int
 ) -> torch.Tensor:
-    """Bound the underflow errors of Σ g²·D²·a², the squared norm of gaᵀ scaled by D.
+    """Bound the underflow error of ‖D∘(gaᵀ)‖² for output gradient g, input a and scale D.
 
     Args:
         gradient_squares: Σₒ g²ₒ of each example.
@@ -143,7 +143,7 @@ def mapped_magnitude_underflow(
 
 
 def overflow_guard(bound: float, dtype: torch.dtype) -> float:
-    """Return c such that clipping by norm² + c·‖gradient‖² keeps gradient sums from overflow.
+    """Return a factor c; c·‖gradient‖² added to squared norms keeps gradient sums from overflow.
 
     It is (B/m)², where m is the largest norm that a weighted gradient may have: with ‖∇‖²(B/m)² in
     ‖u‖², the weight w = B/‖u‖ makes w‖∇‖ ≤ m.
@@ -233,7 +233,7 @@ def has_excessive_underflow(
     dtype: torch.dtype,
     terms: int = 1,
 ) -> torch.Tensor:
-    """Return, per example, whether underflow would change its clipped gradient too much.
+    """Return, per example, whether underflow would change the clipped gradient too much.
 
     That happens where one factor is so large that the other, weighted, underflows. The other is
     multiplied by the first, or by the 1 of a shift, and by D: the error has at most the norm
@@ -265,5 +265,5 @@ def _largest_finite(dtype: torch.dtype) -> float:
 
 
 def _underflow_square(dtype: torch.dtype) -> float:
-    """Return an upper bound on x² for all x of which x or x² underflows in a dtype."""
+    """Return an upper bound on x² over all numbers x such that x or x² underflows in a dtype."""
     return max(_smallest_normal(dtype) ** 2, 2 * _smallest_normal(torch.float64))

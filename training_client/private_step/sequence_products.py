@@ -41,7 +41,7 @@ NormMethod = Literal["gram", "product"]
 
 @dataclass(frozen=True)
 class SequenceProducts(ChunkedGradients):
-    """Per-example gradients of a weight used at many positions: output gradients and inputs.
+    """Per-example gradients of a weight used at many positions, as output gradients and inputs.
 
     Attributes:
         gradients: g, of shape (examples, positions, rows of the weight).
@@ -60,7 +60,7 @@ class SequenceProducts(ChunkedGradients):
 
     @classmethod
     def merge(cls, parts: Sequence[SequenceProducts]) -> SequenceProducts:
-        """Sum the gradients of several uses of one weight, by joining their positions."""
+        """Sum the gradients of several uses of one weight, by concatenating their positions."""
         gradients = torch.cat([each.gradients for each in parts], 1)
         return cls(gradients, torch.cat([each.inputs for each in parts], 1), parts[0].method)
 
@@ -91,7 +91,7 @@ class SequenceProducts(ChunkedGradients):
 
     @property
     def uses_gram_matrices(self) -> bool:
-        """Return whether norms are computed by Gram matrices; tensor sizes alone decide."""
+        """Return whether norms are computed by Gram matrices: by `method`, else by tensor sizes."""
         if self.method is not None:
             return self.method == "gram"
         rows, columns = self.shape
@@ -99,11 +99,11 @@ class SequenceProducts(ChunkedGradients):
         return by_gram < rows * columns * (self.terms + _READING_COST)
 
     def dense(self, examples: slice, rows: slice) -> torch.Tensor:
-        """Compute some examples' gradients on the weight's rows `rows`, one matrix per example."""
+        """Compute some examples' gradients on `rows` of the weight, one matrix per example."""
         return torch.bmm(self.gradients[examples, :, rows].mT, self.inputs[examples])
 
     def squared_norms(self, bound: float) -> torch.Tensor:
-        """Return an upper bound on each example's squared gradient norm; ∞ if it underflows."""
+        """Return upper bounds on squared gradient norms per example; ∞ on excessive underflow."""
         if not self.uses_gram_matrices:
             return super().squared_norms(bound)
         rows, columns = self.shape
@@ -121,7 +121,7 @@ class SequenceProducts(ChunkedGradients):
         return self._upper_bounds(found.clamp_min_(0.0), 1, bound)
 
     def magnitudes(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return two squared norms per example that bound rounding: of Σ|terms|, of a factor."""
+        """Return two numbers per example, from which rounding and underflow errors are bounded."""
         gradient_squares, input_squares = self._squared_sizes
         return gradient_squares * input_squares, torch.maximum(gradient_squares, input_squares)
 
@@ -132,7 +132,7 @@ class SequenceProducts(ChunkedGradients):
         return gradient_squares, squared_norm_upper_bounds(self.inputs.flatten(1))
 
     def mapped_magnitudes(self, rows: slice, scale: torch.Tensor) -> torch.Tensor:
-        """Return, per example, the squared norm of a rounding bound after `scale`, on some rows."""
+        """Bound ‖Σ|tᵢ|·scale‖² per example, whose gradient on `rows` is the sum of terms tᵢ."""
         g, a = (each[:, rows] if at == 0 else each for at, each in enumerate(self._column_squares))
         found = torch.mm(a, scale.double().square().T).mul_(g).sum(1)
         size = scale.numel()
@@ -145,7 +145,7 @@ class SequenceProducts(ChunkedGradients):
         return _sum_squares(self.gradients), _sum_squares(self.inputs)
 
     def weighted_sum(self, rows: slice, weights: torch.Tensor, out: torch.Tensor) -> None:
-        """Write the weighted sum of the examples' gradients, on some rows, into `out`."""
+        """Write the weighted sum of the gradients, on some rows of the weight, into `out`."""
         left, right = self.gradients[:, :, rows].flatten(0, 1), self.inputs.flatten(0, 1)
         weighted_product(left, right, weights.repeat_interleave(self.terms), out)
 
@@ -155,7 +155,7 @@ class SequenceProducts(ChunkedGradients):
 
 
 def _sum_squares(factor: torch.Tensor) -> torch.Tensor:
-    """Return each example's squared factor entries summed over positions, in double precision."""
+    """Sum the squares of a factor's entries over positions, per example, in double precision."""
     found = factor.new_zeros((len(factor), factor.shape[2]), dtype=torch.float64)
     for each in factor.unbind(1):
         found += each.double().square()

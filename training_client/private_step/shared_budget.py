@@ -18,7 +18,7 @@ _Summary = tuple[Plan, int, int, float]  # the plan; steps made and taken; ε of
 
 
 class SharedBudget(Allowance):
-    """A run's budget that several processes share: rank 0 holds it, and all get its answers.
+    """A run's budget shared by several processes: rank 0 holds it and answers all of them.
 
     Every method asks rank 0 and gives its answer, or its exception, to all processes. So all must
     call it, in the same order. The attributes are those of the last answer.

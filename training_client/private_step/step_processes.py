@@ -87,7 +87,7 @@ class OneProcess:
         return total, total.mean_loss
 
     def add_up(self, tensor: torch.Tensor) -> None:
-        """Leave the tensor as it is: there is no other process to add."""
+        """Leave the tensor unchanged: there is no other process."""
 
     def from_rank_zero(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the tensor unchanged: there is no other process."""
@@ -99,13 +99,17 @@ class SharedStep:
 
     Args:
         group: the processes.
-        parameters: the trained parameters; those of rank 0 replace the others'.
+        parameters: the trained parameters that every process holds as a whole; those of rank 0
+            replace the others'.
+        device: the device that tensors are exchanged on.
     """
 
     are_several = True
 
-    def __init__(self, group: ProcessGroup, parameters: Sequence[torch.Tensor]) -> None:
-        self._group, self._parameters = group, parameters
+    def __init__(
+        self, group: ProcessGroup, parameters: Sequence[torch.Tensor], device: torch.device
+    ) -> None:
+        self._group, self._parameters, self._device = group, parameters, device
         self.adds_noise, self.share_of_records = group.rank == 0, (group.rank, group.size)
         for parameter in parameters:
             group.broadcast(parameter.data)
@@ -143,14 +147,9 @@ class SharedStep:
         """Return rank 0's value of a tensor."""
         return self._group.broadcast(tensor)
 
-    @property
-    def _device(self) -> torch.device:
-        """The device of the parameters, on which tensors are exchanged."""
-        return self._parameters[0].device
-
     def _magnitude(self, step: int) -> float:
         """Return Σ|parameters| on checked steps, to compare processes; 0 on other steps."""
-        if not is_checked(step):
+        if not self._parameters or not is_checked(step):
             return 0.0
         sums = [each.detach().abs().sum(dtype=torch.float64) for each in self._parameters]
         return float(torch.stack(sums).sum())

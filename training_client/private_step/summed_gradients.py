@@ -55,7 +55,7 @@ class SummedGradients(ChunkedGradients):
         return next(each.sample for each in self.parts if isinstance(each, ChunkedGradients))
 
     def dense(self, examples: slice, rows: slice) -> torch.Tensor:
-        """Compute some examples' gradients on the parameter's rows, summed over the parts."""
+        """Compute some examples' gradients on `rows` of the parameter, summed over the parts."""
         total = self._dense_of(self.parts[0], examples, rows).clone()
         for each in self.parts[1:]:
             total += self._dense_of(each, examples, rows)
@@ -63,24 +63,24 @@ class SummedGradients(ChunkedGradients):
 
     @staticmethod
     def _dense_of(part: Part, examples: slice, rows: slice) -> torch.Tensor:
-        """Compute some examples' gradients on the parameter's rows, of one part."""
+        """Compute one part of some examples' gradients, on `rows` of the parameter."""
         if isinstance(part, MaterializedGradients):
             return part.gradients[examples, rows]
         return part.dense(examples, rows)
 
     def magnitudes(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return two squared norms per example that bound rounding: of Σ|terms|, of a factor."""
+        """Return two numbers per example, from which rounding and underflow errors are bounded."""
         pairs = [_magnitudes_of(each) for each in self.parts]
         total = torch.stack([each.sqrt() for each, _ in pairs]).sum(0).square_()
         return total, torch.stack([largest for _, largest in pairs]).amax(0)
 
     def mapped_magnitudes(self, rows: slice, scale: torch.Tensor) -> torch.Tensor:
-        """Return, per example, the squared norm of a rounding bound after `scale`, on some rows."""
+        """Bound ‖Σ|tᵢ|·scale‖² per example, whose gradient on `rows` is the sum of terms tᵢ."""
         found = [_mapped_magnitudes_of(each, rows, scale) for each in self.parts]
         return torch.stack([each.sqrt() for each in found]).sum(0).square_()
 
     def weighted_sum(self, rows: slice, weights: torch.Tensor, out: torch.Tensor) -> None:
-        """Write the weighted sum of the examples' gradients, on some rows, into `out`."""
+        """Write the weighted sum of the gradients, on some rows of the parameter, into `out`."""
         self.parts[0].weighted_sum(rows, weights, out)
         other = torch.empty_like(out, memory_format=torch.contiguous_format)
         for each in self.parts[1:]:
@@ -93,7 +93,7 @@ class SummedGradients(ChunkedGradients):
 
 
 def _magnitudes_of(part: Part) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return two squared norms per example that bound a part's rounding."""
+    """Return, for one part, two numbers per example that bound rounding and underflow errors."""
     if isinstance(part, MaterializedGradients):
         found = squared_norms(part.gradients.flatten(1))
         return found, found
@@ -101,7 +101,7 @@ def _magnitudes_of(part: Part) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _mapped_magnitudes_of(part: Part, rows: slice, scale: torch.Tensor) -> torch.Tensor:
-    """Return, per example, the squared norm of a bound on a part's Σ|scaled terms|, on `rows`."""
+    """Bound ‖Σ|tᵢ|·scale‖² per example, whose gradient on `rows` of one part is the sum Σtᵢ."""
     if isinstance(part, MaterializedGradients):
         held = part.gradients[:, rows].flatten(1).contiguous()
         return mapped_squared_norms(held, scale.reshape(1, -1))

@@ -76,7 +76,7 @@ class TokenGradients(ChunkedGradients):
         vocabulary: int,
         padding: int | None = None,
     ) -> TokenGradients:
-        """Add up gradients with equal keys token·count + example, `count` the example count."""
+        """Sum the gradients that share a key; a pair's key is token·count + example."""
         if padding is not None:
             kept = keys.div(count, rounding_mode="floor") != padding
             keys, gradients = keys[kept], gradients[kept]
@@ -103,7 +103,7 @@ class TokenGradients(ChunkedGradients):
 
     @property
     def terms(self) -> int:
-        """Return 1: equal tokens are added up already, so that no sum remains to round."""
+        """Return 1: each stored row is already the sum over the token's occurrences."""
         return 1
 
     @property
@@ -122,7 +122,7 @@ class TokenGradients(ChunkedGradients):
         return self.rows
 
     def dense(self, examples: slice, rows: slice) -> torch.Tensor:
-        """Compute some examples' gradients on the table's rows; absent tokens' rows are zero."""
+        """Compute some examples' gradients on `rows` of the table; rows of absent tokens are 0."""
         found = self.rows.new_zeros(
             examples.stop - examples.start, rows.stop - rows.start, self.rows.shape[1]
         )
@@ -134,20 +134,20 @@ class TokenGradients(ChunkedGradients):
         return found
 
     def magnitudes(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return each example's squared gradient norm as both bounds: it has only one term."""
+        """Return each example's squared norm twice: for the rounding and the underflow bound."""
         found = self._add_up(squared_norms(self.rows), self.examples)
         return found, found
 
     def mapped_magnitudes(self, rows: slice, scale: torch.Tensor) -> torch.Tensor:
-        """Return the squared norm of each example's gradient times `scale`, on the table's rows."""
+        """Return each example's squared norm of its gradient on some embeddings, times `scale`."""
         return self._mapped_squares(rows, AffineMap(scale))
 
     def squared_norms(self, _: float) -> torch.Tensor:
-        """Return each example's squared norm; underflow in it is negligible."""
+        """Return each example's squared gradient norm, in double precision."""
         return self.magnitudes()[0]
 
     def mapped_squared_norms(self, pieces: MappedPieces, bound: float) -> torch.Tensor:
-        """Bound each example's squared gradient norm after scale and shift; ∞ if it underflows.
+        """Bound each example's squared norm after shift and scale; ∞ on excessive underflow.
 
         Tokens that do not occur add ‖D∘b‖² on their row.
         """
@@ -173,11 +173,11 @@ class TokenGradients(ChunkedGradients):
         return found.masked_fill_(excluded, torch.inf)
 
     def _mapped_squares(self, rows: slice, affine: AffineMap) -> torch.Tensor:
-        """Return each example's squared norm on some table rows, after scale and shift."""
+        """Return each example's squared norm of its mapped gradient on the embeddings in `rows`."""
         assert affine.scale is not None
         found, pairs = self._zeros(), self._pairs(rows)
         if affine.shift is not None:
-            found += mapped_squared_norms(*_rows(affine.shift, affine.scale))
+            found += mapped_squared_norms(*_reshape_to_rows(affine.shift, affine.scale))
         for start in range(pairs.start, pairs.stop, _ROWS):
             part = slice(start, min(start + _ROWS, pairs.stop))
             token = self.tokens[part] - rows.start
@@ -192,13 +192,13 @@ class TokenGradients(ChunkedGradients):
         return found
 
     def weighted_sum(self, rows: slice, weights: torch.Tensor, out: torch.Tensor) -> None:
-        """Write the weighted sum of the examples' gradients, on some rows, into `out`."""
+        """Write the weighted sum of the gradients, on some rows of the table, into `out`."""
         part = self._pairs(rows)
         weighted = self.rows[part] * weights[self.examples[part]][:, None]
         out.zero_().index_add_(0, self.tokens[part] - rows.start, weighted)
 
     def clamped_sum(self, rows: slice, scale: torch.Tensor) -> torch.Tensor:
-        """Return the sum of gradients times `scale`, coordinates clamped to ±1, on some rows."""
+        """Return the sum of scaled gradients, each coordinate clamped to ±1, on `rows`."""
         part = self._pairs(rows)
         token = self.tokens[part] - rows.start
         clamped = clamp_in_place(self.rows[part] * scale[token])
@@ -224,6 +224,6 @@ class TokenGradients(ChunkedGradients):
         return self._zeros().index_add_(0, examples, values)
 
 
-def _rows(shift: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _reshape_to_rows(shift: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Reshape a shift and a scale to matrices of one row each."""
     return shift.reshape(1, -1), scale.reshape(1, -1)

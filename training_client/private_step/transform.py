@@ -51,7 +51,7 @@ class AffineMap:
         return AffineMap(scale, None if self.shift is None else self.shift.reshape(1, -1))
 
     def map_sum(self, total: torch.Tensor, weights: torch.Tensor) -> None:
-        """Scale and shift a weighted sum in place, as if each gradient had been mapped before.
+        """Scale and shift a weighted sum in place, as if gradients had been mapped before summing.
 
         Args:
             total: Σ wᵢ∇ᵢ; values that are not finite, or become so, are set to 0.
@@ -130,7 +130,7 @@ class Transform:
             raise ValueError("a box cannot have a shift or damping")
 
     def automatic(self, stability: float) -> Transform:
-        """Return the transform that divides gradients by their norm + `stability` (γ), unclipped.
+        """Return the transform for automatic clipping: divide by gradient norm + `stability` (γ).
 
         It is B/γ times u·γ/(‖u‖ + γ), whose weight is at most 1 and whose norm is below γ. So the
         sum is bounded by γ, gets noise for γ, and is multiplied by B/γ afterwards (Bu et al. 2022,

@@ -41,7 +41,7 @@ def read_charge(stored: Json, steps: int) -> Charge:
 def from_json(
     stored: Json, epsilon: float, delta: float, relation: NeighbouringRelation
 ) -> PrivacyFilter:
-    """Return the privacy filter that a dataset's row, or its first entry, stores.
+    """Return the privacy filter stored in a dataset's row or in its first ledger entry.
 
     Raises:
         KeyError, TypeError, ValueError: it records none.

@@ -131,7 +131,7 @@ class PrivacyFilter(ABC):
         share: float,
         holder_taken: Amounts,
     ) -> Amounts:
-        """Increase the amounts taken, so that only what the cap allows its holder remains.
+        """Return the amounts taken, raised until no more remains than the cap leaves its holder.
 
         The result only tells what would fit. A filter without `has_scalar_caps` returns `taken`.
 
@@ -180,7 +180,7 @@ class PrivacyFilter(ABC):
 
     @abstractmethod
     def count_affordable_steps(self, plan: StepPlan, taken: Amounts) -> int | None:
-        """Return the most steps of a plan that the remaining budget covers; None if free."""
+        """Return how many steps of a plan the remaining budget covers; None if steps are free."""
 
     @abstractmethod
     def fits(self, plan: StepPlan, taken: Amounts) -> bool:

@@ -107,7 +107,7 @@ class ReferenceCharge(Charge):
         return (0, self.return_slack) if known is None else known
 
     def entry_fields(self) -> Json:
-        """Return ledger-entry fields: the steps of the reference mechanism, and parts of δ."""
+        """Return the cost as ledger-entry fields: reference-mechanism steps, and parts of δ."""
         return {
             "charged_reference_steps": self.reference_steps,
             "slack": self.slack,
@@ -179,7 +179,7 @@ class ReferenceFilter(PrivacyFilter):
         return taken[0] / self.steps if self.steps else 1.0
 
     def apply_cap(self, taken: Amounts, share: float, holder_taken: Amounts) -> Amounts:
-        """Increase the steps taken, so that only those that the cap allows its holder remain."""
+        """Return the amounts taken, raised until only steps that the cap allows remain."""
         left = count_units_within(share, self.steps) - holder_taken[0]
         return max(taken[0], self.steps - max(left, 0)), taken[1]
 
@@ -217,7 +217,7 @@ class ReferenceFilter(PrivacyFilter):
         return rounding.down(self.delta * (1 - self.slack_share))
 
     def _slack_delta(self, units: int) -> float:
-        """Convert slack units (shares of the δ for comparisons) to a δ, rounded down."""
+        """Convert slack units (parts of the δ kept for comparisons) to a δ, rounded down."""
         return rounding.down(rounding.down(self.delta * self.slack_share) * (units / SLACK_UNITS))
 
     def _composition(self, step: CanonicalForm, times: int = 1) -> Composition:
@@ -242,7 +242,7 @@ class ReferenceFilter(PrivacyFilter):
         return reference is not None and canonical_form(reference).hash == plan.step.hash
 
     def _is_comparison_exact(self, plan: StepPlan) -> bool:
-        """Return whether comparing a plan needs no δ, as all its noise is unsampled Gaussian."""
+        """Return whether plan and reference compare exactly: both are unsampled Gaussian."""
         reference = self.reference
         return reference is not None and is_unsampled_gaussian(canonical_form(reference), plan.step)
 
@@ -262,7 +262,7 @@ class ReferenceFilter(PrivacyFilter):
         return not self.is_planned and not any(taken)
 
     def with_reference(self, plan: StepPlan, *, is_planned: bool) -> ReferenceFilter:
-        """Return a copy whose reference mechanism is derived from a plan, and count its steps.
+        """Return a copy with a reference mechanism derived from a plan, and its number of steps.
 
         The budget is counted in reference steps from then on. If `is_planned`, the dataset's
         creator chose the reference, and no reservation may replace it.
@@ -320,7 +320,7 @@ class ReferenceFilter(PrivacyFilter):
             return 0
 
     def _epsilon_of_question(self, question: Question) -> float:
-        """Return an upper bound on a composition's ε at `_steps_delta`; ∞ if none is finite.
+        """Return an upper bound on a composition's ε, at the part of δ kept for steps; it may be ∞.
 
         Raises:
             AccountingError: `pld` cannot account for it.
@@ -333,7 +333,7 @@ class ReferenceFilter(PrivacyFilter):
             return math.inf
 
     def allows_replacement(self, other: PrivacyFilter, plan: StepPlan, taken: Amounts) -> bool:
-        """Return whether `other` is this filter with a new reference mechanism that fits it.
+        """Return whether this filter may still change to `other`, with a new reference mechanism.
 
         That is allowed as long as nothing was released and the reference was not planned.
         """
@@ -380,7 +380,7 @@ class ReferenceFilter(PrivacyFilter):
         return ReferenceCharge(plan.steps, found, slack if needs_slack else 0, return_slack)
 
     def _remaining(self, taken: Amounts) -> tuple[int, int]:
-        """Return the reference-mechanism steps left, and units of δ (slack) for one comparison."""
+        """Return the reference-mechanism steps left, and the units of slack for one comparison."""
         return max(self.steps - taken[0], 0), max(SLACK_UNITS - taken[1], 0) // _SLACK_EACH
 
     def compute_refund(self, plan: StepPlan, charge: Charge, granted: int) -> Amounts:

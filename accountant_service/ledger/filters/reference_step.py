@@ -52,7 +52,7 @@ def _divide_composition(composed: Composed) -> Mechanism:
 
 
 def _merge_gaussians(releases: list[CanonicalForm], parts: int) -> Gaussian:
-    """Return the Gaussian release that, repeated `parts` times, costs as much as all these.
+    """Return the Gaussian release that, repeated `parts` times, costs as much as `releases`.
 
     It may be a little less private, by rounding, never more.
     """
@@ -63,7 +63,7 @@ def _merge_gaussians(releases: list[CanonicalForm], parts: int) -> Gaussian:
 
 
 def divide_gaussian_step(step: Gaussian, steps: int) -> Gaussian:
-    """Return a Gaussian step with more noise, so that more steps make up the same budget.
+    """Return a step with more noise, several of which cost as much as the given Gaussian step.
 
     k releases of noise multiplier σ·√k are as private as one of σ.
 

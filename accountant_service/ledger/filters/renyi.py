@@ -225,7 +225,7 @@ class RenyiFilter(DivergenceFilter):
         return taken[0] / self.budget if self.budget else 1.0
 
     def apply_cap(self, taken: Amounts, share: float, holder_taken: Amounts) -> Amounts:
-        """Increase the divergence taken, so that only what the cap allows its holder remains."""
+        """Return the divergence taken, raised until no more remains than the cap allows."""
         left = count_units_within(share, self.budget) - holder_taken[0]
         return (max(taken[0], self.budget - max(left, 0)),)
 
@@ -297,7 +297,7 @@ def compute_step_costs(
 
 
 def _round_up_to_attonats(divergence: float) -> int:
-    """Convert a divergence from nats to whole atto-nats (1e-18), rounded up, with a maximum."""
+    """Convert a divergence from nats to whole atto-nats (1e-18), rounded up and capped."""
     nats = rounding.up(divergence) if math.isfinite(divergence) else math.inf
     return math.ceil(_ATTO * min(nats, STEP_COST_NATS_MAX))
 
@@ -357,7 +357,7 @@ def _step_costs_by_order(step: CanonicalForm, relation: NeighbouringRelation) ->
 
 @lru_cache(maxsize=4)
 def compute_reference_step_costs(relation: NeighbouringRelation) -> Array:
-    """Return one step's Rényi divergence, in nats, by typical run (rows) and order (columns)."""
+    """Return one step's Rényi divergences in nats: a row per example run, a column per order."""
     return np.array(
         [
             _step_costs_by_order(canonical_form(DpSgd(sigma, sample_rate=rate, steps=1)), relation)

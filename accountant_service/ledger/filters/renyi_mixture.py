@@ -174,7 +174,7 @@ class RenyiMixtureFilter(DivergenceFilter):
         return bool(bounds.min() * (1 - rounding.MARGIN) >= 1 / self.delta)
 
     def _round_down_terms(self, taken: Amounts, epsilon: float) -> Array:
-        """Return, per order, a lower bound on the term that decides whether ε is proved.
+        """Return, per order, a lower bound on its term in the sum that decides if ε is proved.
 
         The term of the order α is w·e^{(α−1)ε−R}, with the order's weight w, and R = (α − 1) times
         the divergence taken.
@@ -222,7 +222,7 @@ def add_steps(taken: Amounts, step_costs: Sequence[int], steps: int) -> Amounts:
 
 @lru_cache(maxsize=256)
 def _compute_cell_bounds(orders: tuple[float, ...]) -> Array:
-    """Return coefficients of linear lower bounds, by which the filter decides if ε is proved.
+    """Return coefficients of linear lower bounds on the ratio by which the filter proves an ε.
 
     It has two rows per cell of privacy losses. The least product bounds the ratio for all x.
 
@@ -311,7 +311,7 @@ def _build_filter(
 
 
 class _MixtureWeightsFit:
-    """A search for weights of Rényi orders with which a filter admits most steps of given runs.
+    """A search for weights of Rényi orders with which a filter admits the most steps of runs.
 
     Args:
         orders: increasing.
@@ -356,7 +356,7 @@ class _MixtureWeightsFit:
         return -float(np.log1p(steps).mean()), -gradient
 
     def _count_steps(self, log_weights: Array) -> tuple[Array, Array]:
-        """Return each run's number of admitted steps (real), and each order's part in it.
+        """Return each run's admitted steps (a real number), and each order's share in the bound.
 
         At each loss, log W falls with the steps and is convex. Newton's method starts where one
         order suffices, left of the solution, and approaches it from there.

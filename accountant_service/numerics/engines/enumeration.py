@@ -103,12 +103,12 @@ class EnumeratedProfile:
         )
 
     def delta_table(self, epsilons: Array) -> tuple[Array, Array]:
-        """Return lower and upper bounds on δ as tables with one row, a column per ε."""
+        """Return lower and upper bounds on δ as tables: one row, and a column per ε."""
         lower, upper = self.delta(epsilons)
         return lower[np.newaxis], upper[np.newaxis]
 
     def _delta_from_finite_losses(self, epsilons: Array) -> Array:
-        """Return Σ p·(1 − e^{ε−l}) over finite losses l > ε: their part of δ(ε)."""
+        """Return the part of δ(ε) from finite losses l > ε, of probability p: Σ p·(1 − e^{ε−l})."""
         losses, mass = self._outcomes.losses, self._outcomes.mass
         found = np.empty_like(epsilons)
         for i, epsilon in enumerate(epsilons):
@@ -124,7 +124,7 @@ class EnumeratedProfile:
         return max(lower - shift, 0.0), max(upper + shift, 0.0)
 
     def _epsilon_at(self, delta: float) -> float:
-        """Return the least ε with δ(ε) ≤ `delta`: the maximum over thresholds of the loss."""
+        """Return the least ε with δ(ε) ≤ `delta`: the greatest over all thresholds on the loss."""
         if delta <= 0:
             return math.inf
         useful = self._p > delta
@@ -133,7 +133,7 @@ class EnumeratedProfile:
         return float((np.log(self._p[useful] - delta) - self._log_q[useful]).max())
 
     def attack_rates(self, thresholds: Array) -> tuple[Array, Array]:
-        """Return, per loss threshold, an attack's FPR bounded above and its TPR bounded below."""
+        """Return upper bounds on FPR and lower bounds on TPR of attacks that threshold the loss."""
         chosen = np.linspace(0, len(self._p) - 1, min(len(self._p), 8 * len(thresholds)))
         at = np.unique(chosen.astype(int))
         error = self._outcomes.mass_error
@@ -149,7 +149,7 @@ def profile(releases: Composition, direction: Direction) -> EnumeratedProfile | 
 
 @lru_cache(maxsize=16)
 def _profile(releases: Composition, direction: Direction) -> EnumeratedProfile | None:
-    """Compute and cache the result of `profile`."""
+    """Compute the bounds on δ(ε) that `profile` returns; results are cached."""
     total: Outcomes | None = Outcomes(np.zeros(1), np.ones(1), 0.0, 0.0)
     for release, count in releases:
         if not isinstance(release, Release) or not isinstance(release.base_pair, AtomicPair):
@@ -214,7 +214,7 @@ def _delta(releases: Composition, direction: Direction, epsilon: float) -> Bound
 
 
 def _combine_directions(found: list[Bounds | None]) -> Bounds | None:
-    """Return bounds on the larger value of removing and adding a record; None if one is missing."""
+    """Return bounds on the maximum over removing and adding a record; None if one is missing."""
     known = [each for each in found if each is not None]
     if len(known) < len(found):
         return None

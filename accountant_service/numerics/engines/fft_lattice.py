@@ -314,9 +314,9 @@ def _cut_into_cells(
 
 
 def _connect_the_dots(cells: LossCells, spacing: float) -> tuple[int, Array, float]:
-    """Move masses to interval ends, keeping P and Q; return first index, masses, infinite mass.
+    """Move each interval's mass to its ends; return first index, masses, and mass at infinity.
 
-    P and Q are the two laws of the dominating pair.
+    The mass under both laws of the dominating pair, P and Q, is kept.
 
     Mass above the last edge moves to infinity.
 

@@ -43,7 +43,7 @@ class RefinedLattice:
         width: float,
         points_max: int = POINTS_MAX,
     ) -> RefinedLattice:
-        """Return a grid of losses whose bounds on ε, near that of `saddle`, are `width` apart."""
+        """Return a grid of losses for bounds on ε about `width` apart, near the ε of `saddle`."""
         target = AccuracyTarget(saddle.direction, saddle.tilt, saddle.epsilon, points_max)
         return cls(releases, target, log_delta, _first_spacing(releases, target, width))
 
@@ -54,7 +54,7 @@ class RefinedLattice:
     def profiles(
         self, lower_wanted: Callable[[LatticeProfile], bool] = lambda _: True
     ) -> tuple[LatticeProfile | None, LatticeProfile | None]:
-        """Return an upper and a lower bound on δ(ε), each None if not computed, at this spacing.
+        """Return an upper and a lower bound on δ(ε) at this grid spacing; None if not computed.
 
         The spacing is made coarser if the lattice does not fit into the limit.
 

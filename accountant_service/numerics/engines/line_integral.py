@@ -217,7 +217,7 @@ class EvaluatedIntegral:
         return log_ratio
 
     def attack_rates(self, thresholds: Array) -> tuple[Array, Array]:
-        """Return, per loss threshold, an attack's FPR bounded above and its TPR bounded below.
+        """Return upper bounds on FPR and lower bounds on TPR of attacks that threshold the loss.
 
         Each threshold t is one attack. The noisy loss is L + ηZ: the privacy loss plus normal noise
         of standard deviation `line.attack_noise_deviation`.
@@ -349,23 +349,23 @@ class LineIntegrand(Protocol):
         ...
 
     def log_decay(self, edges: Array) -> Array:
-        """Return upper bounds on log|Φ(v)/Φ(0)|, one for each range of frequencies v.
+        """Return upper bounds on log|Φ(v)/Φ(0)| of the integrand Φ, one per range of frequencies v.
 
         Each range starts at one of the edges and ends at the next; the last range has no end.
         """
         ...
 
     def count_nodes(self, frequency: float) -> float:
-        """Return the number of quadrature nodes needed to compute Φ up to this frequency."""
+        """Return the number of quadrature nodes that the integrand needs up to this frequency."""
         ...
 
     def values(self, frequencies: Array) -> IntegrandValues:
-        """Return Φ at increasing frequencies, with upper bounds on its error."""
+        """Return the integrand Φ at increasing frequencies, with upper bounds on its error."""
         ...
 
 
 class CompositionIntegrand:
-    """A composition's integrand: the product of its releases' transforms, each to its count.
+    """A composition's integrand: the product of its releases' transforms raised to their counts.
 
     φᵢ is the characteristic function of a release's tilted privacy loss, Tᵢ its count. Several
     powers of the product may be computed at once.
@@ -391,7 +391,7 @@ class CompositionIntegrand:
         return math.sqrt(self._least * square)
 
     def log_decay(self, edges: Array) -> Array:
-        """Return upper bounds on log|Φ(v)|, one for each range of frequencies v.
+        """Return upper bounds on log|Φ(v)| of the integrand Φ, one per range of frequencies v.
 
         Each range starts at one of the edges and ends at the next; the last range has no end. The
         bounds hold for every number of repetitions.
@@ -407,7 +407,7 @@ class CompositionIntegrand:
         return math.fsum(loss.count_nodes(frequency) for loss, _ in self._tilted)
 
     def values(self, frequencies: Array) -> IntegrandValues:
-        """Return Φ at increasing frequencies, with upper bounds on its error.
+        """Return the integrand Φ at increasing frequencies, with upper bounds on its error.
 
         The error follows from |(φ + e)^T − φ^T| ≤ (|φ| + |e|)^T − |φ|^T.
         """

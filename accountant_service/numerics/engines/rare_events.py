@@ -73,7 +73,7 @@ _APPROXIMATE_NODES: Final = 1500  # nodes on which a division is chosen
 def integrate_rare_events(
     releases: Composition, saddle: SaddlePoint, settings: IntegrationSettings
 ) -> EvaluatedIntegral:
-    """Bound δ(ε): integrate over outcomes with rare losses, and bound the part due to all others.
+    """Bound δ(ε): integrate over outcomes with a rarely large loss, and bound the others' share.
 
     Args:
         releases: with their counts.
@@ -99,7 +99,7 @@ def integrate_rare_events(
 
 
 def guess_saddle_points(releases: Composition, near: SaddlePoint) -> list[SaddlePoint]:
-    """Return points to start computing ε from: if one rare loss causes δ, and if many do.
+    """Return two starting points: one assumes that a single rare loss causes δ, one that many do.
 
     `near` gives δ and the direction.
 
@@ -287,7 +287,7 @@ class DividedComposition:
         self._moments = self._integrated_log_moments(1.0 + self._tilts)
 
     def _laws(self, windows: tuple[Window, ...], order: float) -> list[WindowedLoss]:
-        """Return each release's loss distribution weighted by the windows, for orders ≤ `order`."""
+        """Return each release's loss distribution, weighted by windows, for orders ≤ `order`."""
         return [
             cached_windowed_loss(p.sample_rate, p.mu, windows, order)
             for p in self._sampled_gaussians
@@ -341,7 +341,7 @@ class DividedComposition:
         return OmittedOutcomes(mass, tilts, moments)
 
     def integrand(self, tilt: float) -> _RareOutcomeIntegrand:
-        """Return the integrand Φ(v) = E[e^{(s + iv)L}] of the rare outcomes, with the tilt s."""
+        """Return the integrand Φ(v) = E[e^{(s + iv)L}] over rare outcomes; s is the `tilt`."""
         log_scale = float(self._integrated_log_moments(np.array([1.0 + tilt]))[0])
         counts = [part.count for part in self._sampled_gaussians]
         return _RareOutcomeIntegrand(
@@ -376,11 +376,11 @@ class _RareOutcomeIntegrand:
 
     @property
     def standard_deviation(self) -> float:
-        """Return a generous estimate of the tilted privacy loss's standard deviation."""
+        """Return a deliberately large estimate of the tilted privacy loss's standard deviation."""
         return 10.0 * self.epsilon
 
     def log_decay(self, edges: Array) -> Array:
-        """Return upper bounds on log|Φ(v)/Φ(0)|, one for each range of frequencies v.
+        """Return upper bounds on log|Φ(v)/Φ(0)| of the integrand Φ, one per range of frequencies v.
 
         |Φ(v)| ≤ Σ T·|b(v)|·Π(a + b)^T/(a + b), all factors at v = 0 but the first.
 
@@ -405,7 +405,7 @@ class _RareOutcomeIntegrand:
     def _log_decay_of_law(
         self, whole: WindowedLoss, slow: WindowedLoss, fast: WindowedLoss, edges: Array
     ) -> Array:
-        """Bound log|Laplace transform| of one release's loss from above, per frequency range.
+        """Return upper bounds on log|Laplace transform| of a release's loss, per frequency range.
 
         A range of frequencies v starts at one of the edges and ends at the next; the last has no
         end.
@@ -430,7 +430,7 @@ class _RareOutcomeIntegrand:
         return math.fsum(law.count_nodes(self.order, frequency) for law in laws)
 
     def values(self, frequencies: Array) -> IntegrandValues:
-        """Return Φ at increasing frequencies, with upper bounds on its error."""
+        """Return the integrand Φ at increasing frequencies, with upper bounds on its error."""
         value, size, largest = (
             _LaplaceTransformProduct(len(frequencies), bool(self.common)) for _ in range(3)
         )
@@ -492,7 +492,7 @@ class _LaplaceTransform:
     def with_scale_error(
         cls, law: WindowedLoss, order: float, frequencies: Array
     ) -> _LaplaceTransform:
-        """Compute the transform, with the error of its constant factor e^log_scale kept apart.
+        """Compute the transform; `scale_error` holds a small error of its factor e^log_scale.
 
         Otherwise it is made part of the absolute error, as in `with_absolute_error`.
         """
@@ -506,7 +506,7 @@ class _LaplaceTransform:
     def with_absolute_error(
         cls, law: WindowedLoss, order: float, frequencies: Array
     ) -> _LaplaceTransform:
-        """Compute the transform; `error` includes the error of its constant factor e^log_scale."""
+        """Compute the transform; `error` includes the error of its factor e^log_scale."""
         nodes = law.trapezoidal_rule(order, float(frequencies[-1]))
         phi_minus_one, error = nodes.unnormalised_characteristic(frequencies)
         return cls(nodes.log_moment, 0.0, phi_minus_one, error)
@@ -535,19 +535,23 @@ class _LaplaceTransformProduct:
         self._whole, self._ratio = np.zeros(points, complex), np.zeros(points, complex)
         self._differs = differs
 
-    def multiply(self, log_b: ComplexArray, log_a: ComplexArray | None, count: int) -> Array:
+    def multiply(
+        self, log_rare: ComplexArray, log_common: ComplexArray | None, count: int
+    ) -> Array:
         """Multiply by a transform `count` times; return the rounding error in machine epsilons.
 
-        `log_b` and `log_a` are the logs of its transforms of rare and of common outcomes.
+        `log_rare` is the log of b, its transform of rare outcomes, and `log_common` that of a, its
+        transform of common outcomes.
         """
-        if log_a is None:
-            self._whole += count * log_b
-            return np.asarray(np.abs(log_b))
-        log_ratio = _log_one_plus_exp(log_b - log_a)  # of (a + b)/a
-        self._whole += count * (log_a + log_ratio)
+        if log_common is None:
+            self._whole += count * log_rare
+            return np.asarray(np.abs(log_rare))
+        log_ratio = _log_one_plus_exp(log_rare - log_common)  # of (a + b)/a
+        self._whole += count * (log_common + log_ratio)
         self._ratio += count * log_ratio
-        exponent = np.minimum(np.abs(log_b - log_a), 700.0)  # of b/a: its rounding is the ratio's
-        return np.asarray(np.abs(log_a) + np.abs(log_ratio) * (1 + exponent))
+        # of b/a: its rounding is the ratio's
+        exponent = np.minimum(np.abs(log_rare - log_common), 700.0)
+        return np.asarray(np.abs(log_common) + np.abs(log_ratio) * (1 + exponent))
 
     def value(self, log_scale: float) -> ComplexArray:
         """Return the product divided by e^log_scale at each frequency, without overflow.

@@ -161,7 +161,7 @@ def count_by_renyi(releases: Composition, epsilon: float, log_delta: float) -> f
 
 
 def renyi_bounds(saddle: SaddlePoint, shares: Array, log_delta: float) -> Array:
-    """Return Rényi upper bounds on ε at δ, after each given share (≤ 1) of the repetitions."""
+    """Return Rényi upper bounds on ε at δ, one per fraction (`shares`) of the repetitions."""
     log_delta = math.log(math.exp(log_delta) - saddle.infinite) if saddle.infinite else log_delta
     moments = np.multiply.outer(shares, saddle.moments) + _log_constant(saddle.tilts)
     least: Array = ((moments - log_delta) / saddle.tilts).min(axis=1)
@@ -208,7 +208,7 @@ def _log_constant(tilts: Array) -> Array:
 
 
 def _range_moments(releases: Composition, direction: Direction, range_index: int) -> Array:
-    """Return upper bounds on a composition's log-moments at the tilts of range `range_index`."""
+    """Return upper bounds on a composition's log-moments at the tilts `_RANGES[range_index]`."""
     total = np.zeros_like(_RANGES[range_index])
     for release, count in releases:
         total += count * _release_moments(release, direction, range_index)
@@ -217,7 +217,7 @@ def _range_moments(releases: Composition, direction: Direction, range_index: int
 
 @lru_cache(maxsize=128)
 def _release_moments(release: ReleaseLaw, direction: Direction, range_index: int) -> Array:
-    """Return upper bounds on one release's log-moment, at each tilt of range number `range_index`.
+    """Return upper bounds on one release's log-moment at each tilt of `_RANGES[range_index]`.
 
     They do not depend on the count, so a search for the steps asks for them often.
     """
@@ -228,7 +228,7 @@ def _release_moments(release: ReleaseLaw, direction: Direction, range_index: int
 def _minimise_cost(
     releases: Composition, direction: Direction, cost: Cost, other_lower_bound: float
 ) -> tuple[Array, Array, float]:
-    """Minimise `cost` over tilts; return tilts and log-moments around it, and the minimum.
+    """Minimise `cost` over tilts; return tilts and log-moments near the minimum, and its value.
 
     Range after range of tilts is tried, until the least cost lies inside of one.
     """

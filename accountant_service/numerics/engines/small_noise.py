@@ -153,25 +153,25 @@ class _SampledReleases:
 
     @property
     def log_odds(self) -> Array:
-        """Return log((1 − q)/q) per release: the log-odds that the record is not sampled."""
+        """Return each release's log-odds of not sampling the record: log((1 − q)/q) at rate q."""
         return self.log_absent - np.log(self.rates)
 
     def log_false_presence(self, margin: float) -> Array:
-        """Return, per release, log P(outcome does not show absence | record absent).
+        """Return, per release, log P(outcome does not clearly show absence | record absent).
 
         This is N₀(Λ > v − x).
         """
         return log_normal_tail((self.log_odds - margin) / self.mus + self.mus / 2)
 
     def log_false_absence(self, margin: float) -> Array:
-        """Return, per release, log P(outcome does not show presence | record present).
+        """Return, per release, log P(outcome does not clearly show presence | record present).
 
         This is N₁(Λ < v + x).
         """
         return log_normal_tail(self.mus / 2 - (self.log_odds + margin) / self.mus)
 
     def expected_ambiguous(self, margin: float) -> float:
-        """Bound Σ P(outcome shows neither presence nor absence)/(1 − q) over the releases.
+        """Bound the sum over releases of P(outcome leaves presence open)/P(record not sampled).
 
         This is M of the module docstring, rounded up.
         """
@@ -321,7 +321,7 @@ def _collect_sampled(releases: Composition) -> _SampledReleases | None:
 
 
 def _choose_margin(sampled: _SampledReleases) -> float | None:
-    """Choose how clearly an outcome must show the record's presence or absence; None if impossible.
+    """Choose the margin by which outcomes must show presence or absence; None if none works.
 
     It is one of `_MARGINS` plus log ΣT.
     """

@@ -80,7 +80,7 @@ class ComplexBalls:
 def transform_masses(
     mass: Array, size: int, offset: int = 0, stride: int = 1, frequencies: int | None = None
 ) -> ComplexBalls:
-    """Return the FFT of probabilities at frequencies 0 to `size`/2; indices wrap at `size`.
+    """Return the FFT of probabilities, folded modulo `size`, at frequencies 0 to `size`/2.
 
     Args:
         mass: at every `stride`-th index from `offset` on; elsewhere it is 0.
@@ -108,7 +108,7 @@ def _fold(mass: Array, size: int, offset: int, stride: int) -> Array:
 def invert_transform(
     balls: ComplexBalls, size: int, count: int | None = None
 ) -> tuple[Array, float]:
-    """Invert an FFT: return all or every n-th of its `size` values, and an error bound.
+    """Invert an FFT: return `count` evenly spaced values out of `size`, and an error bound.
 
     Args:
         balls: the transform at the lowest frequencies; at the others, up to `size`/2, it is 0.
@@ -129,7 +129,7 @@ def invert_transform(
 def block_transforms(
     size: int, frequencies: int, block: int, decay: float
 ) -> tuple[ComplexBalls, ComplexBalls]:
-    """Return the transforms of filters that sum a block's points, equally or linearly weighted.
+    """Return transforms of two filters: the sum of a block's points, equally or linearly weighted.
 
     They are S = Σ w^d and U = Σ (d/block)·w^d over d from 0 to block − 1, with
     w = e^{−decay + 2πik/size} at the frequency k. Both are computed by doubling the block.

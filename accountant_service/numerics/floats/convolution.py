@@ -22,7 +22,7 @@ BLOCKS_MAX: Final = 4096  # of lattice points, for exponential moments
 
 @dataclass(frozen=True, slots=True)
 class LatticeMasses:
-    """The probabilities of a release's privacy loss at equally spaced values, and its count.
+    """Probabilities of equally spaced privacy losses of a release, and how often it is repeated.
 
     Attributes:
         first: index of the first lattice point.
@@ -64,7 +64,7 @@ def convolve(steps: Sequence[LatticeMasses], first: int, size: int) -> tuple[Arr
 def _transform(
     steps: Sequence[LatticeMasses], size: int, *, keep: bool = True
 ) -> tuple[Array, list[Array | None], Array]:
-    """Return log-modulus and angle of the product of all FFTs, and each factor's log-modulus.
+    """Return the product of the steps' FFTs (log-modulus, angle), and each FFT's log-modulus.
 
     The factors' are None if they need not be kept.
     """
@@ -82,7 +82,7 @@ def _transform(
 def _invert(
     log_size: Array, angle: Array, steps: Sequence[LatticeMasses], first: int, size: int
 ) -> Array:
-    """Return the masses with this Fourier transform, from grid point `first` on."""
+    """Compute the inverse FFT of a log-modulus and angle; return `size` masses from `first` on."""
     shift = (sum(step.first * step.count for step in steps) - first) % size
     inverse: Array = np.roll(fft.irfft(np.exp(log_size + 1j * angle), size), shift)
     return inverse

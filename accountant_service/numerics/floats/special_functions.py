@@ -118,7 +118,7 @@ def log_binomial_pmf(successes: Array, trials: int, probability: float) -> Array
 
 
 def binomial_window(trials: int, probability: float, log_tail: float) -> tuple[int, int]:
-    """Return a least and a greatest count; each binomial tail beyond is at most e^`log_tail`.
+    """Return a range of counts outside which each binomial tail is at most e^`log_tail`.
 
     From Chernoff's bound P(X ≥ x) ≤ exp(−D(x)) with D the relative entropy, solved by bisection.
 
@@ -140,7 +140,7 @@ def binomial_window(trials: int, probability: float, log_tail: float) -> tuple[i
         return float(np.where(x > 0, _deviance(safe, means), means).sum())
 
     def edge(inside: int, outside: int) -> int:
-        """Return the first count, from `inside` to `outside`, whose tail is small enough."""
+        """Return the count nearest to `inside` whose tail beyond is at most e^`log_tail`."""
         if exponent(outside) < -log_tail:
             return outside
         while abs(outside - inside) > 1:

@@ -54,11 +54,11 @@ class AtomicPair(ABC):
 
     @abstractmethod
     def list_atoms(self) -> Atoms:
-        """Return all outcomes with their probabilities under N₀ and N₁."""
+        """Return all outcomes, with their probabilities without and with the record."""
 
     @property
     def infinite_masses(self) -> tuple[float, float]:
-        """P(outcomes impossible with the record), and P(outcomes impossible without the record)."""
+        """The probabilities of outputs possible only without the record, and only with it."""
         atoms = _atoms_of(self)
         return atoms.only_without, atoms.only_with
 
@@ -73,7 +73,7 @@ class AtomicPair(ABC):
         return IntervalMasses.with_relative_error(atoms.error, without_record, with_record)
 
     def limits(self, tail_deviations: float) -> tuple[float, float]:
-        """Return the lowest and highest likelihood ratio (log); `tail_deviations` sets the rest."""
+        """Return limits of the log-likelihood ratio; `tail_deviations` sets the mass outside."""
         atoms, tail = _atoms_of(self), float(special.ndtr(-tail_deviations))
         if not len(atoms.log_ratios):
             return -_RANGE_MIN, _RANGE_MIN
@@ -84,7 +84,7 @@ class AtomicPair(ABC):
         return low - _RANGE_MIN, high + _RANGE_MIN
 
     def log_moments(self, orders: Array, sample_rate: float) -> Array:
-        """Return upper bounds on log E[e^{a·loss}] without the record, for each a in `orders`."""
+        """Return upper bounds on log E[e^{a·loss}] of outputs without the record, per order a."""
         loss, log_mass, error = _moment_atoms(self, sample_rate)
         exponent = np.multiply.outer(orders, loss) + log_mass
         largest = float(np.abs(exponent).max()) if exponent.size else 0.0
@@ -131,7 +131,7 @@ def _atoms_of(pair: AtomicPair) -> Atoms:
 
 @lru_cache(maxsize=32)
 def _moment_atoms(pair: AtomicPair, sample_rate: float) -> tuple[Array, Array, float]:
-    """Merge outcomes into a few whose exponential moments are at least the release's.
+    """Merge outcomes into a few, without lowering any exponential moment of the loss.
 
     Neighbouring outcomes are merged if there are many. A block's mass moves to its two ends with
     its mean kept, which by convexity of e^{a·loss} can only raise a moment.

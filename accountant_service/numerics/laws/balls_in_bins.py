@@ -77,7 +77,7 @@ class BallsInBins:
         return False
 
     def total_variation(self) -> float:
-        """Return an upper bound on the total variation distance of P and Q.
+        """Return an upper bound on the total variation distance of the output distributions.
 
         It is at most that of the release without sampling, and at most half the standard deviation
         of R.
@@ -86,7 +86,7 @@ class BallsInBins:
         return min(GaussianPair(self.mu).total_variation(), 0.5 * math.sqrt(variance))
 
     def infinite_mass(self, direction: Direction) -> float:  # noqa: ARG002
-        """Return 0: P and Q have the same possible outcomes, so no loss is infinite."""
+        """Return 0: no loss is infinite, as both distributions have the same possible outcomes."""
         return 0.0
 
     def loss_limits(self, direction: Direction, tail_deviations: float) -> tuple[float, float]:
@@ -115,7 +115,7 @@ class BallsInBins:
     def cells(
         self, direction: Direction, first: int, count: int, spacing: float, offset: float = 0.0
     ) -> LossCells:
-        """Discretise the privacy loss: return P and Q of `count` loss intervals, and of the tails.
+        """Discretise the loss: return each interval's probability under both output distributions.
 
         With an offset of 0 the masses are those of a pair that dominates the release; with an
         offset of ½ they are bounds of those of an attacker's rounded observation.
@@ -168,7 +168,7 @@ class BallsInBins:
     def _cells_below(
         self, direction: Direction, first: int, edges: Array, lattices: tuple[SumLattice, ...]
     ) -> LossCells:
-        """Discretise the loss with rounded likelihood-ratio summands, for lower bounds on δ.
+        """Discretise the loss of an attacker who sees rounded values, for lower bounds on δ.
 
         An outcome's loss is that of the bounds of its masses; any function of it would do.
         """
@@ -181,7 +181,7 @@ class BallsInBins:
 
 
 def _remove_top(mass: Array, share: float) -> Array:
-    """Return the masses after removing `share` of probability from the greatest values down.
+    """Return `mass` without the probability `share`, which is taken from the last entries first.
 
     If any part of the mass, of at most that size, does not belong here, the tails of the rest are
     lower bounds.
@@ -193,7 +193,7 @@ def _remove_top(mass: Array, share: float) -> Array:
 
 
 def _group_by_loss(first: int, edges: Array, loss: Array, p: Array, q: Array) -> LossCells:
-    """Sum grid points' probabilities under P and Q by interval of their privacy loss."""
+    """Sum the grid points' probabilities, `p` and `q`, over intervals of the privacy loss."""
     count = len(edges) - 1
     cell = np.searchsorted(edges, loss, side="right")
     inner = (cell > 0) & (cell <= count)

@@ -56,7 +56,7 @@ class BoundedRangePair:
         return -self.epsilon, self.epsilon
 
     def log_moments(self, orders: Array, sample_rate: float) -> Array:
-        """Return upper bounds on log E[e^{a·loss}] without the record, for each a in `orders`."""
+        """Return upper bounds on log E[e^{a·loss}] of outputs without the record, per order a."""
         edges = np.linspace(-self.epsilon, self.epsilon, _MOMENT_CELLS + 1)
         return moments_of_cells(edges, self.masses(edges), orders, sample_rate)
 

@@ -89,22 +89,22 @@ class TiltedLoss(Protocol):
         ...
 
     def log_decay(self, low: Array, high: Array) -> Array:
-        """Return upper bounds on log|φ(v)| over the ranges low ≤ v ≤ high of frequencies.
+        """Bound log|φ| from above on each frequency range; φ is the characteristic function.
 
         There is one for each range of frequencies v.
         """
         ...
 
     def log_decay_beyond(self, frequency: float) -> float:
-        """Return an upper bound on log|φ(v)| over all frequencies v ≥ `frequency`."""
+        """Return an upper bound on log|φ| beyond a frequency; φ is the characteristic function."""
         ...
 
     def count_nodes(self, frequency: float) -> float:
-        """Return the number of quadrature nodes needed to compute φ up to this frequency."""
+        """Return how many quadrature nodes the characteristic function needs up to a frequency."""
         ...
 
     def characteristic(self, frequencies: Array) -> CharacteristicValues:
-        """Return φ at increasing frequencies, and the log-moment, with error bounds.
+        """Return the characteristic function at increasing `frequencies`, and the log-moment.
 
         The log-moment is log E[e^{s·loss}] without tilting.
         """
@@ -148,7 +148,7 @@ class TiltedGaussian:
         return self.mu
 
     def log_decay(self, low: Array, high: Array) -> Array:  # noqa: ARG002
-        """Return log|φ(low)|, which is the largest log|φ(v)| over low ≤ v ≤ high.
+        """Return log|φ(low)|, the largest on [low, high]; φ is the characteristic function.
 
         |φ(v)| decreases with the frequency v.
         """
@@ -156,7 +156,7 @@ class TiltedGaussian:
         return decay
 
     def log_decay_beyond(self, frequency: float) -> float:
-        """Return log|φ(frequency)|, which is the largest over all higher frequencies.
+        """Return log|φ(frequency)|, the largest from there on; φ is the characteristic function.
 
         |φ(v)| decreases with the frequency v.
         """
@@ -167,7 +167,7 @@ class TiltedGaussian:
         return 1.0
 
     def characteristic(self, frequencies: Array) -> CharacteristicValues:
-        """Return φ at increasing frequencies, and the log-moment, with error bounds.
+        """Return the characteristic function at increasing `frequencies`, and the log-moment.
 
         Both are in closed form.
         """
@@ -190,14 +190,14 @@ class QuadratureLoss(ABC):
     _variation_above: Array  # upper bounds on the variation of the loss's density there
 
     def log_decay(self, low: Array, high: Array) -> Array:
-        """Return upper bounds on log|φ(v)| over the ranges low ≤ v ≤ high of frequencies.
+        """Bound log|φ| from above on each frequency range; φ is the characteristic function.
 
         There is one for each range of frequencies v.
         """
         return np.minimum(self._pairs.log_decay(low, high), self._log_decay_by_variation(low))
 
     def _log_decay_by_variation(self, frequencies: Array) -> Array:
-        """Return upper bounds on log|φ| from the total variation of the loss's density.
+        """Bound log|characteristic function| by the total variation of the loss's density.
 
         A law of mass W whose density varies by B has |φ(v)| ≤ B/v; the rest adds at most 1 − W.
         """
@@ -206,11 +206,11 @@ class QuadratureLoss(ABC):
         return np.log1p(-np.clip(largest, 0.0, 1 - 1e-12))
 
     def log_decay_beyond(self, frequency: float) -> float:
-        """Return an upper bound on log|φ(v)| over all frequencies v ≥ `frequency`."""
+        """Return an upper bound on log|φ| beyond a frequency; φ is the characteristic function."""
         return float(self._log_decay_by_variation(np.array([frequency]))[0])
 
     def count_nodes(self, frequency: float) -> float:
-        """Return the number of quadrature nodes needed to compute φ up to this frequency."""
+        """Return how many quadrature nodes the characteristic function needs up to a frequency."""
         low, high = self._limits()
         return (high - low) / self._spacing(frequency)
 
@@ -230,7 +230,7 @@ class QuadratureLoss(ABC):
         """Return a trapezoidal rule that is accurate for frequencies up to this one."""
 
     def characteristic(self, frequencies: Array) -> CharacteristicValues:
-        """Return φ at increasing frequencies, and the log-moment, with error bounds.
+        """Return the characteristic function at increasing `frequencies`, and the log-moment.
 
         The sum is that of φ − 1, so that T factors keep their accuracy.
         """
@@ -546,7 +546,7 @@ class MomentIntegrand:
         return error
 
     def moment_minus_one(self) -> tuple[float, float]:
-        """Return the integral minus 1, ∫ n·(e^growth − 1), and an upper bound on its error.
+        """Return the integral minus 1, computed without cancellation, and a bound on its error.
 
         Every error is one of the differences e^growth − 1, so a moment near 1 keeps the digits
         of its distance from 1. The rule integrates n itself up to 2e^{−2π²/κ²} (Poisson's
@@ -567,7 +567,7 @@ class MomentIntegrand:
 
 @dataclass(frozen=True, slots=True)
 class TrapezoidalRule:
-    """Losses and weights of a quadrature: E[f(loss)] ≈ Σ weight·f(loss), under a tilt.
+    """Nodes (losses) and weights of a quadrature rule for expectations of the tilted loss.
 
     φ is the characteristic function of the tilted privacy loss, φ(v) = Σ weight·e^{iv·loss}.
 
@@ -595,7 +595,7 @@ class TrapezoidalRule:
         return 1.1 * self.missing + self.moment_rounding  # −log(1 − x) ≤ 1.1x for x ≤ 0.1
 
     def unnormalised_characteristic(self, frequencies: Array) -> tuple[ComplexArray, Array]:
-        """Return φ − 1 per frequency, and a bound on its errors, the total weight's included.
+        """Return the characteristic function minus 1; the error bounds include the total weight's.
 
         1 + rise is then ∫ e^{ivl} over a measure whose mass is not exactly e^log_moment: the
         errors of all weights count in full, and none is divided out. They count twice, because
@@ -709,7 +709,7 @@ def log_cell_mass_lower(z: Array, loss: Array, middle_loss: Array, order: float)
 
 
 class CellPairs:
-    """Upper bounds on |φ(v)|, computed from pairs of loss intervals with known probabilities.
+    """Upper bounds on |φ|, the characteristic function's modulus, from pairs of loss intervals.
 
     A cell is an interval of privacy losses with a lower bound on its probability.
 
@@ -740,7 +740,7 @@ class CellPairs:
         self._sums_by_least = _prefix_sums(weight[by_least])
 
     def log_decay(self, low: Array, high: Array) -> Array:
-        """Return upper bounds on log|φ(v)| over the ranges low ≤ v ≤ high of frequencies.
+        """Bound log|φ| from above on each frequency range; φ is the characteristic function.
 
         There is one for each range of frequencies v.
         """

@@ -56,7 +56,7 @@ class RandomizedResponsePair(AtomicPair):
 
 @dataclass(frozen=True)
 class DiscreteLaplacePair(AtomicPair):
-    """Discrete Laplace noise of scale b, added to an integer of sensitivity Δ."""
+    """Discrete Laplace noise of scale b, added to an integer query of sensitivity Δ."""
 
     scale: float
     sensitivity: int
@@ -74,7 +74,7 @@ class DiscreteLaplacePair(AtomicPair):
 
 @dataclass(frozen=True)
 class DiscreteGaussianPair(AtomicPair):
-    """Discrete Gaussian noise of parameter σ, added to an integer of sensitivity Δ."""
+    """Discrete Gaussian noise of parameter σ, added to an integer query of sensitivity Δ."""
 
     noise_std: float
     sensitivity: int

@@ -66,17 +66,17 @@ class BasePair(Protocol):
     """
 
     def __hash__(self) -> int:
-        """Return a hash: laws of equal releases are cached."""
+        """Return a hash, so that results for equal pairs can be cached."""
         ...
 
     @property
     def is_symmetric(self) -> bool:
-        """Return whether N₀ and N₁ are mirror images: adding a record costs as much as removing."""
+        """Return whether adding a record costs as much as removing it, by a mirror symmetry."""
         ...
 
     @property
     def infinite_masses(self) -> tuple[float, float]:
-        """P(outcomes impossible with the record), and P(outcomes impossible without the record)."""
+        """The probabilities of outputs possible only without the record, and only with it."""
         ...
 
     def masses(self, edges: Array) -> IntervalMasses:
@@ -87,7 +87,7 @@ class BasePair(Protocol):
         ...
 
     def limits(self, tail_deviations: float) -> tuple[float, float]:
-        """Return the lowest and highest likelihood ratio (log); `tail_deviations` sets the rest.
+        """Return limits of the log-likelihood ratio; `tail_deviations` sets the mass outside.
 
         Under both laws, at most the normal tail beyond `tail_deviations` standard deviations lies
         outside.
@@ -95,7 +95,7 @@ class BasePair(Protocol):
         ...
 
     def log_moments(self, orders: Array, sample_rate: float) -> Array:
-        """Return upper bounds on log E[e^{a·loss}] without the record, for each a in `orders`.
+        """Return upper bounds on log E[e^{a·loss}] of outputs without the record, per order a.
 
         The log-moment of order a > 1 or a < 0 is log E_{N₀}[(1 − q + q·e^Λ)^a]. Outcomes
         at which the power is infinite are left out: see `ReleaseLaw.infinite_mass`.
@@ -107,7 +107,7 @@ class BasePair(Protocol):
         ...
 
     def total_variation(self) -> float:
-        """Return the total variation distance of N₀ and N₁."""
+        """Return the total variation distance of the outputs without and with the record."""
         ...
 
 
@@ -133,12 +133,12 @@ class GaussianPair:
         )
 
     def limits(self, tail_deviations: float) -> tuple[float, float]:
-        """Return the lowest and highest likelihood ratio (log); `tail_deviations` sets the rest."""
+        """Return limits of the log-likelihood ratio; `tail_deviations` sets the mass outside."""
         half = self.mu * self.mu / 2
         return -half - tail_deviations * self.mu, half + tail_deviations * self.mu
 
     def log_moments(self, orders: Array, sample_rate: float) -> Array:
-        """Return upper bounds on log E[e^{a·loss}] without the record, for each a in `orders`."""
+        """Return upper bounds on log E[e^{a·loss}] of outputs without the record, per order a."""
         return sampled_gaussian.log_moments(orders, sample_rate, 1 / self.mu)
 
     def count_nodes(self, tilt: float) -> float:
@@ -193,7 +193,7 @@ class LaplacePair:
         return -self.inverse_scale, self.inverse_scale
 
     def log_moments(self, orders: Array, sample_rate: float) -> Array:
-        """Return upper bounds on log E[e^{a·loss}] without the record, for each a in `orders`.
+        """Return upper bounds on log E[e^{a·loss}] of outputs without the record, per order a.
 
         Each interval's mass counts at the worse of its two ends.
         """
@@ -248,7 +248,7 @@ def moments_of_cells(
 
 @dataclass(frozen=True, slots=True)
 class LossCells:
-    """A release's outcomes grouped by intervals of the privacy loss, with P and Q of each.
+    """Intervals of a release's privacy loss, with their probabilities under the pair (P, Q).
 
     Attributes:
         first: lattice index k of the lowest edge: finite edges are k·h, (k+1)·h, …
@@ -303,7 +303,7 @@ class ReleaseLaw(Protocol):
         ...
 
     def total_variation(self) -> float:
-        """Return the total variation distance of P and Q."""
+        """Return the total variation distance of the two output distributions."""
         ...
 
     def infinite_mass(self, direction: Direction) -> float:
@@ -331,7 +331,7 @@ class ReleaseLaw(Protocol):
     def cells(
         self, direction: Direction, first: int, count: int, spacing: float, offset: float = 0.0
     ) -> LossCells:
-        """Discretise the privacy loss: return P and Q of `count` loss intervals, and of the tails.
+        """Discretise the loss: return each interval's probability under both output distributions.
 
         With an offset of 0 the masses are for upper bounds of δ, and may be those of a pair that
         dominates the release. With an offset of ½ they are for lower bounds, and may be bounds of
@@ -370,7 +370,7 @@ class Release:
         return rounding.up(self._infinite_mass(direction))
 
     def _infinite_mass(self, direction: Direction) -> float:
-        """Return the probability of an infinite privacy loss, not rounded."""
+        """Return the probability of an infinite privacy loss, before it is rounded up."""
         without_record, with_record = self.base_pair.infinite_masses
         if direction == "removing":
             return self.sample_rate * with_record
@@ -403,7 +403,7 @@ class Release:
     def cells(
         self, direction: Direction, first: int, count: int, spacing: float, offset: float = 0.0
     ) -> LossCells:
-        """Discretise the privacy loss: return P and Q of `count` loss intervals, and of the tails.
+        """Discretise the loss: return each interval's probability under both output distributions.
 
         The edges are (first + offset)·h, (first + 1 + offset)·h, …
         """
@@ -415,7 +415,7 @@ class Release:
         return self._cells(first, edges, edges[1:]).reversed(infinite)
 
     def _cells(self, first: int, edges: Array, anchor: Array) -> LossCells:
-        """Return P and Q of the intervals between given losses, when a record is removed.
+        """Return each loss interval's probability under both distributions, for a removed record.
 
         `anchor` is each cell's edge of lower loss. The gap P − Q·e^{loss} is
         q·(N₁ − N₀) − N₀·(e^l − 1) when removing and, when adding, minus that times e^{−l}:
@@ -467,7 +467,7 @@ Composition = Sequence[tuple[ReleaseLaw, int]]  # different releases with their 
 
 
 def distinct_directions(releases: Composition) -> tuple[Direction, ...]:
-    """Return the ways neighbours differ: record removed or added; one if both cost the same."""
+    """Return the directions, record removed or added, to account for: one if both cost the same."""
     return DIRECTIONS[:1] if all(each.is_symmetric for each, _ in releases) else DIRECTIONS
 
 

@@ -76,7 +76,7 @@ class _Replacement(ABC):
         return Release(self._pair, self.sample_rate)
 
     def total_variation(self) -> float:
-        """Return the total variation distance of P and Q."""
+        """Return the total variation distance of the two output distributions."""
         return self._positive_loss_release.total_variation()
 
     def infinite_mass(self, direction: Direction) -> float:  # noqa: ARG002
@@ -84,7 +84,7 @@ class _Replacement(ABC):
         return self._positive_loss_release.infinite_mass("removing")
 
     def _zero_loss_mass(self) -> float:
-        """Return the probability that the privacy loss is 0, equal under P and Q."""
+        """Return the probability of a privacy loss of 0, which is the same on both datasets."""
         return (1 - self.sample_rate) * self._pair.total_variation()
 
     def count_nodes(self, tilt: float) -> float:
@@ -107,7 +107,7 @@ class _Replacement(ABC):
         spacing: float,
         offset: float = 0.0,
     ) -> LossCells:
-        """Discretise the privacy loss: return P and Q of `count` loss intervals, and of the tails.
+        """Discretise the loss: return each interval's probability under both output distributions.
 
         The edges are (first + offset)·h, (first + 1 + offset)·h, … with an offset of 0 or ½. The
         atom at 0 belongs to the cell above the edge 0, or to the cell around 0.
@@ -158,7 +158,7 @@ class FixedSizeReplacement(_Replacement):
         return rounding.up_each(np.logaddexp(0.0, whole + np.log1p(-share) + _ROUNDING))
 
     def _negative_loss_moments(self, tilts: Array) -> Array:
-        """Return lower bounds on negative losses' part of the moments, to be subtracted.
+        """Return lower bounds on the part of each moment's integral where the loss is negative.
 
         The losses are those of the sampled Gaussian, and there is a bound for each tilt.
 
@@ -195,7 +195,7 @@ class FixedSizePairReplacement(_Replacement):
         return self.pair
 
     def _zero_loss_mass(self) -> float:
-        """Return the probability that the privacy loss is 0, equal under P and Q."""
+        """Return the probability of a privacy loss of 0, which is the same on both datasets."""
         own = self.pair.masses(np.array([-np.inf, np.nextafter(0.0, -1.0), 0.0, np.inf]))
         return (1 - self.sample_rate) * self.pair.total_variation() + float(own.with_record[1])
 
@@ -223,7 +223,7 @@ def _join_cells(
     at = len(lower.gap)  # of the cell with the loss 0, among the inner cells
 
     def join_all(name: str) -> Array:
-        """Join the probabilities, or the rounding errors, of all intervals; `name` says which."""
+        """Join one attribute of all intervals: their probabilities or their rounding errors."""
         return np.concatenate(
             [
                 getattr(lower, name)[:-1],
@@ -233,7 +233,7 @@ def _join_cells(
         )
 
     def join_inner(name: str) -> Array:
-        """Return the joined array of an attribute of `LossCells` that the end intervals lack."""
+        """Join an attribute that the tails do not have, such as `gap`, of all parts."""
         return np.concatenate([getattr(each, name) for each in (lower, *between, upper)])
 
     p, q, gap = join_all("p"), join_all("q"), join_inner("gap")

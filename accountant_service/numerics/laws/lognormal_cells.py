@@ -27,7 +27,7 @@ _DENSITY_MAX: Final = 1 / math.sqrt(2 * math.pi)
 
 
 def cell_masses(mu: float, edges: Array) -> tuple[Array, Array, Array, Array]:
-    """Return P(exp(μz − μ²/2) is between adjacent `edges`), plain and tilted, and rounding errors.
+    """Return a lognormal's interval probabilities, untilted and tilted, with rounding errors.
 
     Args:
         mu: of X = exp(μz − μ²/2) with z standard normal; the tilted law has the density x.
@@ -55,13 +55,14 @@ def cell_masses(mu: float, edges: Array) -> tuple[Array, Array, Array, Array]:
 def _narrow_masses(middle: Array, half: Array, mu: float) -> tuple[Array, Array]:
     """Return the normal probabilities of narrow intervals, and bounds on their rounding errors."""
     square, width = middle * middle, half * half
-    series = 1 + (square * (square - 6) + 3 + _sixth(square) * width / 42) * width * width / 120
+    sixth = _sixth_hermite(square)
+    series = 1 + (square * (square - 6) + 3 + sixth * width / 42) * width * width / 120
     series += (square - 1) * width / 6
     mass = 2 * _DENSITY_MAX * half * np.exp(-0.5 * square) * series
     return mass, 16 * _EPS * mass * (1 + square + mu * (1 + np.abs(middle))) + _UNDERFLOW
 
 
-def _sixth(square: Array) -> Array:
+def _sixth_hermite(square: Array) -> Array:
     """Return the sixth Hermite polynomial He₆(x), given x²."""
     value: Array = ((square - 15) * square + 45) * square - 15
     return value

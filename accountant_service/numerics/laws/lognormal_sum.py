@@ -60,7 +60,7 @@ _RATES_UP: Final[Array] = 1.35 ** np.arange(32.0)  # of Chernoff bounds, relativ
 
 @dataclass(frozen=True, slots=True)
 class SumLattice:
-    """A class of outcomes, with the largest summand in one range, and a grid for their sums.
+    """The outcomes whose largest summand is in one range, and a grid of values for their sum.
 
     Attributes:
         step: the spacing, of at most 24 significant bits, so that multiples are exact.
@@ -89,7 +89,7 @@ class SumLattice:
 
     @property
     def is_first(self) -> bool:
-        """Return whether this is the class of outcomes with the smallest summands."""
+        """Return whether this class has the outcomes whose summands are all in the lowest range."""
         return self.above == self.start
 
     @property
@@ -199,7 +199,7 @@ def sum_above(mu: float, bins: int, lattices: Sequence[SumLattice]) -> SumAbove:
 def sum_below(
     mu: float, bins: int, lattices: Sequence[SumLattice], *, tilted: bool
 ) -> tuple[Array, float, Array]:
-    """Bound the probabilities of a lognormal sum whose summands are rounded.
+    """Return lower and upper bounds on the probabilities of a sum of rounded lognormals.
 
     The masses are those of the lattices' blocks.
 
@@ -242,7 +242,7 @@ class _Summands:
 
 
 def _split_to_cell_ends(mu: float, lattice: SumLattice) -> tuple[Array, ...]:
-    """Discretise a lognormal summand: move each interval's mass to its ends, mean kept."""
+    """Discretise a lognormal summand: move each interval's mass to its ends, keeping the mean."""
     limits, strides = lattice.limits(), lattice.strides
     counts = [(high - low) // stride for (low, high), stride in zip(limits, strides, strict=True)]
     edges = np.append(
@@ -267,7 +267,7 @@ def _split_to_cell_ends(mu: float, lattice: SumLattice) -> tuple[Array, ...]:
 
 
 def _rounded_cell_masses(mu: float, lattice: SumLattice) -> list[tuple[Array, Array, Array, Array]]:
-    """Return a rounded summand's probabilities, below the largest summand's range and within."""
+    """Return the probabilities of a lognormal summand that is rounded to the nearest grid point."""
     cells = []
     for (low, high), stride in zip(lattice.limits(), lattice.strides, strict=True):
         edges: Array = (np.arange(low - stride, high + stride, float(stride)) + 0.5 * stride) * (
@@ -282,14 +282,14 @@ def _rounded_cell_masses(mu: float, lattice: SumLattice) -> list[tuple[Array, Ar
 def _round_cells(
     cells: list[tuple[Array, Array, Array, Array]], outward: int, *, tilted: bool
 ) -> _Summands:
-    """Bound probabilities, from above if `outward` is 1, below if −1; also `tilted` ones if set."""
+    """Add errors to (`outward` = 1) or subtract them from (−1) a summand's probabilities."""
     plain = tuple(np.maximum(mass + outward * error, 0.0) for mass, error, _, _ in cells)
     one = tuple(np.maximum(mass + outward * error, 0.0) for _, _, mass, error in cells)
     return _Summands(plain, one if tilted else ())
 
 
 def tails_beyond(mu: float, edge: float) -> tuple[float, float]:
-    """Return upper bounds on P(a lognormal summand > `edge`), plain and tilted."""
+    """Return upper bounds on P(X > edge) for a lognormal summand X, untilted and tilted."""
     plain, plain_error, tilted, tilted_error = _cell_masses(mu, np.array([edge, np.inf]))
     return float((plain + plain_error)[0]), float((tilted + tilted_error)[0])
 
@@ -323,7 +323,7 @@ class _Blocks:
 
 @lru_cache(maxsize=64)
 def _block_starts(points: int, centre: int, blocks: int) -> NDArray[np.int64]:
-    """Return where blocks of grid points start: of one point near `centre`, longer farther away."""
+    """Return where each block of grid points starts; blocks grow with distance from `centre`."""
     single = np.arange(blocks // 4)
     growing = np.geomspace(len(single), max(points, len(single) + 1), blocks // 4).astype(np.int64)
     offsets = np.concatenate([single, growing])
@@ -364,7 +364,7 @@ class _ClassMoments:
         return self._blocks[blocks]
 
     def _log_moments(self, rates: Array, blocks: int) -> Array:
-        """Return upper bounds on log E[e^{rS}] over the class of outcomes, for each r in `rates`.
+        """Return, per rate r, upper bounds on log E[e^{rS}] over the outcomes of this class.
 
         With a and c the moments of summands below the class and in it, (a + c)^b − a^b is at most
         b·c·(a + c)^{b−1}.
@@ -444,7 +444,7 @@ def _exp_up(log_value: float) -> float:
 
 
 def _each_exp_up(log_values: Array) -> Array:
-    """Return the exponential of each value as `_exp_up` does."""
+    """Return the exponential of each value, rounded up as by `_exp_up`."""
     values = np.exp(np.minimum(log_values, _EXPONENT_MAX)) * (1 + 1e-12) + _UNDERFLOW
     found: Array = np.where(log_values > _EXPONENT_MAX, math.inf, values)
     return found
@@ -453,7 +453,7 @@ def _each_exp_up(log_values: Array) -> Array:
 def _bound_masses_at_ends(
     summands: _Summands, lattice: SumLattice, bins: int, moments: _ClassMoments
 ) -> tuple[Array, Array]:
-    """Return sums with upper bounds on their masses; blocks' masses are moved to the ends."""
+    """Return grid sums and upper bounds on their masses, moving each block's mass to its ends."""
     if lattice.block == 1:
         return lattice.points(), _bound_masses(summands, lattice, bins, moments, 1)[0][0]
     low, high = _bound_masses(summands, lattice, bins, moments, 1, parts=2)[0]
@@ -483,7 +483,7 @@ def _bound_masses(
     outward: int,
     parts: int = 1,
 ) -> tuple[Array, float]:
-    """Bound the sums' probabilities, from above if `outward` is 1, below if −1.
+    """Return upper (`outward` = 1) or lower (−1) bounds on the probabilities of the sums.
 
     Each block has the best bound of those under several tilts. Mass that wraps around can only
     raise an upper bound; lower bounds are without it but for the second result in all. The rows of
@@ -558,7 +558,7 @@ def _choose_blocks(
 def _untilt(
     composed: tuple[Array, float], lattice: SumLattice, rate: float, log_scale: float, outward: int
 ) -> _TiltedBounds:
-    """Undo the exponential tilt: return bounds, above if `outward` is 1, on untilted masses."""
+    """Undo the tilt: return upper (`outward` = 1) or lower (−1) bounds on the masses."""
     (mass, error), points = composed, lattice.points()
     log_weight = log_scale - rate * points
     is_of_use = log_weight <= _EXPONENT_MAX
@@ -612,7 +612,7 @@ def _tilt(
     log_moment = 0.0
 
     def tilted(mass: Array, part: int) -> Array:
-        """Return one array of probabilities after the tilt."""
+        """Return the tilted probabilities of summands below the range (0) or in it (1)."""
         tilt = rate * lattice.places(part, len(mass))
         with np.errstate(divide="ignore"):
             log_mass = np.log(mass)
@@ -675,7 +675,7 @@ def _sum_blocks(
     neglected: float,
     left_out: float,
 ) -> tuple[Array, float]:
-    """Invert a transform: return the mass of each block of grid points, and an error bound.
+    """Invert a Fourier transform: return each block's mass, and a bound on the errors.
 
     Args:
         total: the transform of the class's masses at the lowest frequencies.
@@ -708,9 +708,9 @@ def _sum_blocks(
 def _transform(
     masses: tuple[Array, ...], lattice: SumLattice, frequencies: int, first: int = 0
 ) -> list[ComplexBalls]:
-    """Return the lowest `frequencies` of FFTs of a summand's masses, below and in the class.
+    """Return the FFTs of a summand's masses at the `frequencies` lowest frequencies.
 
-    With `first` 1, only those in the class.
+    With `first` 1, only those of summands in the range of the largest.
     """
     found = []
     for mass, (low, _), stride in list(
@@ -750,7 +750,7 @@ def _power_up(base: float, exponent: int) -> float:
 def _binomial_terms(
     small: ComplexBalls, large: list[ComplexBalls], summands: _Summands, count: int
 ) -> tuple[ComplexBalls, float]:
-    """Return (φ + χ)^count − φ^count for φ = `small`, χ = `large`; bound the terms omitted.
+    """Return (small + large)^count − small^count, and a bound on the omitted binomial terms.
 
     The first class has φ^count and leaves nothing out. The terms beyond n have at most the mass
     Σ x^j/j! over j > n, which is at most x^{n+1}/(n + 1)!·e^x, for x = count·χ(0), if φ(0) ≤ 1.

@@ -53,7 +53,7 @@ class Repeats:
         """
 
         def excess(log_inverse: float) -> float:
-            """Return by how much the mean number of runs exceeds the one asked for."""
+            """Return by how much the mean number of runs exceeds the required mean."""
             return self._mean(log_inverse) - self.mean
 
         high = 1.0
@@ -106,7 +106,7 @@ def _affordable_orders(laws: tuple[tuple[ReleaseLaw, int], ...]) -> Array:
 
 
 def _log_moments(laws: tuple[tuple[ReleaseLaw, int], ...], tilts: Array) -> Array:
-    """Return upper bounds on log-moments, the larger ones of removing and adding a record."""
+    """Return upper bounds on log-moments: the larger of those for removing and adding a record."""
     sums = [
         sum((count * law.log_moments(each, tilts) for law, count in laws), np.zeros_like(tilts))
         for each in DIRECTIONS

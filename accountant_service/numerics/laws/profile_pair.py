@@ -109,17 +109,18 @@ class RenyiPair(AtomicPair):
         return orders, total
 
 
-def interpolated_divergences(own: Array, divergences: Array, orders: Array) -> Array:
-    """Interpolate upper bounds on Rényi divergences, known at orders `own`, at `orders`.
+def interpolated_divergences(known_orders: Array, divergences: Array, orders: Array) -> Array:
+    """Return upper bounds on Rényi divergences at `orders`, interpolated from `known_orders`.
 
     (α − 1)·D_α is convex in α, so that a chord bounds it.
     """
-    between: Array = np.interp(orders, own, (own - 1) * divergences) / (orders - 1)
+    known_moments = (known_orders - 1) * divergences
+    between: Array = np.interp(orders, known_orders, known_moments) / (orders - 1)
     return between
 
 
 def atoms_of_profile(epsilons: Array, deltas: Array) -> Atoms:
-    """Return the outcomes of a symmetric pair that dominates all with at most these δ at each ε."""
+    """Return the outcomes of a symmetric pair that dominates every pair with at most these δ(ε)."""
     y, bounds = np.exp(epsilons), np.minimum(deltas * (1 + _RAISED), 1.0)
     at_one = float(((2 * bounds + np.expm1(epsilons)) / (y + 1)).min())
     x, bounds = np.append(0.0, epsilons), np.append(at_one, bounds)

@@ -48,11 +48,14 @@ class ReplacedLaplacePair:
 
     @property
     def _least_ratio(self) -> float:
-        """The density ratio, at outputs z ≥ 0, of Q to noise without the record."""
+        """The least density ratio of outputs with the replacing record to outputs without it.
+
+        All outputs z ≥ 0 have this ratio.
+        """
         return 1 - self.sampled + self.sampled * math.exp(-self.inverse_scale)
 
     def masses(self, edges: Array) -> IntervalMasses:
-        """Return the probability of each privacy-loss interval, under Q and under P."""
+        """Return each privacy-loss interval's probability under both output distributions."""
         most, beta, q = self._largest_loss, self.inverse_scale, self.sampled
         low, high = edges[:-1], edges[1:]
         position = self._scaled_output(np.clip(edges, -most, most))
@@ -75,7 +78,7 @@ class ReplacedLaplacePair:
         )
 
     def _scaled_output(self, loss: Array) -> Array:
-        """Return the output over the noise scale at each privacy loss."""
+        """Return the output, divided by the noise scale, at each privacy loss."""
         beta = self.inverse_scale
         rise = self._least_ratio * np.expm1(np.abs(loss)) / self.sampled
         scaled = 0.5 * (beta + np.log(math.exp(-beta) + rise))

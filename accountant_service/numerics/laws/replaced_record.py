@@ -86,7 +86,7 @@ class ReplacedRecord:
         return self.sample_rate * math.erf(self.mu / math.sqrt(2.0))
 
     def infinite_mass(self, direction: Direction) -> float:  # noqa: ARG002
-        """Return 0: P and Q have the same possible outcomes, so no loss is infinite."""
+        """Return 0: no loss is infinite, as both distributions have the same possible outcomes."""
         return 0.0
 
     def log_moments(self, direction: Direction, tilts: Array) -> Array:  # noqa: ARG002
@@ -137,7 +137,7 @@ class ReplacedRecord:
         return float(np.max(2 * math.pi * y / (cost - _LOG_ERROR)))
 
     def argument_bound(self, y: Array) -> Array:
-        """Return upper bounds on |arg(P/Q)| on the complex lines Im z = ±y, for each y.
+        """Return, per y, an upper bound on |arg(P(z)/Q(z))| over complex outputs z with Im z = ±y.
 
         Each factor's argument is at most μy. A₊ and the conjugate of A₋ have the product
         e^{iμy}·(2(1−q)b·cosh(μx) + (1−q)²e^{−iμy} + b²e^{iμy}). Where b ≤ 1 − q the second
@@ -157,7 +157,7 @@ class ReplacedRecord:
         return mode + self.mu * tilt * share + _TAIL_DEVIATIONS
 
     def log_tail(self, tilts: Array, ends: Array) -> Array:
-        """Bound the part of the moment's integral beyond its last node; return logs, per tilt.
+        """Return, per tilt, the log of a bound on the moment's integral beyond the last node.
 
         The integral is ∫ n·A₊^{s+1}·A₋^{−s}, and every end z₁ is positive.
         """
@@ -184,7 +184,7 @@ class ReplacedRecord:
         )
 
     def loss(self, z: Array) -> Array:
-        """Return the privacy loss L = log(P/Q) at each output z.
+        """Return the privacy loss log(P(z)/Q(z)) at each output z.
 
         A₊ − A₋ = 2b·sinh(μz) keeps the digits of a small loss.
         """
@@ -240,7 +240,7 @@ class ReplacedRecord:
         spacing: float,
         offset: float = 0.0,
     ) -> LossCells:
-        """Discretise the privacy loss: return P and Q of `count` loss intervals, and of the tails.
+        """Discretise the loss: return each interval's probability under both output distributions.
 
         The edges are (first + offset)·h, (first + 1 + offset)·h, … The gap P − Q·e^{loss} is
         q·(N(μ) − N(−μ)) − Q·(e^{loss} − 1).

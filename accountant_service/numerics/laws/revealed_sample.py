@@ -64,12 +64,12 @@ class RevealedSamplePair:
         )
 
     def limits(self, tail_deviations: float) -> tuple[float, float]:
-        """Return the lowest and highest likelihood ratio (log); `tail_deviations` sets the rest."""
+        """Return limits of the log-likelihood ratio; `tail_deviations` sets the mass outside."""
         low, high = self.pair.limits(tail_deviations)
         return min(low, -1e-6), max(high, 1e-6)
 
     def log_moments(self, orders: Array, sample_rate: float) -> Array:
-        """Return upper bounds on log E[e^{a·loss}] without the record, for each a in `orders`.
+        """Return upper bounds on log E[e^{a·loss}] of outputs without the record, per order a.
 
         Raises:
             ValueError: the release is sampled once more; this pair is for one sample.

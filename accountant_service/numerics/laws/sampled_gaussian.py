@@ -153,7 +153,7 @@ def _group_orders(orders: Array, nodes: int) -> list[NDArray[np.intp]]:
 
 
 class _QuadratureGrid:
-    """Quadrature nodes that log-moments of several orders share, with the terms they share."""
+    """Quadrature nodes for log-moments of several orders, and the values that all orders use."""
 
     def __init__(self, q: float, sigma: float, lowest: float, highest: float) -> None:
         self.sigma = sigma

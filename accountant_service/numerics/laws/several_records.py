@@ -75,14 +75,14 @@ class SeveralRecordsPair:
 
     @property
     def infinite_masses(self) -> tuple[float, float]:
-        """0, and the probability that more records are sampled than are considered."""
+        """0, and the probability that more records are sampled than the computation considers."""
         kept = len(self._weights()[0])
         dropped = (self.records + 1 - kept) * math.exp(_WEIGHT_MIN)
         return 0.0, dropped if kept <= self.records else 0.0
 
     @property
     def _largest_shift(self) -> float:
-        """The mean output at the largest number of sampled records that is computed."""
+        """The mean output if the largest number of records that is considered is sampled."""
         return float(self._weights()[0][-1]) * self.mu
 
     def masses(self, edges: Array) -> IntervalMasses:
@@ -150,13 +150,13 @@ class SeveralRecordsPair:
         return np.maximum.accumulate(z), np.where(np.isfinite(z), off, 0.0)
 
     def limits(self, tail_deviations: float) -> tuple[float, float]:
-        """Return the lowest and highest likelihood ratio (log); `tail_deviations` sets the rest."""
+        """Return limits of the log-likelihood ratio; `tail_deviations` sets the mass outside."""
         ends = np.array([-tail_deviations, self._largest_shift + tail_deviations], dtype=float)
         low, high = self.log_ratio(ends)
         return float(low), float(high)
 
     def log_moments(self, orders: Array, sample_rate: float) -> Array:  # noqa: ARG002
-        """Return upper bounds on log E[e^{a·loss}] without the person, for each a in `orders`."""
+        """Return upper bounds on log E[e^{a·loss}] of outputs without the person, per order a."""
         found = np.empty_like(orders)
         for i, order in enumerate(orders):
             found[i] = self._log_moment(float(order))

@@ -76,7 +76,7 @@ class ShuffledReportsPair(AtomicPair):
         return _mirrored(grid, weights, 2 * error + 64 * _EPS * (1 + epsilon))
 
     def _list_losses(self, epsilon: float, first: int, masses: Array) -> Array:
-        """Return the grid of privacy losses from 0 to ε₀ to which outcomes are moved."""
+        """Return the grid of privacy losses, from 0 to ε₀, onto which outcomes are moved."""
         if self.reports <= _EXACT_REPORTS:
             each = [_outcomes(c, epsilon)[0] for c in range(first, first + len(masses))]
             return _merge_close(np.unique(np.concatenate([[0.0, epsilon], *each])))
@@ -132,7 +132,7 @@ def _blocks(first: int, masses: Array) -> Iterator[tuple[int, float]]:
 
 
 def _losses(zeros: Array, ones: Array, epsilon: float) -> Array:
-    """Return the privacy loss log((e^ε·a + b)/(a + e^ε·b)) of a `zeros` and b ≤ a `ones`."""
+    """Return the privacy losses of outcomes with these numbers of zeros and ones, zeros ≥ ones."""
     small = math.exp(-epsilon)
     losses: Array = np.log1p((1 - small) * (zeros - ones) / (small * zeros + ones))
     losses[losses > epsilon] = epsilon
@@ -140,7 +140,7 @@ def _losses(zeros: Array, ones: Array, epsilon: float) -> Array:
 
 
 def _outcomes(clones: int, epsilon: float) -> tuple[Array, Array, float]:
-    """Return losses ≥ 0 given the number of clones (random reports), with Q and an error bound.
+    """Return losses ≥ 0, probabilities and an error bound for one number of random reports.
 
     Outcomes with a negative loss are the mirror images of these. An outcome with as many zeros as
     ones is its own mirror image, and counts half.
@@ -159,7 +159,7 @@ def _outcomes(clones: int, epsilon: float) -> tuple[Array, Array, float]:
 
 
 def _spread(grid: Array, losses: Array, q: Array, weights: Array) -> None:
-    """Move outcomes to the two nearest grid losses, keeping P and Q: add their Q to `weights`."""
+    """Add each outcome's probability to the `weights` of its two nearest grid losses."""
     upper = np.clip(np.searchsorted(grid, losses, side="left"), 1, len(grid) - 1)
     low, high = grid[upper - 1], grid[upper]
     losses = np.clip(losses, low, high)
@@ -183,7 +183,7 @@ def _merge_close(losses: Array) -> Array:
 
 
 def _mirrored(losses: Array, q: Array, error: float) -> Atoms:
-    """Return the outcomes with these losses ≥ 0 and probabilities Q, and their mirror images."""
+    """Return the outcomes with losses ≥ 0 and probabilities `q`, and their mirror images."""
     with np.errstate(divide="ignore"):
         log_q = np.log(q)
     present = log_q > -np.inf

@@ -122,7 +122,7 @@ def choose_lattices(
     # errors of transforms are about 4e-13 a summand, and matter relative to the spacing's square
     exact = _EXACT - math.log(bins) + 2 * math.log(spacing)
     found: list[SumLattice] = []
-    above, cut, factor = 0, _first_cut_index(scale * first_cut / step), 1
+    above, cut, factor = 0, _round_up_grid_points(scale * first_cut / step), 1
     while not found or above * step < end:
         allowed = accuracy * max(above * step, scale * bins) ** 2
         while above % (2 * factor) == 0 < above and (rounding.of_sum(2 * factor * step) <= allowed):
@@ -142,8 +142,8 @@ def choose_lattices(
     return tuple(found)
 
 
-def _first_cut_index(points: float) -> int:
-    """Round a number of grid points up to one with many factors of 2."""
+def _round_up_grid_points(points: float) -> int:
+    """Round a number of grid points up to a multiple of a large power of 2."""
     least = 2 * max(2, math.ceil(points / 2))
     unit = 1 << max(1, int(math.log2(least / _FIRST_POINTS)))
     return -(-least // unit) * unit
@@ -158,14 +158,14 @@ class _RoundingVariance:
         self._mass = np.exp(log_mass)
 
     def of_sum(self, step: float) -> float:
-        """Return about six times the variance added at a grid spacing `step`."""
+        """Return about six times the variance that a grid spacing of `step` adds to the sum."""
         share = self._x / step
         share = np.where(share < 1, share, 0.5 - math.sqrt(1 / 12))  # far above, its mean is 1/6
         return 6 * self._bins * float(self._mass @ (share * (1 - share))) * step**2 + step**2
 
 
 def _first_cut(mu: float, bins: int) -> float:
-    """Return the end of the first (lowest) range of the largest summand."""
+    """Return the upper limit of the lowest range into which the largest summand may fall."""
     z = -float(special.ndtri(min(_LARGE / bins, 0.1)))
     x, log_mass = _quadrature(mu, -8.0, z)
     deviation = math.sqrt(bins * float(np.exp(log_mass) @ (x - 1) ** 2))
@@ -231,7 +231,7 @@ def _class_lattice(
     sums: str,
     length: float,
 ) -> SumLattice:
-    """Choose a grid for sums whose largest summand is between `above` and `cut`, and its tilts.
+    """Choose the grid and the tilts for sums whose largest summand is from `above` to `cut`.
 
     The largest summand of the class's outcomes is from `above` to `cut`, in units of `step`, and
     blocks of lattice points are at most about `length`.

@@ -24,7 +24,7 @@ _MOMENT_CELLS: Final = 1024
 
 @dataclass(frozen=True, slots=True)
 class TruncatedLaplacePair:
-    """Laplace noise of scale b on [−A, A], added to a number of sensitivity Δ ≤ A."""
+    """Laplace noise of scale b on [−A, A], added to a query of sensitivity Δ ≤ A."""
 
     is_symmetric: ClassVar[bool] = True
     scale: float
@@ -64,7 +64,7 @@ class TruncatedLaplacePair:
         return -most, most
 
     def log_moments(self, orders: Array, sample_rate: float) -> Array:
-        """Return upper bounds on log E[e^{a·loss}] over finite losses, for each a in `orders`."""
+        """Return upper bounds on log E[e^{a·loss}] over finite losses, per order a."""
         most = self.sensitivity / self.scale
         inner = np.linspace(-most, most, _MOMENT_CELLS + 1)
         edges = np.concatenate([[-most * (1 + 1e-6)], inner])

@@ -60,7 +60,7 @@ def truncated_poisson_law(
     if replaced:
         exchanged = FixedSizeReplacement(2 * mu, rate)
     kept = binomial_below(batch_size_max, others, sample_rate)
-    whole = _kept_sample_law(mu, sample_rate, replaced=replaced)
+    whole = _untruncated_law(mu, sample_rate, replaced=replaced)
     return MixedRelease(((_round_up(kept), whole), (_round_up(cut), exchanged)))
 
 
@@ -72,7 +72,7 @@ def _round_up(weight: float) -> float:
     return min(1.0, max(weight * (1 + _ROUNDING), _WEIGHT_MIN))
 
 
-def _kept_sample_law(mu: float, sample_rate: float, *, replaced: bool) -> ReleaseLaw:
+def _untruncated_law(mu: float, sample_rate: float, *, replaced: bool) -> ReleaseLaw:
     """Return the dominating pair of a Gaussian release on an untruncated Poisson sample."""
     if replaced:
         return ReplacedRecord(mu, sample_rate)

@@ -90,7 +90,7 @@ class Window:
         return relative_error
 
     def log_weight_bound_beyond(self, real: Array, imaginary: Array) -> Array:
-        """Bound log|weight| from above on curves of complex losses from real + i·imaginary on.
+        """Bound log|weight| from above on curves that start at the complex loss real + i·imaginary.
 
         The point is real + i·imaginary. The bound holds for all losses l on a curve to the right
         along which (Im l)² − (Re l − edge)² decreases.
@@ -225,7 +225,7 @@ class WindowedLoss:
         end_angle: Array,
         frequency: float = 0.0,
     ) -> Array:
-        """Bound the integral beyond the last interval on each line Im z = y; return logs.
+        """Return, per line Im z = y, the log of a bound on the integral beyond the last interval.
 
         `heights` are the y. `end_loss` and `end_angle` are the real and imaginary part of the loss
         where the cells end on each line.

@@ -64,7 +64,7 @@ def require_unchanged(
 
 
 def _as_planned(explicit: dict[str, Any], plan: Plan, steps: int) -> dict[str, Any]:
-    """Return explicit schedules by steps, and steps and batch size rounded for balls in bins."""
+    """Return explicit options in the form that a plan has: schedules by steps, rounded sizes."""
     rounded: dict[str, Any] = {
         name: format_schedule(parse_schedule(name, explicit[name], steps))
         for name in SMALLEST_FACTORS

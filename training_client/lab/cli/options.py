@@ -56,10 +56,10 @@ def _check_sampling(sampling: str) -> str:
 
 
 def _check_schedule(name: str) -> Callable[[str | None], str | None]:
-    """Return an option callback that refuses texts that are no schedule of this name."""
+    """Return an option callback that rejects text which does not parse as this schedule."""
 
     def check(text: str | None) -> str | None:
-        """Return the text; refuse it if it is no schedule."""
+        """Return the text; raise if it is not a valid schedule."""
         try:
             if text is not None:
                 parse_schedule(name, text, 1)
@@ -279,7 +279,11 @@ class RunOptions:
     ] = False
     device: Annotated[
         str,
-        typer.Option(help="Device: cpu or cuda.", callback=_check_device, rich_help_panel=TRAINING),
+        typer.Option(
+            help="PyTorch device, such as cpu, cuda or cuda:1.",
+            callback=_check_device,
+            rich_help_panel=TRAINING,
+        ),
     ] = "cpu"
     data: Annotated[
         str,

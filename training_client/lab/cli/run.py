@@ -230,7 +230,7 @@ class _RunCommand:
         )
 
     def _budget_without_claim(self, recipe: Recipe, spec: RunSpec) -> Budget | NoBudget:
-        """Return a budget for --no-guarantee; the run claims an ε only if one holds."""
+        """Return a budget for --no-guarantee; it claims an ε only if a guarantee holds."""
         options, objection = self.options, self._objection(recipe)
         if options.dataset is not None:
             raise NoGuaranteeError(

@@ -233,7 +233,7 @@ def _make_plan(records: int, rate: float, clip_norm: float, noise: float) -> Pla
 
 
 def _require_first_round(budgets: Sequence[Budget]) -> None:
-    """Raise unless a budget covers a first round; called before data are read."""
+    """Raise unless some participant's budget covers a round; called before data are read."""
     refusals: list[BudgetExhaustedError] = []
     for budget in budgets:
         try:

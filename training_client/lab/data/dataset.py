@@ -65,7 +65,7 @@ class Dataset:
         )
 
     def split_public(self, rows: int) -> tuple[Dataset, tuple[torch.Tensor, torch.Tensor]]:
-        """Split off the first `rows` training examples as public; return the rest, and them.
+        """Split off the first `rows` training examples as public; return private and public data.
 
         Args:
             rows: the number of public examples. They are not protected, and no private step sees

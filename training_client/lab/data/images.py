@@ -77,7 +77,7 @@ def _read_image(file: Path) -> torch.Tensor:
 
 
 def _import_pillow() -> Any:
-    """Import Pillow's Image module, or say how to install it."""
+    """Import Pillow's Image module; if it is missing, raise and say how to install it."""
     try:
         from PIL import Image
     except ImportError:

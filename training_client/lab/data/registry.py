@@ -59,7 +59,7 @@ _FASHION_MNIST: Final = (  # SHA-256 of the four files, unpacked
 
 
 def fashion_mnist(folder: Path) -> Dataset:
-    """Load Fashion-MNIST, which has the shape of MNIST.
+    """Load Fashion-MNIST: images of clothes, as many and as large as those of MNIST.
 
     Raises:
         DataError: the installed files have another SHA-256.
@@ -122,7 +122,7 @@ def load(name: str, folder: Path) -> Dataset:
 
 
 def train_size(name: str, given_size: int | None = None) -> int:
-    """Return a training set's number of records, given or known, before it is loaded.
+    """Return the given size of a training set, or else that of the registered data set.
 
     Args:
         name: the name of the data set.
@@ -143,7 +143,7 @@ def train_size(name: str, given_size: int | None = None) -> int:
 
 
 def declared_public(name: str) -> str | None:
-    """Return a sentence on which statistics of the data are used without noise; None without."""
+    """Return a sentence that names statistics of the data used without noise; None if none are."""
     return DATASETS[name].declared_public if name in DATASETS else None
 
 

@@ -161,7 +161,7 @@ def _map_with_shift(total: Any, scale: Any, shift: Any, weight: Any) -> None:
 
 
 def _gradient_moments(mean: Any, scale: Any, gradient: Any, square: Any, variance: Any) -> None:
-    """Write mean/scale to `gradient`, and its square minus the noise variance to `square`."""
+    """Write mean/scale to `gradient`, and (mean² − variance)/scale² to `square`."""
     for i in range(len(mean)):
         gradient[i] = mean[i] / scale[i]
         square[i] = (mean[i] * mean[i] - variance) / scale[i] / scale[i]
@@ -170,7 +170,7 @@ def _gradient_moments(mean: Any, scale: Any, gradient: Any, square: Any, varianc
 def _shifted_gradient_moments(
     mean: Any, scale: Any, shift: Any, gradient: Any, square: Any, variance: Any
 ) -> None:
-    """Write mean/scale − shift to `gradient`, its square minus the noise variance to `square`."""
+    """Write u/scale to `gradient`, (u² − variance)/scale² to `square`; u = mean − scale·shift."""
     for i in range(len(mean)):
         u = mean[i] - scale[i] * shift[i]
         gradient[i] = u / scale[i]

@@ -55,11 +55,11 @@ def clamp_in_place(values: torch.Tensor) -> torch.Tensor:
 def damped_squared_norms(
     gradients: torch.Tensor, inputs: torch.Tensor, affine: AffineMap, damping: float
 ) -> torch.Tensor:
-    """Return each example's squared norm after scale, shift and a smooth limit per coordinate.
+    """Return each example's squared norm after an affine map and soft clipping (damping).
 
     The affine map gives v = D∘(∇ + b), and damping by c limits it to v/√(1 + (c·D∘∇)²).
 
-    It is ∞ or NaN if a coordinate of u is.
+    The norm is ∞ or NaN if a coordinate of the damped gradient is.
 
     Args:
         gradients: g, one row per example.
@@ -85,7 +85,7 @@ def damped_sum(
     damping: float,
     weights: torch.Tensor,
 ) -> torch.Tensor:
-    """Return the weighted sum of gradients that are scaled, shifted and smoothly limited first.
+    """Return the weighted sum of gradients after an affine map and soft clipping (damping).
 
     Args:
         gradients: as in `damped_squared_norms`.
@@ -108,7 +108,7 @@ def damped_sum(
 def _gradients_of_few_examples(
     gradients: torch.Tensor, inputs: torch.Tensor
 ) -> Iterator[tuple[slice, torch.Tensor]]:
-    """Yield slices of a few examples, and their gradients: outer products of the two factors."""
+    """Yield slices of a few examples, with the outer products of their gradients and inputs."""
     rows = max(1, _ELEMENTS_MAX // (gradients.shape[1] * inputs.shape[1]))
     for at in range(0, len(gradients), rows):
         part = slice(at, at + rows)
@@ -116,7 +116,7 @@ def _gradients_of_few_examples(
 
 
 def _damp_in_place(each: torch.Tensor, affine: AffineMap, damping: float) -> torch.Tensor:
-    """Scale and shift gradients, then limit each coordinate smoothly (damping), in place."""
+    """Apply `affine` to gradients, then soft-clip (damp) them, in place."""
     assert affine.scale is not None
     x = each.mul_(affine.scale)
     roots = (x * damping).square_().add_(1).sqrt_()
@@ -175,7 +175,7 @@ def _compile_damped_loop(loop: Callable[..., None]) -> Callable[..., None]:
 def _write_damped_squares(
     gradients: Any, inputs: Any, scale: Any, shift: Any, damping: Any, one: Any, result: Any
 ) -> None:
-    """Write each example's squared norm, after scale, shift and smooth limit, to `result`."""
+    """Write each example's squared norm, after scale, shift and soft clipping, to `result`."""
     squares = np.zeros(scale.shape[1])
     for example in range(len(gradients)):
         squares[:] = 0
@@ -193,7 +193,7 @@ def _add_weighted_damped(
     gradients: Any, inputs: Any, scale: Any, shift: Any, damping: Any, one: Any,
     weights: Any, total: Any,
 ) -> None:  # fmt: skip
-    """Add the weighted sum of scaled, shifted and smoothly limited gradients to `total`."""
+    """Add the weighted sum of scaled, shifted and soft-clipped (damped) gradients to `total`."""
     for first in range(0, len(scale), _ROW_GROUP):
         for example in range(len(gradients)):
             weight = weights[example]

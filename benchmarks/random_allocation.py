@@ -73,6 +73,7 @@ def empty_caches() -> None:
     balls_in_bins._law_for_moments.cache_clear()
     lognormal_sum._block_starts.cache_clear()
     sum_lattices.ratio_limits.cache_clear()
+    sum_lattices.choose_lattices.cache_clear()
 
 
 def measure_seconds(call: Callable[[], Interval]) -> tuple[float, Interval]:

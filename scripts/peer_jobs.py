@@ -17,6 +17,7 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
+from decimal import ROUND_CEILING, Context
 from pathlib import Path
 from typing import Final
 
@@ -127,9 +128,12 @@ for name in sys.argv[1:]:
 
 
 def read_number(output: str) -> str:
-    """Return the first number of an output, to six digits."""
+    """Return the first number of an output to six digits, rounded up: ε and noise are upper bounds."""
     found = re.search(r"\d+\.\d+", output)
-    return "–" if found is None else f"{float(found[0]):.6g}"
+    if found is None:
+        return "–"
+    six_digits = Context(prec=6, rounding=ROUND_CEILING)
+    return f"{six_digits.create_decimal(found[0]).normalize():f}"
 
 
 def render_counts() -> str:

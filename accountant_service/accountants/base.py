@@ -258,10 +258,19 @@ class Accountant(ABC):
             if question.form.atom_counts:
                 bound = _worst(self.epsilon_bound(each, delta) for each in question.alternatives)
         if not _is_finite(bound):
-            raise NoFiniteEpsilonError(
-                f"{self.name} finds no finite ε at δ = {delta:g}: add noise, or allow a larger δ"
-            )
+            raise self.explain_infinite_epsilon(question, delta)
         return self._make_guarantee(question, bound, assumptions, bound.value, delta, "epsilon")
+
+    def explain_infinite_epsilon(
+        self,
+        question: Question,  # noqa: ARG002
+        delta: float,
+    ) -> NoFiniteEpsilonError:
+        """Return the error for a question whose ε at this δ is infinite: it names the way out."""
+        return NoFiniteEpsilonError(
+            f"no finite ε holds at δ = {delta:g} by the method {self.name}: add noise, or allow a "
+            "larger δ"
+        )
 
     def curve(self, step: Question, times: Sequence[int], delta: float) -> list[Guarantee | None]:
         """Return the guarantee at δ for each number of repetitions of `step`; None if ε is ∞.

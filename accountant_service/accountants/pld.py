@@ -12,7 +12,11 @@ from typing import Final
 from accountant_service.accountants import release_laws
 from accountant_service.accountants.base import DELTA_MIN, Accountant, Bound, Question
 from accountant_service.accountants.release_laws import ReleaseGroup
-from accountant_service.errors import MethodNotApplicableError, TooExpensiveError
+from accountant_service.errors import (
+    MethodNotApplicableError,
+    NoFiniteEpsilonError,
+    TooExpensiveError,
+)
 from accountant_service.guarantee import Assumption, Interval
 from accountant_service.numerics import certified_interval
 from accountant_service.numerics.engines import enumeration, small_noise
@@ -31,6 +35,7 @@ from accountant_service.numerics.laws.dominating_pair import (
     total_variation,
 )
 
+_REVEALING_SHARE: Final = 1e-3  # of δ, beyond which a mass of infinite loss is worth naming
 _RELEASES_MAX: Final = 1200
 
 
@@ -90,6 +95,28 @@ class Pld(Accountant):
             _capped_by_unsampled(step.repeated(each), bounds, delta)
             for each, bounds in zip(times, curve, strict=True)
         ]
+
+    def explain_infinite_epsilon(self, question: Question, delta: float) -> NoFiniteEpsilonError:
+        """Return the error: the events with a δ of their own, and the least δ of all."""
+        relation = question.relation
+        masses = [
+            (group, _infinite_mass([(release_laws.dominating_pair(group, relation), group.count)]))
+            for group in question.release_groups
+        ]
+        revealing = [group for group, mass in masses if mass > _REVEALING_SHARE * delta]
+        least = _infinite_mass(_split_releases(question)[2])
+        if not revealing or least < delta:
+            return super().explain_infinite_epsilon(question, delta)
+        kinds = dict.fromkeys(group.atom.noise for group in revealing)
+        way_out = "choose a larger δ"
+        if "privacy_profile" in kinds:
+            way_out += ", or give the privacy_profile a point with a smaller δ"
+        return NoFiniteEpsilonError(
+            f"no finite ε holds at δ = {delta:g}: as far as is known of {', '.join(kinds)}, the "
+            f"privacy loss may be infinite with a probability of {least:.6g}. To get a finite ε, "
+            f"{way_out}",
+            revealing[0].atom.pointer if len(revealing) == 1 else None,
+        )
 
     def delta_bound(self, question: Question, epsilon: float) -> Bound:
         """Return the upper end of a proved interval around δ at ε, with the interval."""

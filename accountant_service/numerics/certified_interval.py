@@ -57,8 +57,11 @@ _ACCURACY: Final = 1e-8  # relative, of δ, where a line integral is cheap
 _ACCURACY_SHARE: Final = 0.01  # of the tolerance, where a line integral is costly
 _SMOOTHING_SHARE: Final = 0.15  # of the tolerance that smoothing may cost
 _RARE_SHARE: Final = 0.05  # of the tolerance: the error of δ allowed where δ is steep
-_LATTICE_SHARE: Final = 0.4  # of the tolerance that the first lattice aims at
-_OTHER_SHARE: Final = 1.0  # the same, in the direction that is probably the better one
+_LATTICE_SHARE: Final = 0.7  # of the tolerance that the first lattice aims at
+_OTHER_SHARE: Final = 3.0  # the same, in the direction that is probably the better one
+_LOCATING_WIDTH: Final = 0.05  # relative, of the bounds that a coarse lattice aims at
+_SLOPE_STEP: Final = 0.02  # of ε, over which a slope is computed
+_SLOPE_MAX: Final = 2.0  # of the mean slope of log δ from 0 to ε
 _SMOOTHED_ATTEMPTS: Final = 3
 _RARE_ATTEMPTS: Final = 2
 _WORK_FAST: Final = 1 << 17  # a millisecond
@@ -261,6 +264,17 @@ def _is_alike(one: SaddlePoint, other: SaddlePoint) -> bool:
     return same_epsilon and abs(one.log_delta - other.log_delta) < 1.0
 
 
+def _slope(profile: LatticeProfile, saddle: SaddlePoint) -> float:
+    """Return −d log δ/dε of a profile near the ε of `saddle`, or the tilt there if not known."""
+    epsilon = saddle.epsilon
+    step = _SLOPE_STEP * max(epsilon, EPSILON_NEGLIGIBLE)
+    first, last = profile.deltas(np.array([epsilon, epsilon + step]))
+    if not 0 < last < first < 1:
+        return saddle.tilt
+    steepest = _SLOPE_MAX * -math.log(first) / max(epsilon, EPSILON_NEGLIGIBLE)
+    return min(math.log(first / last) / step, steepest)
+
+
 def _likely_value(bounds: Bounds) -> float:
     """Estimate a value from its bounds: their geometric mean, or the upper bound.
 
@@ -356,6 +370,8 @@ def _narrow_by_lattices(
 
     A direction whose upper bound lies below the other's lower bound no longer matters.
     """
+    for search in searches:
+        search.locate_by_lattice(max(search.lower for search in searches), stop_width)
     for _ in range(_ROUNDS_MAX):
         for search in searches:
             best = max(search.lower for search in searches)
@@ -372,6 +388,7 @@ class _DirectionSearch:
         self.smoothing_factor = 1.0  # a factor on the smoothing width that the tilt suggests
         self.last_integral_width = math.inf  # the target width of the last line integrals
         self.lattice: RefinedLattice | None = None
+        self.slope = self.saddle.tilt  # about −d log δ/dε at the answer
 
     def copy(self) -> _DirectionSearch:
         """Return a copy whose bounds can be narrowed without changing this search."""
@@ -479,6 +496,7 @@ class _DirectionSearch:
         """
         share = _LATTICE_SHARE if best_lower <= self.lower else _OTHER_SHARE
         width = share * target_width * self.question.epsilon_scale(self.saddle)
+        width *= (1 + self.saddle.tilt) / (1 + self.slope)  # as the tilt stands for the slope there
         return RefinedLattice.around(self.question.releases, self.saddle, self.log_delta, width)
 
     def _width_ratio(self, best_lower: float, width: float) -> float:
@@ -487,6 +505,24 @@ class _DirectionSearch:
         The interval reaches from the best lower bound to this direction's upper bound.
         """
         return self.question.relative_width(Bounds(best_lower, max(best_lower, self.upper))) / width
+
+    def locate_by_lattice(self, best_lower: float, stop_width: float) -> None:
+        """Find about where the answer is, from an upper bound on a coarse grid of losses.
+
+        Rényi bounds are far too high for releases with heavy tails, and a fine grid that is made
+        for such an answer is of no use.
+        """
+        if self.lattice is not None or self.question.accepts_wide_bounds:
+            return
+        if self._is_settled(best_lower, stop_width):
+            return
+        width = _LOCATING_WIDTH * self.question.epsilon_scale(self.saddle)
+        lattice = RefinedLattice.around(self.question.releases, self.saddle, self.log_delta, width)
+        upper, _ = lattice.profiles(lambda _: False)
+        if upper is not None:
+            self.upper = min(self.upper, self.question.bound_from_profile(upper))
+            self.saddle = self.question.next_saddle(self.saddle, Bounds(self.lower, self.upper))
+            self.slope = _slope(upper, self.saddle)
 
     def narrow_by_lattice(self, best_lower: float, target_width: float, stop_width: float) -> None:
         """Narrow the bounds on ε or δ by an FFT on a grid of losses, finer at every call.

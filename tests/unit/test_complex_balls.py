@@ -114,6 +114,19 @@ def exact_transform(mass: np.ndarray[Any, Any], size: int) -> list[Any]:
     ]
 
 
+@pytest.mark.parametrize(("offset", "stride"), [(0, 1), (5, 1), (4, 4), (60, 2)])
+def test_masses_at_every_nth_index_from_an_offset(offset: int, stride: int) -> None:
+    mass = np.random.default_rng(9).dirichlet(np.ones(15))
+    spread = np.zeros(offset + stride * len(mass))
+    spread[offset::stride] = mass
+    found = transform_masses(mass, 64, offset, stride, 10)
+    exact = exact_transform(spread, 64)[:10]
+    assert len(found.value) == 10
+    for value, error, size, truth in zip(found.value, found.error, found.size, exact, strict=True):
+        assert abs(mpc(value) - truth) <= mpf(error)
+        assert abs(truth) <= mpf(size)
+
+
 MASSES = np.random.default_rng(8).dirichlet(np.ones(100))
 
 

@@ -228,6 +228,24 @@ def test_no_epsilon_is_finite_below_the_mass_that_reveals_everything() -> None:
     assert calculator.delta(tree, 50.0).certified.lower == pytest.approx(total, rel=1e-6)  # type: ignore[union-attr]
 
 
+def test_an_infinite_epsilon_names_the_events_and_the_way_out() -> None:
+    profile = {"kind": "privacy_profile", "epsilons": [0.5, 1.0], "deltas": [1e-3, 1e-4]}
+    gaussian = {"kind": "gaussian", "noise_multiplier": 1.0}
+    both = {"kind": "composed", "mechanisms": [gaussian, repeated(2, profile)]}
+    for mechanism, pointer, least in (
+        (profile, "", "0.0001"),
+        (both, "/mechanisms/1/mechanism", "0.00019999"),
+    ):
+        with pytest.raises(NoFiniteEpsilonError) as refused:
+            calculator.epsilon(mechanisms.from_json(mechanism), 1e-5)
+        assert str(refused.value) == (
+            "no finite ε holds at δ = 1e-05: as far as is known of privacy_profile, the privacy "
+            f"loss may be infinite with a probability of {least}. To get a finite ε, choose a "
+            "larger δ, or give the privacy_profile a point with a smaller δ"
+        )
+        assert refused.value.pointer == pointer
+
+
 # ----------------------------------------------------------------------- one given bound
 
 

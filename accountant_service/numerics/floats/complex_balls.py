@@ -77,14 +77,32 @@ class ComplexBalls:
         return ComplexBalls(value, size, exponent * less * self.error + rounding * size)
 
 
-def transform_masses(mass: Array, size: int) -> ComplexBalls:
-    """Return the FFT of probabilities, folded modulo `size`, at frequencies 0 to `size`/2."""
-    value = fft.rfft(fold_modulo(mass, size))
-    folds = 1 + len(mass) // size
+def transform_masses(
+    mass: Array, size: int, offset: int = 0, stride: int = 1, frequencies: int | None = None
+) -> ComplexBalls:
+    """Return the FFT of probabilities, folded modulo `size`, at frequencies 0 to `size`/2.
+
+    Args:
+        mass: at every `stride`-th index from `offset` on; elsewhere it is 0.
+        size: number of points, a power of two.
+        offset: index of the first mass.
+        stride: distance of the indices of neighbouring masses.
+        frequencies: number of the lowest frequencies to return; all if not given.
+    """
+    value = fft.rfft(_fold(mass, size, offset, stride))[:frequencies]
+    folds = 1 + (offset + stride * len(mass)) // size
     error = (_transform_error(size) + folds * _EPS) * float(mass.sum()) * _ROOM + _UNDERFLOW
     return ComplexBalls(
         value, np.abs(value) * _ROOM + error + _UNDERFLOW, np.full(len(value), error)
     )
+
+
+def _fold(mass: Array, size: int, offset: int, stride: int) -> Array:
+    """Return `size` masses: those with equal indices modulo `size` are added."""
+    end = offset + stride * len(mass)
+    spread = np.zeros(max(end, size))
+    spread[offset:end:stride] = mass
+    return fold_modulo(spread, size) if end > size else spread
 
 
 def invert_transform(

@@ -26,7 +26,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Final
+from typing import Final, Literal
 
 import numpy as np
 
@@ -51,9 +51,12 @@ _CUT_LESS: Final = 8.0  # less in the square of the deviations that cells cover
 _MOMENT_DEVIATIONS: Final = 8.0  # fewer bend the curve of moments, and saddle points go astray
 _MOMENT_POINTS: Final = 1 << 13
 _MOMENT_SPACING: Final = 0.1
-_MOMENT_SHARE: Final = 0.5  # of the standard deviation of R, for the same
+_SPACING_MAX: Final = 0.09  # for which the lattices of sums are chosen
+_MOMENT_SHARE: Final = 0.25  # of the standard deviation of R, for the same
 _LEAST: Final = 1e-300  # more than any mass that is computed as zero
 _MOMENT_ROUNDING: Final = 1e-12
+_COVERED_DEVIATIONS: Final = 9.2  # of cells: the mass beyond those of moments is 1e-3 of δ
+_EDGES: Final = 2  # cells that a grid of losses has beyond what it must cover
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,21 +121,34 @@ class BallsInBins:
         offset of ½ they are bounds of those of an attacker's rounded observation.
         """
         edges = lattice_points(first, count + 1, spacing, offset)
-        low, high = float(edges[0]), float(edges[-1])
+        low, high = first * spacing, (first + count) * spacing  # the same lattices for both
         if direction == "adding":
             low, high = -high, -low
-        lattices = choose_lattices(
-            self.mu, self.bins, low, high, spacing, "small" if direction == "adding" else "large"
-        )
+        if offset == 0 and self._is_covered_by_moments(low, high, spacing):
+            law = _law_for_moments(self.mu, self.bins)
+            return self._cells_above(direction, first, edges, law)
+        sums: Literal["small", "large"] = "small" if direction == "adding" else "large"
+        finest = min(spacing, _SPACING_MAX)
+        lattices = choose_lattices(self.mu, self.bins, low, high, finest, sums)
         if offset > 0:
             return self._cells_below(direction, first, edges, lattices)
-        return self._cells_above(direction, first, edges, lattices)
+        law = _cached_sum_above(self.mu, self.bins, lattices)
+        return self._cells_above(direction, first, edges, law)
+
+    def _is_covered_by_moments(self, low: float, high: float, spacing: float) -> bool:
+        """Return whether the law for moments is as fine as cells of log R, and reaches far enough.
+
+        What lies beyond its limits is a small share of a δ for which cells reach a little farther.
+        """
+        least, most = ratio_limits(self.mu, self.bins, _COVERED_DEVIATIONS)
+        reaches_far = low >= math.log(least) - _EDGES * spacing
+        reaches_far &= high <= math.log(most) + _EDGES * spacing
+        return reaches_far and spacing >= _moment_spacing(self.mu, self.bins)
 
     def _cells_above(
-        self, direction: Direction, first: int, edges: Array, lattices: tuple[SumLattice, ...]
+        self, direction: Direction, first: int, edges: Array, law: SumAbove
     ) -> LossCells:
         """Discretise a pair that dominates this one, for upper bounds on δ."""
-        law = _cached_sum_above(self.mu, self.bins, lattices)
         removing = direction == "removing"
         # sums outside of a window count at its end if that is the worse, else as infinite loss
         at_ends = (law.lows, law.below) if removing else (law.ends, law.beyond)
@@ -213,10 +229,16 @@ def _cached_sum_above(mu: float, bins: int, lattices: tuple[SumLattice, ...]) ->
 def _law_for_moments(mu: float, bins: int) -> SumAbove:
     """Return upper bounds on a lognormal sum's distribution, on a coarse grid for moments."""
     low, high = ratio_limits(mu, bins, _MOMENT_DEVIATIONS)
+    spacing = _moment_spacing(mu, bins)
+    lattices = choose_lattices(mu, bins, math.log(low), math.log(high), spacing, "small")
+    # errors of transforms are less than what lies beyond the limits: no tilts are needed
+    return lognormal_sum.sum_above(mu, bins, [replace(each, tilts=(0.0,)) for each in lattices])
+
+
+def _moment_spacing(mu: float, bins: int) -> float:
+    """Return the spacing of the grid of log R on which moments are computed."""
     deviation = math.sqrt(math.expm1(min(mu * mu, 30.0)) / bins)  # of R
-    spacing = min(_MOMENT_SPACING, _MOMENT_SHARE * deviation)
-    lattices = choose_lattices(mu, bins, math.log(low), math.log(high), spacing)
-    return lognormal_sum.sum_above(mu, bins, lattices)
+    return min(_MOMENT_SPACING, _MOMENT_SHARE * deviation)
 
 
 def _moments_above(mu: float, bins: int, tilts: Array) -> Array:
@@ -226,7 +248,7 @@ def _moments_above(mu: float, bins: int, tilts: Array) -> Array:
     useful = (points > 0) & (mass > 0)
     terms = np.log(mass[useful]) + powers[:, None] * np.log(points[useful] / bins)
     above = [
-        each.log_power_above(float(end), powers) - powers * math.log(bins)
+        each.log_power_above(float(end), powers, fine=False) - powers * math.log(bins)
         for each, end in zip(law.classes, law.ends, strict=False)
     ]
     within: Array = np.logaddexp.reduce([log_sum_exp(terms), *above])  # may be infinite

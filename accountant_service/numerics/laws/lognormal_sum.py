@@ -36,7 +36,7 @@ from accountant_service.numerics.floats.complex_balls import (
     invert_transform,
     transform_masses,
 )
-from accountant_service.numerics.floats.special_functions import Array, lattice_points, log_sum_exp
+from accountant_service.numerics.floats.special_functions import Array, log_sum_exp
 from accountant_service.numerics.laws.lognormal_cells import cell_masses as _cell_masses
 from accountant_service.numerics.time_limit import check_time
 
@@ -44,11 +44,13 @@ _EPS: Final = float(np.finfo(float).eps)
 _UNDERFLOW: Final = 1e-300  # more than any mass that is computed as zero
 _EXPONENT_MAX: Final = 700.0  # a larger power of e may overflow: an upper bound is then infinite
 _LARGEST_MASS: Final = 2.0  # more than any mass of a class's sums, with its rounding
-_BLOCKS: Final = 256  # of a summand's masses, for Chernoff bounds
+_BLOCKS: Final = 64  # of a summand's masses, for Chernoff bounds at many rates
+_FINE_BLOCKS: Final = 256  # the same, at the best rates
 TERMS_MAX: Final = 40  # of the binomial expansion
 _TERM_LEAST: Final = 1e-18  # relative to the class
 _FREQUENCY_LEAST: Final = 1e-21  # of a class's transform, relative to the class
-_BLOCK_CHOICES: Final = 8  # parts of the useful blocks that may be chosen under a tilt
+_BLOCK_CHOICES: Final = 16  # parts of the useful blocks that may be chosen under a tilt
+_WRAPPED_COST: Final = 1000.0  # of mass taken off at the highest losses, over that of errors
 _FASTEST: Final = 100.0  # rate of Chernoff bounds, times the lowest sum or the deviation
 _RATES: Final = 32
 _LESS: Final = 1 - 4 * _EPS  # for a product that is subtracted from an upper bound
@@ -71,6 +73,8 @@ class SumLattice:
         tilts: rates of the exponential tilts under which masses are computed.
         block: number of neighbouring points whose masses are added up, a power of two. The first
             point of the window differs from that of a sum of `start`s by a multiple of it.
+        stride: spacing, in steps, of the points for summands in the class's range, a power of two
+            that divides `above` − `start` and `cut` − `above`.
     """
 
     step: float
@@ -81,6 +85,7 @@ class SumLattice:
     cut: int
     tilts: tuple[float, ...] = (0.0,)
     block: int = 1
+    stride: int = 1
 
     @property
     def is_first(self) -> bool:
@@ -101,6 +106,25 @@ class SumLattice:
     def largest(self) -> float:
         """The upper end of the range of the largest summand."""
         return self.cut * self.step
+
+    def limits(self) -> list[tuple[int, int]]:
+        """Return the lowest and the highest index of summands below the class's range, and in it.
+
+        The first class has one range.
+        """
+        ends = [self.start, self.cut] if self.is_first else [self.start, self.above, self.cut]
+        return list(itertools.pairwise(ends))
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """Spacings, in steps, of the points for summands below the class's range and within it."""
+        return (1,) if self.is_first else (1, self.stride)
+
+    def places(self, part: int, count: int) -> Array:
+        """Return the first `count` points for summands below the class's range, or within it."""
+        first = (self.start, self.above)[part]
+        places: Array = (first + self.strides[part] * np.arange(float(count))) * self.step
+        return places
 
     def points(self) -> Array:
         """Return the least sum of each block of neighbouring grid points."""
@@ -219,39 +243,36 @@ class _Summands:
 
 def _split_to_cell_ends(mu: float, lattice: SumLattice) -> tuple[Array, ...]:
     """Discretise a lognormal summand: move each interval's mass to its ends, keeping the mean."""
-    edges = lattice_points(lattice.start, lattice.cut + 1 - lattice.start, lattice.step)
+    limits, strides = lattice.limits(), lattice.strides
+    counts = [(high - low) // stride for (low, high), stride in zip(limits, strides, strict=True)]
+    edges = np.append(
+        np.concatenate([lattice.places(part, count) for part, count in enumerate(counts)]),
+        lattice.largest,
+    )
     plain, plain_error, tilted, tilted_error = _cell_masses(mu, edges)
-    low = edges[:-1]
-    upward = (tilted - plain * low) / lattice.step
+    low, length = edges[:-1], np.diff(edges)
+    upward = (tilted - plain * low) / length
     upward_error = (
         tilted_error + low * plain_error + 4 * _EPS * (tilted + low * plain)
-    ) / lattice.step + _UNDERFLOW
+    ) / length + _UNDERFLOW
     whole = plain + plain_error
     upward = np.clip(upward, 0.0, plain)
     to_low = np.minimum(plain - upward + plain_error + upward_error, whole)
     to_high = np.minimum(upward + upward_error, whole)
+    ends = [0, *itertools.accumulate(counts)]
     return tuple(
-        (np.append(to_low[part], 0.0) + np.append(0.0, to_high[part])) * (1 + 4 * _EPS)
-        for part in _cell_ranges(lattice)
+        (np.append(to_low[first:last], 0.0) + np.append(0.0, to_high[first:last])) * (1 + 4 * _EPS)
+        for first, last in itertools.pairwise(ends)
     )
-
-
-def _cell_ranges(lattice: SumLattice) -> list[slice]:
-    """Return slices of a grid's intervals: below the largest summand's range, and within it."""
-    if lattice.is_first:
-        return [slice(None)]
-    split = lattice.above - lattice.start
-    return [slice(split), slice(split, None)]
 
 
 def _rounded_cell_masses(mu: float, lattice: SumLattice) -> list[tuple[Array, Array, Array, Array]]:
     """Return the probabilities of a lognormal summand that is rounded to the nearest grid point."""
-    ends = [lattice.start, lattice.cut]
-    if not lattice.is_first:
-        ends.insert(1, lattice.above)
     cells = []
-    for low, high in itertools.pairwise(ends):
-        edges: Array = (np.arange(low - 1.0, high + 1.0) + 0.5) * lattice.step
+    for (low, high), stride in zip(lattice.limits(), lattice.strides, strict=True):
+        edges: Array = (np.arange(low - stride, high + stride, float(stride)) + 0.5 * stride) * (
+            lattice.step
+        )
         edges[0] = max(edges[0], 0.0) if low == lattice.start else low * lattice.step
         edges[-1] = high * lattice.step
         cells.append(_cell_masses(mu, edges))
@@ -280,14 +301,14 @@ class _Blocks:
     mean of e^{rx}, for any r.
     """
 
-    def __init__(self, mass: Array, first: int, step: float) -> None:
+    def __init__(self, mass: Array, places: Array, blocks: int) -> None:
         points = len(mass)
-        starts = _block_starts(points, min(max(round(1 / step) - first, 0), points - 1))
+        starts = _block_starts(points, min(int(np.searchsorted(places, 1.0)), points - 1), blocks)
         last = np.append(starts[1:], points) - 1
         merged = np.add.reduceat(mass, starts)
         moment = np.add.reduceat(mass * np.arange(points), starts) - merged * starts
         upward = np.clip(moment / np.maximum(last - starts, 1), 0.0, merged)
-        self.points = np.concatenate([(starts + first) * step, (last + first) * step])
+        self.points = np.concatenate([places[starts], places[last]])
         self._farthest = float(np.abs(self.points).max())
         room = 1 + _EPS * (points + 16)
         self.log_mass = np.log(np.concatenate([merged - upward, upward]) * room + _UNDERFLOW)
@@ -302,10 +323,10 @@ class _Blocks:
 
 
 @lru_cache(maxsize=64)
-def _block_starts(points: int, centre: int) -> NDArray[np.int64]:
+def _block_starts(points: int, centre: int, blocks: int) -> NDArray[np.int64]:
     """Return where each block of grid points starts; blocks grow with distance from `centre`."""
-    single = np.arange(_BLOCKS // 4)
-    growing = np.geomspace(len(single), max(points, len(single) + 1), _BLOCKS // 4).astype(np.int64)
+    single = np.arange(blocks // 4)
+    growing = np.geomspace(len(single), max(points, len(single) + 1), blocks // 4).astype(np.int64)
     offsets = np.concatenate([single, growing])
     starts = np.unique(np.concatenate([[0], centre - offsets, centre + offsets]))
     return starts[(starts >= 0) & (starts < points)]
@@ -315,14 +336,12 @@ class _ClassMoments:
     """Exponential moments of the sums S in a class of outcomes, for Chernoff bounds."""
 
     def __init__(self, summands: _Summands, lattice: SumLattice, bins: int) -> None:
-        firsts = (lattice.start, lattice.above)
         self.bins = bins
         self.least = (lattice.above + (bins - 1) * lattice.start) * lattice.step * (1 - 1e-9)
-        self.plain, self.one = (
-            [_Blocks(m, f, lattice.step) for m, f in zip(masses, firsts, strict=False)]
-            for masses in (summands.plain, summands.one)
-        )
-        points, log_mass = self.plain[0].points, self.plain[0].log_mass
+        self._summands, self._lattice = summands, lattice
+        self._blocks: dict[int, tuple[list[_Blocks], list[_Blocks]]] = {}  # by their number
+        small = self._merged(_BLOCKS)[0][0]
+        points, log_mass = small.points, small.log_mass
         deviation = math.sqrt(bins * float(np.exp(log_mass) @ (points - 1) ** 2) + 1e-12)
         slowest = min(0.1 / deviation, 0.2 / lattice.largest)
         self.rates_up: Array = slowest * _RATES_UP
@@ -330,54 +349,86 @@ class _ClassMoments:
         slowest = min(0.5 / deviation, inverse)
         fastest = _FASTEST * max(inverse, 1 / deviation, 0.1)
         self.rates_down: Array = np.geomspace(slowest, fastest, _RATES)
+        self._known: dict[tuple[float, float], Array] = {}  # by the first and the last rate
 
-    def log_moments(self, rates: Array) -> Array:
+    def _merged(self, blocks: int) -> tuple[list[_Blocks], list[_Blocks]]:
+        """Return a plain and the tilted summand's masses, merged into about so many blocks."""
+        if blocks not in self._blocks:
+            plain, one = (
+                [
+                    _Blocks(mass, self._lattice.places(part, len(mass)), blocks)
+                    for part, mass in enumerate(masses)
+                ]
+                for masses in (self._summands.plain, self._summands.one)
+            )
+            self._blocks[blocks] = plain, one
+        return self._blocks[blocks]
+
+    def _log_moments(self, rates: Array, blocks: int) -> Array:
         """Return, per rate r, upper bounds on log E[e^{rS}] over the outcomes of this class.
 
         With a and c the moments of summands below the class and in it, (a + c)^b − a^b is at most
         b·c·(a + c)^{b−1}.
         """
-        small, *large = (each.log_moments(rates) for each in self.plain)
-        count = self.bins - len(self.one[:1])
+        plain, one = self._merged(blocks)
+        small, *large = (each.log_moments(rates) for each in plain)
+        count = self.bins - len(one[:1])
         both = np.logaddexp(small, large[0]) if large else small
         logs = count * both
         if large:
             logs = math.log(count) + large[0] + (count - 1) * both
-        if self.one:
-            small_one, *large_one = (each.log_moments(rates) for each in self.one)
+        if one:
+            small_one, *large_one = (each.log_moments(rates) for each in one)
             logs = logs + small_one
             if large_one:
                 logs = np.logaddexp(logs, large_one[0] + count * both)
         rounded: Array = logs + 8 * _EPS * (1 + count * np.abs(both) + np.abs(logs))
         return rounded
 
-    def mass_above(self, levels: Array, tilt: float = 0.0, log_scale: float = 0.0) -> Array:
-        """Return Chernoff's bounds on E[e^{tilt·S}] over sums S > level, divided by e^log_scale."""
-        logs = self.log_moments(tilt + self.rates_up)
-        exponents = np.multiply.outer(levels, self.rates_up) * _LESS
-        logs = (logs - exponents).min(axis=-1) - log_scale
-        return _each_exp_up(logs)
+    def _least(self, rates: Array, exponents: Array, *, fine: bool) -> Array:
+        """Return the least log E[e^{rS}] + exponent over `rates`, for each row of `exponents`.
 
-    def mass_below(self, levels: Array, tilt: float = 0.0, log_scale: float = 0.0) -> Array:
+        The moments are those of coarse blocks, and at the best rates of fine ones if `fine`.
+        """
+        key = float(rates[0]), float(rates[-1])
+        if key not in self._known:
+            self._known[key] = self._log_moments(rates, _BLOCKS)
+        logs = self._known[key]
+        if fine:
+            best = np.unique((logs + exponents).argmin(axis=-1))
+            logs[best] = np.minimum(logs[best], self._log_moments(rates[best], _FINE_BLOCKS))
+        least: Array = (logs + exponents).min(axis=-1)
+        return least
+
+    def mass_above(
+        self, levels: Array, tilt: float = 0.0, log_scale: float = 0.0, *, fine: bool = True
+    ) -> Array:
+        """Return Chernoff's bounds on E[e^{tilt·S}] over sums S > level, divided by e^log_scale."""
+        exponents = np.multiply.outer(levels, self.rates_up) * _LESS
+        least = self._least(tilt + self.rates_up, -exponents, fine=fine)
+        return _each_exp_up(least - log_scale)
+
+    def mass_below(
+        self, levels: Array, tilt: float = 0.0, log_scale: float = 0.0, *, fine: bool = True
+    ) -> Array:
         """Return Chernoff's bounds on E[e^{tilt·S}] over sums S < level, divided by e^log_scale.
 
         It is 0 up to the least sum of the class.
         """
         if (levels <= self.least).all():
             return np.zeros_like(levels)
-        logs = self.log_moments(tilt - self.rates_down)
         exponents = np.multiply.outer(levels, self.rates_down) * _MORE
-        logs = (logs + exponents).min(axis=-1) - log_scale
-        return np.where(levels > self.least, _each_exp_up(logs), 0.0)
+        least = self._least(tilt - self.rates_down, exponents, fine=fine)
+        return np.where(levels > self.least, _each_exp_up(least - log_scale), 0.0)
 
-    def log_power_above(self, level: float, powers: Array) -> Array:
+    def log_power_above(self, level: float, powers: Array, *, fine: bool = True) -> Array:
         """Return logs of upper bounds on E[Sᵃ] over sums S > level, for each power a.
 
         S^a·e^{−rS} decreases beyond S = a/r.
         """
-        logs = self.log_moments(self.rates_up) - self.rates_up * level * _LESS
-        allowed = np.greater_equal.outer(self.rates_up * level, powers)
-        least: Array = np.where(allowed, logs[:, None], math.inf).min(axis=0)
+        exponents = self.rates_up * level * _LESS
+        allowed = np.less_equal.outer(powers, self.rates_up * level)
+        least = self._least(self.rates_up, np.where(allowed, -exponents, math.inf), fine=fine)
         return least + powers * math.log(level) + 1e-12
 
 
@@ -452,7 +503,9 @@ def _bound_masses(
         scale = bins * log_moment
         under = _untilt(compose_class(tilted, lattice, bins, rate, parts), lattice, rate, scale,
                         outward)  # fmt: skip
-        used, wrapped = _choose_blocks(under, score, moments, lattice, rate, scale)
+        used, wrapped = _choose_blocks(
+            under, score, moments, lattice, rate, scale, fine=outward < 0
+        )
         found[:, used], score[used] = under.bound[:, used], under.uncertain[used]
         total_wrapped += wrapped
     return found, total_wrapped * (1 + 1e-9)
@@ -465,33 +518,40 @@ def _choose_blocks(
     lattice: SumLattice,
     rate: float,
     log_scale: float,
+    *,
+    fine: bool,
 ) -> tuple[NDArray[np.int64], float]:
     """Choose the grid blocks where this tilt improves the bounds; bound the mass wrapped into them.
 
     Mass that wraps around may cost more than is gained. There is less of it far from the end that
     has the largest weights, so all useful blocks or only a part of them are chosen.
 
+    With `fine` the bound on that mass is narrow, as lower bounds need; without, it only decides.
+
     Returns:
         The indices of the blocks, and an upper bound on the mass that wrapped around into them.
     """
     useful = np.flatnonzero(under.uncertain < score)
-    if rate == 0.0:
-        return useful, float(_bound_wrapped(moments, lattice, rate, log_scale, useful[:1],
-                                            useful[-1:])[0])  # fmt: skip
-    if not len(useful):
+    if rate == 0.0 and fine:
+        ends = useful[:1], useful[-1:]
+        wrapped = _bound_wrapped(moments, lattice, rate, log_scale, *ends, fine=fine)
+        return useful, float(wrapped[0])
+    if rate == 0.0 or not len(useful):
         return useful, 0.0
     cuts = np.arange(_BLOCK_CHOICES) * len(useful) // _BLOCK_CHOICES
     ends = useful[cuts], np.full(_BLOCK_CHOICES, useful[-1])
     if rate < 0:
         ends = np.full(_BLOCK_CHOICES, useful[0]), useful[len(useful) - 1 - cuts]
     heaviest = under.heaviest[ends[0] if rate > 0 else ends[1]] * (1 + 1e-9)
-    wrapped = _bound_wrapped(moments, lattice, rate, log_scale, *ends) * heaviest
+    wrapped = _bound_wrapped(moments, lattice, rate, log_scale, *ends, fine=fine) * heaviest
     gains = np.append(0.0, np.cumsum((score - under.uncertain)[useful]))
     gain = gains[-1] - gains[cuts] if rate > 0 else gains[len(useful) - cuts]
-    accepted = np.flatnonzero(wrapped <= gain)
-    if not len(accepted):
+    with np.errstate(invalid="ignore"):
+        gain = gain - _WRAPPED_COST * wrapped
+    gain = np.where(np.isfinite(gain), gain, -math.inf)
+    at = int(np.argmax(gain))
+    if gain[at] < 0:
         return useful[:0], 0.0
-    at = accepted[0]
     kept = useful[cuts[at] :] if rate > 0 else useful[: len(useful) - cuts[at]]
     return kept, float(wrapped[at])
 
@@ -521,6 +581,8 @@ def _bound_wrapped(
     log_scale: float,
     first: NDArray[np.int64],
     last: NDArray[np.int64],
+    *,
+    fine: bool,
 ) -> Array:
     """Return upper bounds on the tilted mass that the FFT wraps around into ranges of blocks.
 
@@ -529,8 +591,8 @@ def _bound_wrapped(
     length = lattice.block * lattice.step
     above = lattice.end + first.astype(float) * length
     below = lattice.low - (lattice.size // lattice.block - 1 - last.astype(float)) * length
-    wrapped = moments.mass_above(above, rate, log_scale)
-    wrapped = wrapped + moments.mass_below(below, rate, log_scale)
+    wrapped = moments.mass_above(above, rate, log_scale, fine=fine)
+    wrapped = wrapped + moments.mass_below(below, rate, log_scale, fine=fine)
     return wrapped * _block_weight(lattice, rate)
 
 
@@ -550,9 +612,9 @@ def _tilt(
         return summands, 0.0
     log_moment = 0.0
 
-    def tilted(mass: Array, first: int) -> Array:
-        """Return the tilted probabilities; `mass` starts at the lattice point number `first`."""
-        tilt = rate * lattice_points(first, len(mass), lattice.step)
+    def tilted(mass: Array, part: int) -> Array:
+        """Return the tilted probabilities of summands below the range (0) or in it (1)."""
+        tilt = rate * lattice.places(part, len(mass))
         with np.errstate(divide="ignore"):
             log_mass = np.log(mass)
         exponent = log_mass + tilt - log_moment
@@ -563,13 +625,10 @@ def _tilt(
         return found
 
     with np.errstate(divide="ignore"):
-        own = np.log(summands.plain[0]) + rate * lattice_points(
-            lattice.start, len(summands.plain[0]), lattice.step
-        )
+        own = np.log(summands.plain[0]) + rate * lattice.places(0, len(summands.plain[0]))
     log_moment = float(log_sum_exp(own))
-    firsts = (lattice.start, lattice.above)
     plain, one = (
-        tuple(tilted(mass, first) for mass, first in zip(masses, firsts, strict=False))
+        tuple(tilted(mass, part) for part, mass in enumerate(masses))
         for masses in (summands.plain, summands.one)
     )
     return _Summands(plain, one), log_moment
@@ -595,7 +654,7 @@ def compose_class(
     count = bins - len(summands.one[:1])
     small = transform_masses(summands.plain[0], lattice.size)
     kept, neglected = _choose_frequencies(small, summands, count)
-    small, (_, *large) = small.lowest(kept), _transform(summands.plain, lattice, kept)
+    small, large = small.lowest(kept), _transform(summands.plain, lattice, kept, 1)
     terms, left_out = _binomial_terms(small, large, summands, count)
     if summands.one:
         small_one, *large_one = _transform(summands.one, lattice, kept)
@@ -648,14 +707,21 @@ def _sum_blocks(
 
 
 def _transform(
-    masses: tuple[Array, ...], lattice: SumLattice, frequencies: int
+    masses: tuple[Array, ...], lattice: SumLattice, frequencies: int, first: int = 0
 ) -> list[ComplexBalls]:
-    """Return the FFTs of a summand's masses at the `frequencies` lowest frequencies."""
-    offsets = (0, lattice.above - lattice.start)
-    return [
-        transform_masses(np.concatenate([np.zeros(offset), mass]), lattice.size).lowest(frequencies)
-        for mass, offset in zip(masses, offsets, strict=False)
-    ]
+    """Return the FFTs of a summand's masses at the `frequencies` lowest frequencies.
+
+    With `first` 1, only those of summands in the range of the largest.
+    """
+    found = []
+    for mass, (low, _), stride in list(
+        zip(masses, lattice.limits(), lattice.strides, strict=False)
+    )[first:]:
+        size, offset = lattice.size, low - lattice.start
+        if 2 * stride * (frequencies - 1) <= size:  # beyond, this transform repeats itself
+            size, offset, stride = size // stride, offset // stride, 1
+        found.append(transform_masses(mass, size, offset, stride, frequencies))
+    return found
 
 
 def _choose_frequencies(small: ComplexBalls, summands: _Summands, count: int) -> tuple[int, float]:

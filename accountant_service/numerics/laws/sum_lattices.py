@@ -38,6 +38,7 @@ _TILT_EXPONENT: Final = 18.0  # of a mass that a tilt brings to the centre, time
 _TILT_ROOM: Final = 12.0  # more, for the tilt to be useful
 _TILT_LARGE: Final = 4.0  # expected number of large summands under a tilt
 _TILTS_MAX: Final = 6  # on either side
+_EXACT: Final = 52.5  # natural log of a tail that needs no tilt, for one summand and spacing 1
 _NARROWEST: Final = 1e-9  # distance from 1 of the limits of ratios
 _NODES: Final = 128
 _REACH: Final = 8.0  # deviations of a summand that estimates of its rounding cover
@@ -80,6 +81,7 @@ def _quadrature(mu: float, low: float, high: float) -> tuple[Array, Array]:
     return x, -0.5 * z * z + math.log((z[1] - z[0]) / math.sqrt(2 * math.pi))
 
 
+@lru_cache(maxsize=8)  # upper and lower bounds use the same
 def choose_lattices(
     mu: float,
     bins: int,
@@ -117,6 +119,8 @@ def choose_lattices(
     ):
         step *= 2
     step = round_step(step)
+    # errors of transforms are about 4e-13 a summand, and matter relative to the spacing's square
+    exact = _EXACT - math.log(bins) + 2 * math.log(spacing)
     found: list[SumLattice] = []
     above, cut, factor = 0, _round_up_grid_points(scale * first_cut / step), 1
     while not found or above * step < end:
@@ -125,7 +129,9 @@ def choose_lattices(
             factor *= 2
         found.append(
             _class_lattice(
-                _ClassEstimates(mu, bins, above * step, min(cut * step, 2 * end), tail, lowest),
+                _ClassEstimates(
+                    mu, bins, above * step, min(cut * step, 2 * end), tail, lowest, exact
+                ),
                 factor * step, above // factor, cut // factor, start, largest, sums,
                 _BLOCK_SHARE * spacing * max(above * step, lowest if small_sums else bins)
                 if sums != "all" else 0.0,
@@ -182,12 +188,19 @@ class _ClassEstimates:
     """
 
     def __init__(
-        self, mu: float, bins: int, above: float, cut: float, tail: float, lowest: float
+        self,
+        mu: float,
+        bins: int,
+        above: float,
+        cut: float,
+        tail: float,
+        lowest: float,
+        exact: float,
     ) -> None:
         reach = math.sqrt(2 * tail) + 1
         most = min(_deviations(mu, cut), reach + mu)
         split = min(_deviations(mu, above), most) if above > 0 else most
-        self.bins, self.tail = bins, tail
+        self.bins, self.tail, self.exact = bins, tail, exact
         self.small = x, log_mass = _quadrature(mu, min(-reach, split - _BELOW), split)
         self.large = _quadrature(mu, split, _deviations(mu, cut)) if above > 0 else None
         mean = float(np.exp(log_mass) @ np.abs(x - 1) ** 2)
@@ -245,11 +258,26 @@ def _class_lattice(
     size = min(1 << math.ceil(math.log2(points)), _POINTS_MAX)
     ends = (first * step, (first + size) * step)
     tilts = [0.0]
-    if sums != "small":
+    is_exact = law.tail + mass <= law.exact  # without tilts
+    if sums != "small" and not is_exact:
         tilts += _choose_tilts(law.rates_up, up, many, mass, law.tail, ends, block * step)
-    if sums != "large":
+    if sums != "large" and not is_exact:
         tilts += _choose_tilts(law.rates_down, down, few, mass, law.tail, ends, block * step)
-    return SumLattice(step, first, size, begin, above if above else begin, cut, tuple(tilts), block)
+    least = above if above else begin
+    stride = _choose_stride(math.gcd(least - begin, cut - least), block) if above else 1
+    return SumLattice(step, first, size, begin, least, cut, tuple(tilts), block, stride)
+
+
+def _choose_stride(length: int, block: int) -> int:
+    """Return the spacing of the points for summands in a class's range: at most half a block.
+
+    Few summands of an outcome lie there, and no more than the block of the sum is known. The
+    spacing divides `length`.
+    """
+    stride = 1
+    while 4 * stride <= block and length % (2 * stride) == 0:
+        stride *= 2
+    return stride
 
 
 def _choose_tilts(

@@ -128,7 +128,7 @@ for name in sys.argv[1:]:
 
 
 def read_number(output: str) -> str:
-    """Return the first number of an output to six digits, rounded up: ε and noise are upper bounds."""
+    """Return the first number of an output, rounded up to six digits: it is an upper bound."""
     found = re.search(r"\d+\.\d+", output)
     if found is None:
         return "–"

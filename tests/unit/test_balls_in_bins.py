@@ -463,6 +463,22 @@ def test_moments_of_merged_masses_bound_those_of_the_points() -> None:
     assert (fine <= coarse + 1e-12).all()
 
 
+@pytest.mark.parametrize("slope", [-18.0, 18.0])
+def test_merging_steep_masses_loses_no_small_share(
+    slope: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The smaller of a block's two masses decides the moment once the rate outweighs the slope."""
+    pairs = lambda points, *_: np.arange(0, points, 2)  # noqa: E731
+    monkeypatch.setattr(lognormal_sum, "_block_starts", pairs)
+    rate = -math.copysign(20.0, slope)
+    for points in range(1000, 1100, 2):
+        log_mass = slope * (np.arange(points) % 2)
+        places = 2.0 + np.arange(points)
+        exact = mp.log(mp.fsum(map(mp.exp, (rate * places + log_mass).tolist())))
+        found = lognormal_sum._Blocks(np.exp(log_mass), places, 1).log_moments(np.array([rate]))
+        assert float(found[0]) >= exact
+
+
 @pytest.mark.parametrize("side", ["above", "lower", "upper"])
 def test_the_frequencies_that_are_neglected(side: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With far too few frequencies, bounds hold only with what the others may add."""

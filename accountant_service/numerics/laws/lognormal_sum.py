@@ -305,13 +305,16 @@ class _Blocks:
         points = len(mass)
         starts = _block_starts(points, min(int(np.searchsorted(places, 1.0)), points - 1), blocks)
         last = np.append(starts[1:], points) - 1
-        merged = np.add.reduceat(mass, starts)
-        moment = np.add.reduceat(mass * np.arange(points), starts) - merged * starts
-        upward = np.clip(moment / np.maximum(last - starts, 1), 0.0, merged)
+        widths = last - starts
+        # sums of terms ≥ 0: differences would lose a small share of a block whose masses are steep
+        after = np.arange(points) - np.repeat(starts, widths + 1)
+        before = np.repeat(np.maximum(widths, 1), widths + 1) - after  # 1 in a block of one point
+        upward = np.add.reduceat(mass * after, starts) / np.maximum(widths, 1)
+        downward = np.add.reduceat(mass * before, starts) / np.maximum(widths, 1)
         self.points = np.concatenate([places[starts], places[last]])
         self._farthest = float(np.abs(self.points).max())
         room = 1 + _EPS * (points + 16)
-        self.log_mass = np.log(np.concatenate([merged - upward, upward]) * room + _UNDERFLOW)
+        self.log_mass = np.log(np.concatenate([downward, upward]) * room + _UNDERFLOW)
 
     def log_moments(self, rates: Array) -> Array:
         """Return upper bounds on log E[e^{rx}] of a summand x, for each rate r."""
@@ -532,12 +535,12 @@ def _choose_blocks(
         The indices of the blocks, and an upper bound on the mass that wrapped around into them.
     """
     useful = np.flatnonzero(under.uncertain < score)
-    if rate == 0.0 and fine:
+    if not len(useful) or (rate == 0.0 and not fine):
+        return useful, 0.0
+    if rate == 0.0:
         ends = useful[:1], useful[-1:]
         wrapped = _bound_wrapped(moments, lattice, rate, log_scale, *ends, fine=fine)
         return useful, float(wrapped[0])
-    if rate == 0.0 or not len(useful):
-        return useful, 0.0
     cuts = np.arange(_BLOCK_CHOICES) * len(useful) // _BLOCK_CHOICES
     ends = useful[cuts], np.full(_BLOCK_CHOICES, useful[-1])
     if rate < 0:
@@ -760,7 +763,7 @@ def _binomial_terms(
         return small.power(count), 0.0
     expected = count * float(summands.plain[1].sum()) * (1 + 1e-9)
     whole = max(1.0, float(summands.plain[0].sum()) * (1 + 1e-9))
-    terms, left_out = 1, 0.5 * expected**2
+    terms, left_out = 1, 0.5 * expected * expected  # ∞ where it overflows
     while terms < min(count, TERMS_MAX) and left_out > _TERM_LEAST * expected:
         terms += 1
         left_out *= expected / (terms + 1)

@@ -80,6 +80,7 @@ def test_sqlite(tmp_path: Path) -> None:
     repository.close()
 
 
+@pytest.mark.slow
 def test_postgresql() -> None:
     with private_server() as server:
         repository = opening.open_repository(server.url)

@@ -11,10 +11,11 @@ from scripts.people import FOLDER, PAGE, PEOPLE, Job, do_job, read_purpose
 from tests.support import warm_commands
 
 TRAINS = "training_engineer"
-CASES = [pytest.param(each, marks=[pytest.mark.slow] * (each == TRAINS)) for each in PEOPLE]
+SLOW = (TRAINS, "operator", "privacy_officer")
+CASES = [pytest.param(each, marks=[pytest.mark.slow] * (each in SLOW)) for each in PEOPLE]
 SAYS = {
     "researcher": "noise multiplier  0.9591017807",
-    "engineer": "noise multiplier  2.111744418",
+    "engineer": "noise multiplier  2.112046663",
     "privacy_officer": "wrote registry.yaml (registry)",
     "training_engineer": "it is about this model: SHA-256 ",
     "operator": "all is well; datasets: 1, entries: 1",

@@ -158,6 +158,7 @@ def test_frequencies_guide_the_optimizer_where_they_are_public(
     assert bench.run("--side-information").exit_code == 2
 
 
+@pytest.mark.slow
 def test_a_ledger_that_does_not_answer_lets_nothing_be_projected(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -169,6 +170,7 @@ def test_a_ledger_that_does_not_answer_lets_nothing_be_projected(
     assert not drawn
 
 
+@pytest.mark.slow
 def test_a_killed_run_resumes_with_the_same_projection(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -207,6 +209,7 @@ def test_a_killed_run_resumes_with_the_same_projection(
     assert bench.read("certificate.json")["steps"] == 30
 
 
+@pytest.mark.slow
 def test_a_run_that_dies_before_its_first_step_keeps_its_projection(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -245,6 +245,7 @@ NAMES = [*calculator_form.FIELDS, *calculator_form.CHOICES, "add", "remove", "me
 NAMES += ["release_kind", "release_kind_new", "release_mechanism_kind", "release_noise_multiplier"]
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(st.dictionaries(st.sampled_from(NAMES), TEXTS, min_size=1))
 def test_no_query_breaks_the_calculator(app: Any, query: dict[str, str]) -> None:
@@ -810,6 +811,7 @@ def test_several_runs_are_accounted_together(visitor: Person) -> None:
     assert "curve-table" not in text
 
 
+@pytest.mark.slow
 def test_the_snippets_of_several_runs_ask_the_same_question(visitor: Person) -> None:
     text = visitor.get("/?" + urlencode(RUNS))
     _, command, python = _snippets(text)

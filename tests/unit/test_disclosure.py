@@ -96,7 +96,7 @@ def test_a_posterior_follows_from_bayes_rule() -> None:
     assert found == pytest.approx(0.01 * 0.05 / (0.01 * 0.05 + 0.99 * 0.01), rel=1e-9)
 
 
-@pytest.mark.parametrize("name", slow_after(2, NAMES))
+@pytest.mark.parametrize("name", slow_after(1, NAMES))
 def test_every_certificate_has_a_report_in_every_format(name: str) -> None:
     found = facts_of_certificate(document(name))
     assert Facts.model_validate_json(render(found, Format.JSON)) == found

@@ -46,6 +46,7 @@ def test_the_page_has_the_table_of_the_script() -> None:
     assert shown == "".join(render_table(list(rows()))).strip()
 
 
+@pytest.mark.slow
 def test_only_these_are_refused_and_all_others_have_a_cost_or_a_reason() -> None:
     assert {row.entry["name"] for row in rows() if row.is_refused} == REFUSED
     for row in rows():

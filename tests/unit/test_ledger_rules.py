@@ -456,6 +456,7 @@ def test_rounding_down_would_be_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     assert fails()
 
 
+@pytest.mark.slow
 def test_returning_more_than_is_held_would_be_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     def unchecked(condition: bool, message: str) -> None:
         if not condition and "can be returned" not in message:

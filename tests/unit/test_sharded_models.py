@@ -219,6 +219,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return list(zip(*found, strict=True))
 
 
+@pytest.mark.slow
 def test_two_processes_train_the_model_of_one(two: Any) -> None:
     require_models_of_one(two[0])
 
@@ -229,6 +230,7 @@ def test_four_processes_train_the_model_of_one(tmp_path: Path) -> None:
     require_models_of_one(run_in_processes(4, tmp_path, trained_in_turn))
 
 
+@pytest.mark.slow
 def test_a_checkpoint_has_whole_tensors_and_can_be_resumed(two: Any) -> None:
     (parameters, state), (same, empty) = two[1]
     alone, _, _ = trained(0, ADAM)
@@ -244,12 +246,14 @@ def test_a_checkpoint_has_whole_tensors_and_can_be_resumed(two: Any) -> None:
     assert torch.equal(moments["exp_avg"], state["optimizer"]["state"][0]["exp_avg"])
 
 
+@pytest.mark.slow
 def test_a_process_holds_its_share_between_steps(two: Any) -> None:
     size, shares = two[2][0][0], [moments for _, moments in two[2]]
     assert sum(shares) == size
     assert max(shares) < 0.6 * size
 
 
+@pytest.mark.slow
 def test_an_empty_share_and_another_number_of_passes(two: Any) -> None:
     optimizer = make_seeded(net := Model(seed=5), ADAM)
     rows = [Records()[index] for index in range(5)]
@@ -259,6 +263,7 @@ def test_an_empty_share_and_another_number_of_passes(two: Any) -> None:
             assert torch.allclose(one, other, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_every_kind_of_layer_is_clipped_as_in_a_whole_model(two: Any) -> None:
     for found in two[4]:
         assert len(found) == 2 * len(LAYER_MODELS), found
@@ -266,6 +271,7 @@ def test_every_kind_of_layer_is_clipped_as_in_a_whole_model(two: Any) -> None:
             assert distance < 1e-12, name
 
 
+@pytest.mark.slow
 def test_what_cannot_be_trained_is_refused(two: Any) -> None:
     first, second = two[5]
     assert first[0].startswith("ProcessLostError: step 1 is not made: process 1 failed")

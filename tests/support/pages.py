@@ -62,7 +62,9 @@ _SERVICE: Final = re.compile(r"(127\.0\.0\.1|localhost):8000\b")
 _ASKS: Final = re.compile(_SERVICE.pattern + r"|\baccountant-train (run|compare|together)\b")
 _DATABASE: Final = re.compile(r"(127\.0\.0\.1|localhost):5432\b")
 _ORIGIN: Final = "<where you have it from>"
-_NOT_COPIED: Final = frozenset({".git", ".venv", "data", "runs", "build", "dist", ".mypy_cache"})
+_NOT_COPIED: Final = frozenset(
+    {".git", ".venv", ".venv-flower", "data", "runs", "build", "dist", ".mypy_cache"}
+)
 # What is done before and after a script: the last one's variables and folder, and what is left.
 _BEFORE: Final = """
 set -aeuo pipefail

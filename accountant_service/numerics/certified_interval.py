@@ -57,8 +57,8 @@ _ACCURACY: Final = 1e-8  # relative, of δ, where a line integral is cheap
 _ACCURACY_SHARE: Final = 0.01  # of the tolerance, where a line integral is costly
 _SMOOTHING_SHARE: Final = 0.15  # of the tolerance that smoothing may cost
 _RARE_SHARE: Final = 0.05  # of the tolerance: the error of δ allowed where δ is steep
-_LATTICE_SHARE: Final = 0.7  # of the tolerance that the first lattice aims at
-_OTHER_SHARE: Final = 3.0  # the same, in the direction that is probably the better one
+_LATTICE_SHARE: Final = 0.4  # of the tolerance that the first lattice aims at
+_OTHER_SHARE: Final = 1.0  # the same, in the direction that is probably the better one
 _LOCATING_WIDTH: Final = 0.05  # relative, of the bounds that a coarse lattice aims at
 _SLOPE_STEP: Final = 0.02  # of ε, over which a slope is computed
 _SLOPE_MAX: Final = 2.0  # of the mean slope of log δ from 0 to ε
@@ -496,7 +496,8 @@ class _DirectionSearch:
         """
         share = _LATTICE_SHARE if best_lower <= self.lower else _OTHER_SHARE
         width = share * target_width * self.question.epsilon_scale(self.saddle)
-        width *= (1 + self.saddle.tilt) / (1 + self.slope)  # as the tilt stands for the slope there
+        # the lattice takes the tilt for the slope of log δ: it is finer where that is too low
+        width *= min(1.0, (1 + self.saddle.tilt) / (1 + self.slope))
         return RefinedLattice.around(self.question.releases, self.saddle, self.log_delta, width)
 
     def _width_ratio(self, best_lower: float, width: float) -> float:

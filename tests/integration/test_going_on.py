@@ -90,15 +90,7 @@ def test_a_run_that_is_asked_to_end_claims_its_plan(
     whole = bench.run(*USUAL, *(("--dataset", bench.name) if ledger else ("--epsilon", "8")))
     assert whole.exit_code == 0, whole.output
     planned = bench.read("privacy.json")
-    genuine, made = PrivateOptimizer.step, list[int]()
-
-    def interrupted(*of: Any) -> float:
-        made.append(1)
-        if len(made) == 3:
-            signal.raise_signal(signal.SIGINT)
-        return genuine(*of)
-
-    monkeypatch.setattr(PrivateOptimizer, "step", interrupted)
+    bench.interrupt_at(3, monkeypatch)
     done = bench.run(*USUAL, *(("--dataset", bench.name) if ledger else ("--epsilon", "8")))
     assert done.exit_code == 130, done.output
     claim = bench.read("privacy.json")

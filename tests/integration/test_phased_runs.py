@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -230,15 +229,7 @@ def test_a_run_whose_next_phase_has_ended_makes_no_step_of_it(
 def test_a_run_that_is_asked_to_end_frees_later_phases(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    genuine, made = PrivateOptimizer.step, list[int]()
-
-    def interrupted(*of: Any) -> float:
-        made.append(1)
-        if len(made) == 3:
-            signal.raise_signal(signal.SIGINT)
-        return genuine(*of)
-
-    monkeypatch.setattr(PrivateOptimizer, "step", interrupted)
+    bench.interrupt_at(3, monkeypatch)
     done = bench.run(*USUAL, "--dataset", bench.name)
     assert done.exit_code == 130, done.output
     claim, certificates = bench.read("privacy.json"), bench.read("certificate.json")["certificates"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import signal
 import uuid
 from dataclasses import replace
 from pathlib import Path
@@ -100,6 +101,19 @@ class Bench:
             return genuine(*of)
 
         monkeypatch.setattr(PrivateOptimizer, "step", step)
+
+    def interrupt_at(self, step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Let the user interrupt the run, as with Ctrl-C, when an optimizer begins this step."""
+        made = self.counted(monkeypatch)
+        genuine = PrivateOptimizer.step
+
+        def interrupted(*of: Any) -> float:
+            """Interrupt the run before the step, and make it."""
+            if len(made) == step - 1:
+                signal.raise_signal(signal.SIGINT)
+            return genuine(*of)
+
+        monkeypatch.setattr(PrivateOptimizer, "step", interrupted)
 
     def counted(self, monkeypatch: pytest.MonkeyPatch) -> list[int]:
         """Return a list that grows by one with every optimizer step made."""

@@ -1,8 +1,8 @@
 """Cubic interpolation without overshoot (PCHIP), with two derivatives.
 
 Fritsch & Butland 1984, as in SciPy: the slope at an inner point is a weighted harmonic mean of the
-slopes on both sides, or 0 at an extremum. SciPy's own needs its linear algebra, sparse matrices and
-optimizers: 25 MB, and a tenth of a second at the first answer of a program.
+slopes on both sides, or 0 at an extremum. SciPy has the same, but importing it takes longer than
+many answers (docs/decisions/0015-commands-and-reports.md).
 """
 
 from __future__ import annotations

@@ -39,6 +39,7 @@ from accountant_service.numerics.laws.dominating_pair import DIRECTIONS
 _RELATION: Final = NeighbouringRelation.ADD_OR_REMOVE_ONE
 _TRADE_OFF_EPSILONS: Final = 128  # values of ε whose bounds of δ enclose the trade-off
 _TRADE_OFF_DELTAS: Final = (1e-9, 1e-6, 1e-3, 0.5)  # δ at the largest of these ε, if it is finite
+_TRADE_OFF_EPSILON_LEAST: Final = 1e-3  # of the largest of them: ε may be 0 at these δ
 
 
 def epsilon(
@@ -301,9 +302,9 @@ def trade_off(
     question = _question(mechanism, relation)
     rates = _false_positive_rates(points)
     claim = _guarantee_with_finite_epsilon(question)  # it also checks the hypotheses
-    largest_epsilon = claim.epsilon
-    if not question.release_groups or largest_epsilon == 0.0:
+    if not question.form.atom_counts:
         return _trade_off_of_no_release(rates, prior, claim)
+    largest_epsilon = max(claim.epsilon, _TRADE_OFF_EPSILON_LEAST)
     releases, attained = dominating_pairs(question), question.is_attained
     at_prior = abs(math.log((1 - prior) / prior))
     epsilons = np.union1d(
@@ -366,7 +367,7 @@ def _posteriors(prior: float, rates: Array, *false_negatives: Array) -> list[Arr
 
 
 def _trade_off_of_no_release(rates: Array, prior: float, claim: Guarantee) -> TradeOff:
-    """Return the trade-off curve of a mechanism with ε = 0: the attacker can only guess."""
+    """Return the trade-off curve of a mechanism without a release: the attacker can only guess."""
     larger = max(prior, 1 - prior)
     false_negatives, priors = 1 - rates, np.full_like(rates, prior)
     nothing, certain = Interval(0.0, 0.0), Interval(larger, larger)

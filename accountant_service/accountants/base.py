@@ -48,7 +48,7 @@ _PARTITION: Final = Assumption(
 )
 _PARTS: Final = Assumption(
     "each record belongs to one part, which depends on the record alone and never changes, and "
-    "neighbours differ in one part: replace_one may move a record to another part",
+    "neighbouring datasets differ in one part only: a replacement is in the same part",
     True,
     "McSherry 2009, Theorem 4",
 )
@@ -56,8 +56,8 @@ _ALTERNATIVES_MAX: Final = 64
 # Accounting covers the noisy sum. If a record changed the divisor, the scale of the noise in every
 # coordinate would reveal the divisor: with many coordinates, almost surely.
 _GROUPS: Final = Assumption(
-    "each record belongs to one group of steps, which depends on the record alone, and neighbours "
-    "differ in one group: replace_one may move a record to another group",
+    "each record belongs to one group of steps, which depends on the record alone, and "
+    "neighbouring datasets differ in one group only: a replacement is in the same group",
     True,
     "arXiv 2306.08153",
 )
@@ -96,21 +96,24 @@ class Question:
     def alternatives(self) -> tuple[Question, ...]:
         """One question for each combination of the disjoint data parts that may hold the record.
 
-        A record is in one part of each parallel release, so the largest ε or δ of these questions
-        holds for the mechanism.
+        A record is in one part of each parallel release, and maybe in another part of the next
+        one, so the largest ε or δ of these questions holds for the mechanism. Combinations without
+        any release cost nothing and are left out.
 
         Raises:
             TooExpensiveError: there are too many.
         """
-        parts = [len(atom.parts) for atom, _ in self.form.atom_counts if atom.is_parallel]
-        if not parts:
+        if not any(atom.is_parallel for atom, _ in self.form.atom_counts):
             return (self,)
-        number = math.prod(parts)
-        if number > _ALTERNATIVES_MAX:
+        if self.form.alternatives_count > _ALTERNATIVES_MAX:
             raise TooExpensiveError(
-                f"parallel parts may be combined in at most {_ALTERNATIVES_MAX} ways, not {number}"
+                "a record may be in another part of each `parallel` release: these can be combined "
+                f"in more than {_ALTERNATIVES_MAX} ways. If parallel releases divide the data in "
+                "the same way, describe them as one `repeated`, or as one `parallel` of what is "
+                "composed in each part"
             )
-        return tuple(replace(self, form=form) for form in self.form.alternatives)
+        forms = (form for form in self.form.alternatives if form.atom_counts)
+        return tuple(replace(self, form=form) for form in forms)
 
     def repeated(self, times: int) -> Question:
         """Return the question about this mechanism repeated `times` times."""
@@ -143,7 +146,8 @@ def _has_attained_pair(release: Atom, relation: NeighbouringRelation) -> bool:
     if not release_laws.is_attained(release.noise):
         return False
     if release.sampling == "poisson":
-        return release.sample_rate >= release_laws.RATE_MIN
+        is_personal = release_laws.is_personal(release.noise) and release.sample_rate < 1
+        return release.sample_rate >= release_laws.RATE_MIN and not is_personal
     if release.sampling == "balls_in_bins":
         return release_laws.has_bins_law(release, relation) and release.parameters[1] == 1
     if relation is NeighbouringRelation.REPLACE_ONE and release.sampling == "fixed_size":
@@ -432,10 +436,11 @@ def _require_supported_releases(method: str, question: Question) -> None:
             )
     every = [(atom, 1) for atom in question.form.all_atoms]
     for group in release_laws.release_groups(every, question.relation):
-        if group.atom.noise == "gaussian" and group.rate < 1 and group.sigma < _SAMPLED_NOISE_MIN:
+        noise = release_laws.effective_noise(group)
+        if noise is not None and noise < _SAMPLED_NOISE_MIN:
             raise TooExpensiveError(
                 "the releases on one sample are equivalent to one with an effective noise "
-                f"multiplier of {group.sigma:.2g}; sampled releases need at least "
+                f"multiplier of {noise:.2g}; sampled releases need at least "
                 f"{_SAMPLED_NOISE_MIN:g}: make fewer releases on a sample, or add noise",
                 group.atom.pointer,
             )

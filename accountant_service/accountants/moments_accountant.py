@@ -42,7 +42,8 @@ class MomentsAccountant(Accountant):
     title = "Moments accountant"
     source = _SOURCE + "; papers/002"
     needs = (
-        "Gaussian noise; Poisson sampling with add/remove or zero-out neighbours, or no sampling"
+        "Gaussian noise; proven for Poisson sampling with add/remove or zero-out neighbours and "
+        "without sampling, else an estimate"
     )
     proves = "an upper bound of ε by the classical tail bound, integer moments up to 127"
 
@@ -89,11 +90,11 @@ def _require_affordable(question: Question) -> None:
 
 def _relation_assumption(question: Question) -> Assumption:
     """Return the hypothesis on the neighbouring relation, and whether it holds."""
-    sampled = any(group.rate < 1 for group in question.release_groups)
-    allowed = [NeighbouringRelation.ADD_OR_REMOVE_ONE, NeighbouringRelation.ZERO_OUT_ONE]
+    if all(group.rate == 1 for group in question.release_groups):
+        return Assumption("without sampling, any neighbouring relation is allowed", True, _SOURCE)
     return assume_relation(
         question,
-        allowed if sampled else list(NeighbouringRelation),
+        [NeighbouringRelation.ADD_OR_REMOVE_ONE, NeighbouringRelation.ZERO_OUT_ONE],
         "neighbouring datasets differ in one record added, removed or zeroed out",
         _SOURCE,
     )

@@ -53,10 +53,13 @@ class Pld(Accountant):
         "papers/003 eq. (4) at q = 1"
     )
     needs = (
-        "any kind of mechanism; samples of fixed size of other releases than Gaussian ones need "
-        "replace-one"
+        "any kind of mechanism; fixed-size samples of Gaussian releases with add/remove or "
+        "replace-one neighbours, of others with replace-one"
     )
-    proves = "a lower and an upper bound of ε, at most a relative 1e-3 apart, usually 1e-6"
+    proves = (
+        "an upper bound of ε, and for most kinds a lower one, at most a relative 1e-3 apart, "
+        "usually 1e-6"
+    )
 
     def assumptions(self, question: Question) -> tuple[Assumption, ...]:
         """Return the hypotheses under which the releases' dominating pairs are proved."""
@@ -99,12 +102,15 @@ class Pld(Accountant):
     def explain_infinite_epsilon(self, question: Question, delta: float) -> NoFiniteEpsilonError:
         """Return the error: the events with a δ of their own, and the least δ of all."""
         relation = question.relation
+        least, worst = max(
+            ((_infinite_mass(_split_releases(each)[2]), each) for each in question.alternatives),
+            key=lambda pair: pair[0],
+        )
         masses = [
             (group, _infinite_mass([(release_laws.dominating_pair(group, relation), group.count)]))
-            for group in question.release_groups
+            for group in worst.release_groups
         ]
         revealing = [group for group, mass in masses if mass > _REVEALING_SHARE * delta]
-        least = _infinite_mass(_split_releases(question)[2])
         if not revealing or least < delta:
             return super().explain_infinite_epsilon(question, delta)
         kinds = dict.fromkeys(group.atom.noise for group in revealing)

@@ -98,6 +98,9 @@ class _Kind:
         unsampled_cost: returns μ² and ε of the releases of a group without sampling, if they are
             as private as a Gaussian release of this μ and a pure one of this ε.
         is_attained: whether two neighbouring datasets have this pair, so that lower bounds hold.
+        is_personal: whether the description may mean one answer of each person. On a sample it may
+            then be visible who answered, or it may not: under every relation the pair of a Poisson
+            sample is that of a revealed sample, and it is an upper bound only.
         relations: under which the pair is proved.
         pairs: returns the number of such pairs whose composition dominates one release.
         samples_itself: whether `source` covers the kind's sampling.
@@ -112,6 +115,7 @@ class _Kind:
     statement: str = "each release is dominated by a pair of one-dimensional distributions"
     unsampled_cost: Callable[[ReleaseGroup], tuple[float, float]] = lambda _: (0.0, math.inf)
     is_attained: bool = True
+    is_personal: bool = False
     relations: frozenset[NeighbouringRelation] = frozenset(NeighbouringRelation)
     pairs: Callable[[ReleaseGroup], int] = lambda _: 1
     samples_itself: bool = False
@@ -185,12 +189,26 @@ def dominating_pair(group: ReleaseGroup, relation: NeighbouringRelation) -> Rele
 def _uses_unsampled_pair(group: ReleaseGroup, relation: NeighbouringRelation) -> bool:
     """Return whether a sampled release's dominating pair is built from the one without sampling.
 
-    This is so if neighbours change a record in place. Gaussian and Laplace releases have a tighter
-    pair, because the record contributes nothing to a sample without it.
+    This is so if neighbours change a record in place, and for answers of each person. Gaussian and
+    Laplace releases have a tighter pair, because the record contributes nothing to a sample without
+    it.
     """
-    changed = relation is not NeighbouringRelation.ADD_OR_REMOVE_ONE and group.rate < 1.0
     noise = group.atom.noise
-    return changed and noise not in ("gaussian", "laplace") and not _KINDS[noise].samples_itself
+    in_place = relation is not NeighbouringRelation.ADD_OR_REMOVE_ONE or is_personal(noise)
+    has_tighter_pair = noise in ("gaussian", "laplace") or _KINDS[noise].samples_itself
+    return in_place and group.rate < 1.0 and not has_tighter_pair
+
+
+def effective_noise(group: ReleaseGroup) -> float | None:
+    """Return the noise over the most that a person's records move a sampled Gaussian release.
+
+    The cost of its law grows with the inverse. None for other releases.
+    """
+    if group.atom.noise in ("gaussian", "truncated_poisson_sampled") and group.rate < 1:
+        return group.sigma
+    if group.atom.noise == "user_level":
+        return 1 / _several_records_pair(group).largest_shift
+    return None
 
 
 def is_renyi_curve(group: ReleaseGroup) -> bool:
@@ -232,10 +250,15 @@ def _renyi_release(group: ReleaseGroup, relation: NeighbouringRelation) -> Relea
     return replace(alone, sample_rate=group.rate)  # type: ignore[type-var]
 
 
+def _several_records_pair(group: ReleaseGroup) -> SeveralRecordsPair:
+    """Return the pair of a release in which one person owns several sampled records."""
+    (records,) = group.atom.parameters
+    return SeveralRecordsPair(int(records), group.rate, 1 / group.sigma)  # type: ignore[arg-type]
+
+
 def _several_records_law(group: ReleaseGroup, relation: NeighbouringRelation) -> ReleaseLaw:  # noqa: ARG001
     """Return the dominating pair of a release in which one person owns several sampled records."""
-    (records,) = group.atom.parameters
-    return Release(SeveralRecordsPair(int(records), group.rate, 1 / group.sigma))  # type: ignore[arg-type]
+    return Release(_several_records_pair(group))
 
 
 def _truncated_poisson(group: ReleaseGroup, relation: NeighbouringRelation) -> ReleaseLaw:
@@ -289,6 +312,11 @@ def unsampled_cost(groups: Sequence[ReleaseGroup]) -> tuple[float, float]:
 def is_attained(kind: str) -> bool:
     """Return whether some neighbouring datasets have exactly the δ(ε) computed for this noise."""
     return kind not in _KINDS or _KINDS[kind].is_attained
+
+
+def is_personal(kind: str) -> bool:
+    """Return whether a release of this kind may be one answer of each person."""
+    return kind in _KINDS and _KINDS[kind].is_personal
 
 
 def hypothesis(group: ReleaseGroup, relation: NeighbouringRelation) -> tuple[str, str]:
@@ -454,6 +482,7 @@ _KINDS: Final[Mapping[str, _Kind]] = {
         _pair_law(RandomizedResponsePair),
         "Kairouz, Bonawitz & Ramage 2016, arXiv 1602.07387v3; exact by enumeration",
         "a neighbour changes one person's true category",
+        is_personal=True,
     ),
     "discrete_laplace": _Kind(
         _pair_law(DiscreteLaplacePair),

@@ -10,8 +10,12 @@ distinct atom:
   stays the same when a record is added or removed;
 * several Gaussian releases on one sample are one Gaussian release on it with
   σ = (Σ 1/σᵢ²)^(−1/2), because the releases see the same sample;
+* the user level is outside of a sample, as the sample contains each record independently;
 * balls in bins with as many selections as bins is that many releases without sampling;
-* correlated noise is the Gaussian release, or the sampled Gaussian releases, of the worst record.
+* correlated noise is the Gaussian release, or the sampled Gaussian releases, of the worst record;
+* `parallel` of one mechanism is that mechanism, and a repeated `parallel` is the `parallel` of its
+  repeated parts, because a record stays in its part. Equal `parallel` releases that are composed
+  remain several: each may divide the data in its own way.
 
 A kind that is one release with parameters of its own becomes an atom with these parameters.
 A mechanism that these rules do not cover (Laplace and Gaussian releases on one sample) becomes a
@@ -57,6 +61,16 @@ AtomSampling = Literal[
 ]
 
 
+_WITH_INNER: Final = (  # kinds made of one other mechanism
+    BallsInBins,
+    FixedSizeSampled,
+    PoissonSampled,
+    PrivateSelection,
+    Repeated,
+    ShuffledReports,
+    TruncatedPoissonSampled,
+    UserLevel,
+)
 SAMPLED_IN_TURN: Final = "sampled in turn"  # `inner` of releases that see one group of records
 
 
@@ -95,6 +109,14 @@ class Atom:
         """Return whether the release consists of mechanisms on disjoint parts of the dataset."""
         return self.noise == "parallel" and self.sampling == "none"
 
+    def list_choices(self) -> list[dict[Atom, int]]:
+        """List the counted releases that one record may be subject to, by the part that it is in.
+
+        A part may be divided into parts itself.
+        """
+        forms = (form for part in self.parts for form in part.alternatives)
+        return [dict(form.atom_counts) for form in forms]
+
     def hashed_fields(self) -> list[object]:
         """Return the fields that the canonical hash covers, in a fixed order."""
         sizes = list(self.fixed_sizes or ())
@@ -128,15 +150,28 @@ class CanonicalForm:
 
     @property
     def alternatives(self) -> Iterator[CanonicalForm]:
-        """The mechanisms that one record may be subject to: one part of each parallel release."""
+        """The mechanisms that one record may be subject to: one part of each parallel release.
+
+        Equal parallel releases may divide the data in different ways, so the record may be in
+        another part of each.
+        """
         chosen = [
-            [dict(part.atom_counts) for part in atom.parts] if atom.is_parallel else [{atom: 1}]
-            for atom, _ in self.atom_counts
+            itertools.combinations_with_replacement(atom.list_choices(), count)
+            if atom.is_parallel
+            else [({atom: count},)]
+            for atom, count in self.atom_counts
         ]
-        counts = [count for _, count in self.atom_counts]
         for choice in itertools.product(*chosen):
-            pairs = zip(choice, counts, strict=True)
-            yield _form_of_atoms(_add_counts(_multiply_counts(each, n) for each, n in pairs))
+            yield _form_of_atoms(_add_counts(itertools.chain.from_iterable(choice)))
+
+    @property
+    def alternatives_count(self) -> int:
+        """The number of `alternatives`."""
+        return math.prod(
+            math.comb(sum(part.alternatives_count for part in atom.parts) + count - 1, count)
+            for atom, count in self.atom_counts
+            if atom.is_parallel
+        )
 
     @property
     def all_atoms(self) -> Iterator[Atom]:
@@ -178,7 +213,7 @@ def _hashed_text(document: object) -> str:
 
 def _count_atoms(mechanism: Mechanism, pointer: str) -> dict[Atom, int]:
     """Return each elementary release (atom) with its count; errors cite `pointer`."""
-    match mechanism:
+    match _with_user_level_outside(mechanism):
         case Repeated(count, inner):
             return _multiply_counts(_count_atoms(inner, f"{pointer}/mechanism"), count)
         case Composed(inners):
@@ -194,10 +229,54 @@ def _count_atoms(mechanism: Mechanism, pointer: str) -> dict[Atom, int]:
         case BallsInBins(bins, inner, selections):
             atoms = _count_atoms(inner, f"{pointer}/mechanism")
             return _count_epoch_atoms(atoms, bins, selections, pointer)
-        case DpSgd():
-            return _count_dp_sgd_atoms(mechanism, pointer)
+        case DpSgd() as run:
+            return _count_dp_sgd_atoms(run, pointer)
+        case other:
+            return _count_other_atoms(other, pointer)
+
+
+def _with_user_level_outside(mechanism: Mechanism) -> Mechanism:
+    """Return a mechanism on a sample with the user level around the sample, not inside it.
+
+    A sample contains each record independently of all others, also of one person's. So a sample of
+    a release at user level is, for a person with up to k records, k records in a release on the
+    sample. If several releases on the sample state different k, the largest holds for all.
+    """
+    if not isinstance(
+        mechanism, PoissonSampled | FixedSizeSampled | BallsInBins | TruncatedPoissonSampled
+    ):
+        return mechanism
+    records = _records_per_person(mechanism.mechanism)
+    if records == 1:
+        return mechanism
+    inner = _without_user_level(mechanism.mechanism)
+    return UserLevel(records, replace(mechanism, mechanism=inner))
+
+
+def _records_per_person(mechanism: Mechanism) -> int:
+    """Return the most records of one person that a mechanism or one inside it states, or 1."""
+    match mechanism:
+        case UserLevel(records, inner):
+            return records * _records_per_person(inner)
+        case Composed(inners) | Parallel(inners):
+            return max(map(_records_per_person, inners), default=1)
+        case mechanism if isinstance(mechanism, _WITH_INNER):
+            return _records_per_person(mechanism.mechanism)
         case _:
-            return _count_other_atoms(mechanism, pointer)
+            return 1
+
+
+def _without_user_level(mechanism: Mechanism) -> Mechanism:
+    """Return a mechanism in which no release is at user level."""
+    match mechanism:
+        case UserLevel(_, inner):
+            return _without_user_level(inner)
+        case Composed(inners) | Parallel(inners):
+            return replace(mechanism, mechanisms=tuple(map(_without_user_level, inners)))
+        case mechanism if isinstance(mechanism, _WITH_INNER):
+            return replace(mechanism, mechanism=_without_user_level(mechanism.mechanism))
+        case _:
+            return mechanism
 
 
 def _count_other_atoms(mechanism: Mechanism, pointer: str) -> dict[Atom, int]:
@@ -205,7 +284,8 @@ def _count_other_atoms(mechanism: Mechanism, pointer: str) -> dict[Atom, int]:
     match mechanism:
         case UserLevel(records, inner):
             atoms = _count_atoms(inner, f"{pointer}/mechanism")
-            return {_apply_user_level(each, records): count for each, count in atoms.items()}
+            converted = ({_apply_user_level(each, records): n} for each, n in atoms.items())
+            return _add_counts(converted)  # two noise multipliers may round to one
         case TruncatedPoissonSampled(size, rate, batch, inner):
             if batch >= size or rate == 0.0:
                 return _count_atoms(PoissonSampled(rate, inner), pointer)
@@ -326,18 +406,28 @@ def _shuffled_reports_atom(reports: int, form: CanonicalForm, pointer: str) -> A
 def _count_parallel_atoms(inners: Sequence[Mechanism], pointer: str) -> dict[Atom, int]:
     """Count releases on disjoint parts of the data as atoms; errors cite `pointer`.
 
-    Equal parts are one part, but not the whole data: a replaced record may move between them.
+    A single part is the whole data.
     """
     forms = [
         _form_of_atoms(_count_atoms(inner, f"{pointer}/mechanisms/{i}"))
         for i, inner in enumerate(inners)
     ]
-    forms = [form for form in forms if form.atom_counts]
-    if len(forms) <= 1:
-        return {atom: n for form in forms for atom, n in form.atom_counts}
+    if len(forms) == 1:
+        return dict(forms[0].atom_counts)
+    return _count_parts(forms, pointer)
+
+
+def _count_parts(forms: Sequence[CanonicalForm], pointer: str) -> dict[Atom, int]:
+    """Return mechanisms on disjoint parts of the data as one counted atom.
+
+    Equal parts are one part, but not the whole data: a replaced record may move between them. It
+    may also move to a part without releases, so that is a part as well.
+    """
     parts = {form.hash: form for form in forms}
-    inner = _hashed_text(sorted(parts))
+    if not any(form.atom_counts for form in forms):
+        return {}
     ordered = tuple(parts[each] for each in sorted(parts))
+    inner = _hashed_text(sorted(parts))
     return {Atom("parallel", 0.0, inner=inner, parts=ordered, pointer=pointer): 1}
 
 
@@ -377,8 +467,21 @@ def _apply_truncated_sampling(
 
 
 def _multiply_counts(counts: Mapping[Atom, int], factor: int) -> dict[Atom, int]:
-    """Multiply the count of each release (atom) by a factor."""
-    return {atom: count * factor for atom, count in counts.items()}
+    """Multiply the count of each release (atom) by a factor.
+
+    A record is in the same part in all repetitions of a parallel release, so a repeated one is one
+    release of repeated parts. A count above 1 stands for releases that each divide the data anew.
+    """
+    return _add_counts(
+        _repeat_parallel_atom(atom, count, factor) if atom.is_parallel else {atom: count * factor}
+        for atom, count in counts.items()
+    )
+
+
+def _repeat_parallel_atom(atom: Atom, count: int, factor: int) -> dict[Atom, int]:
+    """Return `count` releases on disjoint parts of the data, with `factor` repetitions of each."""
+    repeated = _count_parts([part.repeated(factor) for part in atom.parts], atom.pointer)
+    return dict.fromkeys(repeated, count)
 
 
 def _add_counts(all_counts: Iterable[Mapping[Atom, int]]) -> dict[Atom, int]:

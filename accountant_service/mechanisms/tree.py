@@ -10,6 +10,7 @@ not callers, take into account that a relation may double the sensitivity.
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import ClassVar, Literal
@@ -40,7 +41,7 @@ class Laplace:
 class DiagonalGaussian:
     """Adds Gaussian noise with its own standard deviation to each coordinate or block.
 
-    Papers/000, Lemma 1: as private as a Gaussian with σ* = (Σⱼ sⱼ²/σⱼ²)^(−1/2).
+    As private as a Gaussian with σ* = (Σⱼ sⱼ²/σⱼ²)^(−1/2): AdaDP's paper (papers/000), Lemma 1.
     """
 
     kind: ClassVar = "diagonal_gaussian"
@@ -191,8 +192,8 @@ class TreeAggregation:
 
     The tree's nodes are blocks of 1, 2, 4, … steps; a node is released when its last step is done.
     Each has Gaussian noise of `noise_multiplier` times the clip norm. A record takes part in at
-    most `participations` steps, at least `min_separation` steps apart. A tree that is restarted is
-    repeated.
+    most `participations` steps, at least `min_separation` steps apart. For a tree that
+    starts anew each epoch use the kind `repeated`.
     """
 
     kind: ClassVar = "tree_aggregation"
@@ -249,7 +250,9 @@ class PrivateSelection:
 class Parallel:
     """Runs each of `mechanisms` on a part of the data of its own.
 
-    Each record belongs to one part, which depends on nothing but the record and never changes.
+    Each record belongs to one part, which depends on nothing but the record and never changes. So
+    the parts are the same in all repetitions of a `repeated` release. Another `parallel` may divide
+    the data in another way.
     """
 
     kind: ClassVar = "parallel"
@@ -442,16 +445,20 @@ class DpSgd:
     def epoch_count(self) -> int:
         """Return the number of epochs of shuffled batches, rounded up.
 
-        A rate given without sizes may be rounded, so steps × rate within a few rounding errors of
-        a whole number counts as that number: 1 000 steps at a rate of 0.01 are ten epochs.
+        A loader that drops the last, smaller batch has ⌊N/B⌋ steps an epoch, one that keeps it has
+        one more. The smaller number counts: a record may then be in more batches. A rate given
+        without sizes may be rounded, so its inverse within a few rounding errors of a whole number
+        counts as that number: 1 000 steps at a rate of 0.01 are ten epochs.
         """
         if self.epochs is not None:
             return math.ceil(self.epochs)
+        if self.rate() == 0.0:
+            return 0
         if self.dataset_size is not None:
-            return math.ceil(self.step_count() * self._exact_rate())
-        passes = self.step_count() * self.rate()
-        nearest = round(passes)
-        return nearest if abs(passes - nearest) <= 4 * math.ulp(passes) else math.ceil(passes)
+            batches = math.floor(1 / self._exact_rate())
+        else:
+            batches = math.floor(1 / self.rate() * (1 + 4 * sys.float_info.epsilon))
+        return -(-self.step_count() // max(batches, 1))
 
 
 Mechanism = (

@@ -107,7 +107,7 @@ def test_subsampled_rdp_is_a_bound_and_near_the_best_order() -> None:
         assert claim.optimal_order is not None
         own = {claim.optimal_order: oracles.sampled_gaussian_moment(claim.optimal_order, q, sigma)}
         assert_rounded_up(claim.epsilon, oracles.tight_epsilon(own, steps, delta))
-        moments = {a: oracles.sampled_gaussian_moment(a, q, sigma) for a in orders[30:60]}
+        moments = {a: oracles.sampled_gaussian_moment(a, q, sigma) for a in orders[30:60:3]}
         assert claim.epsilon <= oracles.tight_epsilon(moments, steps, delta) * (1 + 1e-9)
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from dataclasses import fields, replace
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given
@@ -11,8 +12,10 @@ from hypothesis import strategies as st
 
 from accountant_service.mechanisms import (
     Composed,
+    Mechanism,
     MechanismError,
     canonical_form,
+    find_dataset_size_mismatches,
     from_json,
     json_schema,
     to_json,
@@ -141,6 +144,21 @@ def test_a_part_of_an_epoch_counts_as_whole_steps() -> None:
     assert count == 4
 
 
+@pytest.mark.parametrize(
+    "rate", [{"sample_rate": 0.3}, {"dataset_size": 1000, "batch_size": 300}], ids=["rate", "sizes"]
+)
+def test_an_epoch_may_drop_its_last_smaller_batch(rate: dict[str, float]) -> None:
+    """With three batches of 300 of 1000 records an epoch, ten steps are in four epochs."""
+    run = {"kind": "dp_sgd", "noise_multiplier": 1.0, "sampling": "shuffled", "steps": 10} | rate
+    ((_, count),) = canonical_form(from_json(run)).atom_counts
+    assert count == 4
+    whole = {"kind": "dp_sgd", "noise_multiplier": 1.0, "sampling": "shuffled", "epochs": 3} | {
+        "dataset_size": 1000, "batch_size": 300
+    }  # fmt: skip
+    ((_, count),) = canonical_form(from_json(whole)).atom_counts
+    assert count == 3, "epochs are what they are"
+
+
 def test_shuffled_epochs_are_counted_whole() -> None:
     for steps, epochs in ((1000, 10), (1001, 11), (1, 1)):
         ((atom, count),) = canonical_form(
@@ -251,6 +269,76 @@ def test_every_kind_has_a_schema_whose_example_it_reads() -> None:
     for schema in schemas.values():
         for example in schema["examples"]:
             assert to_json(from_json(example))["kind"] == schema["properties"]["kind"]["const"]
+
+
+SAMPLE = {"kind": "fixed_size_sampled", "dataset_size": 10**9, "batch_size": 600,
+          "mechanism": gaussian(1)}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", get_args(Mechanism), ids=lambda kind: str(kind.kind))
+def test_the_number_of_records_is_found_in_every_kind(kind: Any) -> None:
+    """A kind that the check does not know must not hide a size that makes a run cheap."""
+    (schema,) = (
+        each
+        for each in json_schema().values()
+        if each.get("properties", {}).get("kind", {}).get("const") == kind.kind
+    )
+    mechanism: Any = from_json(schema["examples"][0])
+    records = 1000
+    names = {field.name for field in fields(kind)}
+    stated = {"dataset_size": records, "reports": records}
+    mechanism = replace(mechanism, **{name: stated[name] for name in names & stated.keys()})
+    inner = from_json(SAMPLE)
+    expected: list[str] = []
+    if "mechanism" in names:
+        mechanism = replace(mechanism, mechanism=inner)
+        expected = ["/mechanism/dataset_size"]
+    if "mechanisms" in names:
+        mechanism = replace(mechanism, mechanisms=(inner, inner))
+        expected = ["/mechanisms/0/dataset_size", "/mechanisms/1/dataset_size"]
+    found = list(find_dataset_size_mismatches(records, mechanism))
+    assert [each.pointer for each in found] == expected
+    assert all(each.is_overstated for each in found)
+    for name in names & stated.keys():
+        larger = replace(mechanism, **{name: records + 1})
+        pointers = [each.pointer for each in find_dataset_size_mismatches(records, larger)]
+        assert pointers == [f"/{name}", *expected]
+
+
+def test_an_unknown_kind_of_mechanism_states_no_size_unnoticed() -> None:
+    unknown: Any = object()
+    for mechanism in (unknown, Composed((unknown,))):
+        with pytest.raises(AssertionError):
+            list(find_dataset_size_mismatches(10, mechanism))
+
+
+@pytest.mark.parametrize(
+    ("size", "parts", "overstated"),
+    [
+        (10**9, 1, [True]),
+        (1001, 1, [True]),
+        (999, 1, [False]),
+        (1001, 2, [True]),
+        (1000, 2, []),
+        (999, 2, []),
+    ],
+)
+def test_one_of_several_parts_may_have_fewer_records(
+    size: int, parts: int, overstated: list[bool]
+) -> None:
+    inner = {"kind": "repeated", "count": 2, "mechanism": SAMPLE | {"dataset_size": size}}
+    tree = {"kind": "parallel", "mechanisms": [inner, *[gaussian(1)] * (parts - 1)]}
+    found = list(find_dataset_size_mismatches(1000, from_json(tree)))
+    assert [each.is_overstated for each in found] == overstated
+    assert all(each.pointer == "/mechanisms/0/mechanism/dataset_size" for each in found)
+
+
+@pytest.mark.parametrize(("reports", "named"), [(1001, True), (1000, False), (1, False)])
+def test_there_are_at_most_as_many_reports_as_records(reports: int, named: bool) -> None:
+    inner = {"kind": "randomized_response", "categories": 2, "flip_probability": 0.5}
+    tree = {"kind": "shuffled_reports", "reports": reports, "mechanism": inner}
+    found = [each.pointer for each in find_dataset_size_mismatches(1000, from_json(tree))]
+    assert found == ["/reports"] * named
 
 
 def test_every_kind_and_field_has_a_title_and_optional_fields_their_default() -> None:

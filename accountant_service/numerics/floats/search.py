@@ -17,11 +17,12 @@ Number = TypeVar("Number", int, float)
 def _next_trial_point(feasible: tuple[float, float], infeasible: tuple[float, float]) -> float:
     """Return the next point to try between a feasible and an infeasible one: the secant rule.
 
-    That is the middle of the bracket if a value is infinite.
+    That is the middle of the bracket if a value is infinite, or 0 at the feasible end: a violation
+    that is cut off at 0 is flat there, and the secant would hardly move that end.
     """
     (x_feasible, y_feasible), (x_infeasible, y_infeasible) = feasible, infeasible
     share = 0.5
-    if math.isfinite(y_feasible) and math.isfinite(y_infeasible) and y_infeasible > y_feasible:
+    if -math.inf < y_feasible < 0 < y_infeasible < math.inf:
         share = min(0.98, max(0.02, y_infeasible / (y_infeasible - y_feasible)))
     return x_infeasible + share * (x_feasible - x_infeasible)
 

@@ -46,8 +46,9 @@ class RandomizedResponsePair(AtomicPair):
     def list_atoms(self) -> Atoms:
         """Return up to three outcomes: the true category, the neighbour's, and any other."""
         k, f = self.categories, self.flip_probability
-        likely, unlikely = math.log1p(-f * (1 - 1 / k)), math.log(f / k)
-        ratio = likely - unlikely
+        # without differences of numbers near each other: 1 − f is exact for f ≥ ½
+        likely, unlikely = math.log((1 - f) + f / k), math.log(f / k)
+        ratio = math.log1p((1 - f) * k / f)
         if k == 2:
             return _atoms(np.array([-ratio, ratio]), np.array([likely, unlikely]))
         other = math.log(f * (1 - 2 / k))

@@ -429,6 +429,7 @@ class Release:
             + q * masses.with_record_rounding
             + 4 * _EPS * mixed
         )
+        is_certain = getattr(self.base_pair, "infinite_is_certain", True)
         inner, rise = slice(1, -1), np.expm1(anchor)
         difference = q * (masses.with_record - masses.without_record)[inner]
         fall = masses.without_record[inner] * rise
@@ -446,7 +447,7 @@ class Release:
             masses.without_record_rounding,
             gap_rounding,
             np.exp(-anchor),
-            rounding.down(self._infinite_mass("removing")),
+            rounding.down(self._infinite_mass("removing")) if is_certain else 0.0,
         )
 
     def loss(self, log_ratio: Array) -> Array:

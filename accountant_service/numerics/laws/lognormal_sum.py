@@ -42,6 +42,7 @@ from accountant_service.numerics.time_limit import check_time
 
 _EPS: Final = float(np.finfo(float).eps)
 _UNDERFLOW: Final = 1e-300  # more than any mass that is computed as zero
+_TINY: Final = 1e-280  # a mass that is mostly error
 _EXPONENT_MAX: Final = 700.0  # a larger power of e may overflow: an upper bound is then infinite
 _LARGEST_MASS: Final = 2.0  # more than any mass of a class's sums, with its rounding
 _BLOCKS: Final = 64  # of a summand's masses, for Chernoff bounds at many rates
@@ -215,16 +216,10 @@ def sum_below(
     """
     lower, upper, wrapped = [], [], 0.0
     for lattice in lattices:
-        cells = _rounded_cell_masses(mu, lattice)
-        low, high = (
-            _round_cells(cells, -1, tilted=tilted),
-            _round_cells(cells, 1, tilted=not tilted),
-        )
-        moments = _ClassMoments(low, lattice, bins)
-        mass, wrap = _bound_masses(low, lattice, bins, moments, -1)
-        lower.append(mass[0])
-        wrapped += wrap
-        upper.append(_bound_masses(high, lattice, bins, moments, 1)[0][0])
+        low, high = _bound_masses_below(mu, bins, lattice, tilted=tilted)
+        lower.append(low.found[0])
+        wrapped += low.wrapped
+        upper.append(high.found[0])
     return np.concatenate(lower), wrapped, np.concatenate(upper)
 
 
@@ -277,15 +272,6 @@ def _rounded_cell_masses(mu: float, lattice: SumLattice) -> list[tuple[Array, Ar
         edges[-1] = high * lattice.step
         cells.append(_cell_masses(mu, edges))
     return cells
-
-
-def _round_cells(
-    cells: list[tuple[Array, Array, Array, Array]], outward: int, *, tilted: bool
-) -> _Summands:
-    """Add errors to (`outward` = 1) or subtract them from (−1) a summand's probabilities."""
-    plain = tuple(np.maximum(mass + outward * error, 0.0) for mass, error, _, _ in cells)
-    one = tuple(np.maximum(mass + outward * error, 0.0) for _, _, mass, error in cells)
-    return _Summands(plain, one if tilted else ())
 
 
 def tails_beyond(mu: float, edge: float) -> tuple[float, float]:
@@ -341,6 +327,7 @@ class _ClassMoments:
     def __init__(self, summands: _Summands, lattice: SumLattice, bins: int) -> None:
         self.bins = bins
         self.least = (lattice.above + (bins - 1) * lattice.start) * lattice.step * (1 - 1e-9)
+        self.most = bins * lattice.largest * (1 + 1e-9)
         self._summands, self._lattice = summands, lattice
         self._blocks: dict[int, tuple[list[_Blocks], list[_Blocks]]] = {}  # by their number
         small = self._merged(_BLOCKS)[0][0]
@@ -406,10 +393,15 @@ class _ClassMoments:
     def mass_above(
         self, levels: Array, tilt: float = 0.0, log_scale: float = 0.0, *, fine: bool = True
     ) -> Array:
-        """Return Chernoff's bounds on E[e^{tilt·S}] over sums S > level, divided by e^log_scale."""
+        """Return Chernoff's bounds on E[e^{tilt·S}] over sums S > level, divided by e^log_scale.
+
+        It is 0 beyond the greatest sum of the class.
+        """
+        if (levels > self.most).all():
+            return np.zeros_like(levels)
         exponents = np.multiply.outer(levels, self.rates_up) * _LESS
         least = self._least(tilt + self.rates_up, -exponents, fine=fine)
-        return _each_exp_up(least - log_scale)
+        return np.where(levels > self.most, 0.0, _each_exp_up(least - log_scale))
 
     def mass_below(
         self, levels: Array, tilt: float = 0.0, log_scale: float = 0.0, *, fine: bool = True
@@ -427,8 +419,10 @@ class _ClassMoments:
     def log_power_above(self, level: float, powers: Array, *, fine: bool = True) -> Array:
         """Return logs of upper bounds on E[Sᵃ] over sums S > level, for each power a.
 
-        S^a·e^{−rS} decreases beyond S = a/r.
+        S^a·e^{−rS} decreases beyond S = a/r. No sum exceeds the greatest of the class.
         """
+        if level > self.most:
+            return np.full(len(powers), -math.inf)
         exponents = self.rates_up * level * _LESS
         allowed = np.less_equal.outer(powers, self.rates_up * level)
         least = self._least(self.rates_up, np.where(allowed, -exponents, math.inf), fine=fine)
@@ -459,8 +453,8 @@ def _bound_masses_at_ends(
 ) -> tuple[Array, Array]:
     """Return grid sums and upper bounds on their masses, moving each block's mass to its ends."""
     if lattice.block == 1:
-        return lattice.points(), _bound_masses(summands, lattice, bins, moments, 1)[0][0]
-    low, high = _bound_masses(summands, lattice, bins, moments, 1, parts=2)[0]
+        return lattice.points(), _bound_masses_above(summands, lattice, bins, moments)[0]
+    low, high = _bound_masses_above(summands, lattice, bins, moments, parts=2)
     return np.append(lattice.points(), lattice.end), np.append(low, 0.0) + np.append(0.0, high)
 
 
@@ -479,39 +473,146 @@ class _TiltedBounds:
     heaviest: Array
 
 
-def _bound_masses(
-    summands: _Summands,
-    lattice: SumLattice,
-    bins: int,
-    moments: _ClassMoments,
-    outward: int,
-    parts: int = 1,
-) -> tuple[Array, float]:
-    """Return upper (`outward` = 1) or lower (−1) bounds on the probabilities of the sums.
+class _BestBounds:
+    """Upper or lower bounds on the probabilities of the sums: of several tilts the best.
 
-    Each block has the best bound of those under several tilts. Mass that wraps around can only
-    raise an upper bound; lower bounds are without it but for the second result in all. The rows of
-    the first result are the parts: see `compose_class`. For upper bounds the moments only decide
-    which tilts are of use, and may be those of other masses. A block that no tilt bounds has the
-    bound 0 or `_LARGEST_MASS`.
+    Mass that wraps around can only raise an upper bound; lower bounds are without it in all. A
+    block that no tilt bounds has the bound 0 or `_LARGEST_MASS`.
+
+    Attributes:
+        found: the bounds, one row per part of a block: see `compose_class`.
+        wrapped: upper bound of the mass in all that wrapped around, for lower bounds.
     """
-    blocks = lattice.size // lattice.block
-    found = np.full((parts, blocks), _LARGEST_MASS if outward > 0 else 0.0)
-    score, total_wrapped = np.full(blocks, math.inf), 0.0
+
+    def __init__(
+        self, lattice: SumLattice, moments: _ClassMoments, outward: int, parts: int = 1
+    ) -> None:
+        """Start without bounds.
+
+        Args:
+            lattice: of the class.
+            moments: of the masses whose lower bounds are wanted. For upper bounds they only decide
+                which tilts are of use, and may be those of other masses.
+            outward: 1 for upper bounds, −1 for lower ones.
+            parts: number of rows.
+        """
+        self._lattice, self._moments, self._outward = lattice, moments, outward
+        blocks = lattice.size // lattice.block
+        self.found = np.full((parts, blocks), _LARGEST_MASS if outward > 0 else 0.0)
+        self.wrapped = 0.0
+        self._score = np.full(blocks, math.inf)
+
+    def improve(self, composed: tuple[Array, float], rate: float, log_scale: float) -> None:
+        """Take over what was composed under the tilt `rate` for the blocks where it is better."""
+        under = _untilt(composed, self._lattice, rate, log_scale, self._outward)
+        used, wrapped = _choose_blocks(
+            under, self._score, self._moments, self._lattice, rate, log_scale,
+            fine=self._outward < 0,
+        )  # fmt: skip
+        self.found[:, used], self._score[used] = under.bound[:, used], under.uncertain[used]
+        self.wrapped += wrapped * (1 + 1e-9)
+
+
+def _bound_masses_above(
+    summands: _Summands, lattice: SumLattice, bins: int, moments: _ClassMoments, parts: int = 1
+) -> Array:
+    """Return upper bounds on the probabilities of sums of `bins` plain summands, per part."""
+    best = _BestBounds(lattice, moments, 1, parts)
     for rate in lattice.tilts:
         check_time()
-        tilted, log_moment = _tilt(summands, lattice, rate, outward)
-        if not all(np.isfinite(mass).all() for mass in tilted.plain + tilted.one):
+        tilted, log_moment, _ = _tilt(summands, lattice, rate)
+        if _can_be_composed(tilted, bins):
+            (composed,) = compose_class(tilted, lattice, bins, rate, parts)
+            best.improve(composed, rate, bins * log_moment)
+    return best.found
+
+
+def _bound_masses_below(
+    mu: float, bins: int, lattice: SumLattice, *, tilted: bool
+) -> tuple[_BestBounds, _BestBounds]:
+    """Return lower and upper bounds on the probabilities of sums of rounded summands.
+
+    Both come from the same transforms, of a summand's masses with their errors added. A true mass
+    is at least 1 − r of the one with its error, unless that is tiny. So lower bounds are (1 − r)^b
+    of what is composed without the tiny masses.
+
+    Args:
+        mu: of each summand.
+        bins: number of summands.
+        lattice: of the class.
+        tilted: as for `sum_below`.
+    """
+    most, share = _masses_with_errors(_rounded_cell_masses(mu, lattice))
+    moments = _ClassMoments(most if tilted else _Summands(most.plain, ()), lattice, bins)
+    lower, upper = _BestBounds(lattice, moments, -1), _BestBounds(lattice, moments, 1)
+    for rate in lattice.tilts:
+        check_time()
+        high, log_moment, rounding = _tilt(most, lattice, rate)
+        if not _can_be_composed(high, bins):
             continue
-        scale = bins * log_moment
-        under = _untilt(compose_class(tilted, lattice, bins, rate, parts), lattice, rate, scale,
-                        outward)  # fmt: skip
-        used, wrapped = _choose_blocks(
-            under, score, moments, lattice, rate, scale, fine=outward < 0
-        )
-        found[:, used], score[used] = under.bound[:, used], under.uncertain[used]
-        total_wrapped += wrapped
-    return found, total_wrapped * (1 + 1e-9)
+        laws = compose_class(high, lattice, bins, rate)
+        (mass, error), of_upper = reversed(laws) if tilted else laws
+        upper.improve(of_upper, rate, bins * log_moment)
+        tiny = _mass_with_tiny(most, high, bins)[int(tilted)] * _block_weight(lattice, rate)
+        if math.isfinite(tiny) and share + rounding < 1:
+            kept = math.log1p(-share - rounding)
+            lower.improve((mass, error + tiny), rate, bins * (log_moment + kept))
+    return lower, upper
+
+
+def _masses_with_errors(cells: list[tuple[Array, Array, Array, Array]]) -> tuple[_Summands, float]:
+    """Return a summand's probabilities with their errors added, and the share these may be.
+
+    It is the largest share of twice the error in a mass that is not tiny.
+    """
+    plain = tuple(mass + error for mass, error, _, _ in cells)
+    one = tuple(mass + error for _, _, mass, error in cells)
+    errors = [each[at] for at in (1, 3) for each in cells]
+    shares = [
+        float((2 * error / mass)[mass > _TINY].max(initial=0.0))
+        for mass, error in zip((*plain, *one), errors, strict=True)
+    ]
+    return _Summands(plain, one), max(shares) * _MORE
+
+
+def _mass_with_tiny(masses: _Summands, tilted: _Summands, bins: int) -> tuple[float, float]:
+    """Return upper bounds on a class's mass of sums that have a tiny mass among their factors.
+
+    A mass is tiny up to `_TINY`, with a tilt or without. The first bound is for sums of plain
+    summands, the second for those with one tilted summand. With masses a and c of summands below
+    the class's range and in it, the class has the mass Σ aʲ·c·(a + c)^{b−1−j} over j < b. In each
+    product one factor at a time is tiny; all others are at most max(1, a + c).
+
+    Args:
+        masses: a summand's probabilities.
+        tilted: the same under a tilt.
+        bins: number of summands.
+    """
+    plain, one = (
+        [float(mass.sum()) * (1 + 1e-9) for mass in each] for each in (tilted.plain, tilted.one)
+    )
+    tiny, tiny_one = (
+        [
+            float(mass[(mass <= _TINY) | (before <= _TINY)].sum()) * (1 + 1e-9)
+            for mass, before in zip(*each, strict=True)
+        ]
+        for each in ((tilted.plain, masses.plain), (tilted.one, masses.one))
+    )
+    power, others = _power_up(max(sum(plain), 1.0), bins), bins - 1
+    if len(plain) == 1:
+        return bins * tiny[0] * power, (tiny_one[0] + others * tiny[0] * one[0]) * power
+    of_range = tiny[1] + others * sum(tiny) * plain[1]
+    below = tiny_one[0] * plain[1] + one[0] * of_range
+    within = tiny_one[1] + others * sum(tiny) * one[1]
+    return bins * of_range * power, (within + others * below) * power
+
+
+def _can_be_composed(summands: _Summands, bins: int) -> bool:
+    """Return whether the mass of `bins` summands under a tilt is finite: else it is of no use."""
+    with np.errstate(over="ignore"):
+        whole = sum(float(mass.sum()) for mass in summands.plain)
+        one = max(sum(float(mass.sum()) for mass in summands.one), 1.0)
+    return bins * math.log(max(whole, 1.0)) + math.log(one) <= _EXPONENT_MAX
 
 
 def _choose_blocks(
@@ -604,19 +705,20 @@ def _block_weight(lattice: SumLattice, rate: float) -> float:
     return _exp_up(max(0.0, -rate * (lattice.block - 1) * lattice.step))
 
 
-def _tilt(
-    summands: _Summands, lattice: SumLattice, rate: float, outward: int
-) -> tuple[_Summands, float]:
-    """Tilt a summand's probabilities by e^{rate·x} and normalise; return them and the log factor.
+def _tilt(summands: _Summands, lattice: SumLattice, rate: float) -> tuple[_Summands, float, float]:
+    """Tilt a summand's probabilities by e^{rate·x} and normalise them; all are rounded up.
 
-    The tilt is e^{rate·x}. Every tilted mass is rounded outward by the error of its exponent.
+    Returns:
+        The tilted probabilities; the log of what they were divided by; the largest share by which
+        one that is not tiny may have been raised.
     """
     if rate == 0.0:
-        return summands, 0.0
-    log_moment = 0.0
+        return summands, 0.0, 0.0
+    log_moment, raised = 0.0, 0.0
 
     def tilted(mass: Array, part: int) -> Array:
         """Return the tilted probabilities of summands below the range (0) or in it (1)."""
+        nonlocal raised
         tilt = rate * lattice.places(part, len(mass))
         with np.errstate(divide="ignore"):
             log_mass = np.log(mass)
@@ -624,7 +726,8 @@ def _tilt(
         terms = np.abs(log_mass) + np.abs(tilt) + abs(log_moment)
         error = np.where(np.isfinite(exponent), 4 * _EPS * (4 + terms), 0.0)
         with np.errstate(over="ignore"):  # the tilt is then of no use
-            found: Array = np.exp(exponent + outward * error)
+            found: Array = np.exp(exponent + error)
+        raised = max(raised, float(error[(found > _TINY) & (mass > _TINY)].max(initial=0.0)))
         return found
 
     with np.errstate(divide="ignore"):
@@ -634,12 +737,12 @@ def _tilt(
         tuple(tilted(mass, part) for part, mass in enumerate(masses))
         for masses in (summands.plain, summands.one)
     )
-    return _Summands(plain, one), log_moment
+    return _Summands(plain, one), log_moment, 2.0 * raised
 
 
 def compose_class(
     summands: _Summands, lattice: SumLattice, bins: int, rate: float = 0.0, parts: int = 1
-) -> tuple[Array, float]:
+) -> list[tuple[Array, float]]:
     """Convolve `bins` summands by FFT; return the sums' masses per block, and an error bound.
 
     Mass outside the window is wrapped around into it. Only the lowest frequencies are computed: the
@@ -653,21 +756,29 @@ def compose_class(
             e^{−rate·x}, so that the sum differs from that without a tilt by one factor.
         parts: 1 for the mass of each block; 2 for its shares for the block's start and the next
             block's start that keep the mean.
+
+    Returns:
+        The masses and the error for the sum of plain summands; then, if `summands` have one, those
+        for the sum with one tilted summand.
     """
-    count = bins - len(summands.one[:1])
+    last = (summands.plain, summands.one) if summands.one else ()
+    common = bins - 1 if last else bins  # summands that both laws share
     small = transform_masses(summands.plain[0], lattice.size)
-    kept, neglected = _choose_frequencies(small, summands, count)
+    kept, neglected = _choose_frequencies(small, summands, common)
     small, large = small.lowest(kept), _transform(summands.plain, lattice, kept, 1)
-    terms, left_out = _binomial_terms(small, large, summands, count)
-    if summands.one:
-        small_one, *large_one = _transform(summands.one, lattice, kept)
-        total = small_one * terms
-        if large_one:
-            total = total + large_one[0] * (small.power(count) + terms)
-        left_out *= float(sum(mass.sum() for mass in summands.one)) * (1 + 1e-9)
-    else:
-        total = terms
-    return _sum_blocks(total, lattice, bins, rate, parts, neglected, left_out)
+    terms, left_out = _binomial_terms(small, large, summands, common)
+    laws = [terms]
+    if last:
+        lasts = [[small, *large], _transform(summands.one, lattice, kept)]
+        laws = [each[0] * terms for each in lasts]
+    if last and large:
+        both = small.power(common) + terms
+        laws = [law + each[1] * both for law, each in zip(laws, lasts, strict=True)]
+    missing = [left_out * float(sum(mass.sum() for mass in each)) * (1 + 1e-9) for each in last]
+    return [
+        _sum_blocks(law, lattice, bins, rate, parts, *errors)
+        for law, *errors in zip(laws, neglected, missing or [left_out], strict=True)
+    ]
 
 
 def _sum_blocks(
@@ -727,8 +838,10 @@ def _transform(
     return found
 
 
-def _choose_frequencies(small: ComplexBalls, summands: _Summands, count: int) -> tuple[int, float]:
-    """Choose how many frequencies to compute; bound the transform at all others.
+def _choose_frequencies(
+    small: ComplexBalls, summands: _Summands, count: int
+) -> tuple[int, list[float]]:
+    """Choose how many frequencies to compute; bound the transform of each law at all others.
 
     With ρ the largest modulus of φ at the others and c = χ(0), that of (φ + χ)^count − φ^count is
     at most count·c·(ρ + c)^{count−1} there, and that of (φ + χ)^count at most (ρ + c)^count.
@@ -737,13 +850,17 @@ def _choose_frequencies(small: ComplexBalls, summands: _Summands, count: int) ->
     least = _FREQUENCY_LEAST ** (1 / max(count - 1, 1)) - sum(most)
     kept = 1 + int(np.flatnonzero(small.size > max(least, 0.0)).max(initial=0))
     rest = float(small.size[kept:].max(initial=0.0))
+    last = (summands.plain, summands.one) if summands.one else ((np.ones(1),),)
+    everything = len(small.size), [0.0] * len(last)
     if count == 1 or 4 * kept > 3 * len(small.size) or rest == 0:
-        return len(small.size), 0.0
+        return everything
     both = _power_up(rest + sum(most), count)
-    one = [float(mass.sum()) * (1 + 1e-9) for mass in summands.one] or [1.0]
     terms = _power_up(rest + sum(most), count - 1) * count * most[0] if most else both
-    neglected = (one[0] * terms + sum(one[1:]) * both) * (1 + 1e-12)
-    return (kept, neglected) if math.isfinite(neglected) else (len(small.size), 0.0)
+    neglected = []
+    for masses in last:
+        first, *larger = (float(mass.sum()) * (1 + 1e-9) for mass in masses)
+        neglected.append((first * terms + sum(larger) * both) * (1 + 1e-12))
+    return (kept, neglected) if all(map(math.isfinite, neglected)) else everything
 
 
 def _power_up(base: float, exponent: int) -> float:

@@ -29,6 +29,7 @@ from accountant_service.numerics.floats.special_functions import Array
 from accountant_service.numerics.laws.dominating_pair import DIRECTIONS, ReleaseLaw
 
 _ORDERS: Final = 1 + np.geomspace(0.02, 1000.0, 160)
+_SHAPE_NEGLIGIBLE: Final = 1e-12  # of η times log(1/γ)
 _NODES_MAX: Final = 1 << 17  # of a moment, for all releases: larger orders are left out
 
 
@@ -67,7 +68,7 @@ class Repeats:
     def _mean(self, log_inverse: float) -> float:
         """Return the mean number of runs for the parameter γ, given log(1/γ)."""
         ratio = math.expm1(min(log_inverse, 700.0))  # (1 − γ)/γ
-        if self.shape == 0.0:
+        if self.shape * log_inverse < _SHAPE_NEGLIGIBLE:  # the limit, from below
             return ratio / log_inverse
         return self.shape * ratio / -math.expm1(-self.shape * log_inverse)
 

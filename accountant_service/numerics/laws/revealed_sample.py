@@ -7,7 +7,10 @@ sampled, which has the same probability q in both datasets:
     with probability q the pair (P, Q) of the release, else one outcome, the same for both.
 
 The pair dominates the release, because the hidden case is a function of it. It cannot be improved
-for a release of which only (P, Q) is known: on a sample without the record it may say so.
+for a release of which only (P, Q) is known: on a sample without the record it may say so. It is
+attained, or approached, by a release that says so: noise on a number can be added to one that also
+depends on the sample's size, times a large factor. One randomized response cannot say so, as its
+output is a category; many can, one of each person in the sample.
 """
 
 from __future__ import annotations

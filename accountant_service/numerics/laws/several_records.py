@@ -69,6 +69,7 @@ class SeveralRecordsPair:
     """
 
     is_symmetric: ClassVar[bool] = False
+    infinite_is_certain: ClassVar[bool] = False  # it is an allowance, of which no lower bound holds
     records: int
     sample_rate: float
     mu: float
@@ -81,7 +82,7 @@ class SeveralRecordsPair:
         return 0.0, dropped if kept <= self.records else 0.0
 
     @property
-    def _largest_shift(self) -> float:
+    def largest_shift(self) -> float:
         """The mean output if the largest number of records that is considered is sampled."""
         return float(self._weights()[0][-1]) * self.mu
 
@@ -99,6 +100,7 @@ class SeveralRecordsPair:
             with_record += weight * mass
             with_rounding += weight * own
         with_record[-1] += self.infinite_masses[1]
+        with_rounding[-1] += self.infinite_masses[1]
         # a cell whose edges are off in Λ is one of a pair with masses that are off as much
         off = np.maximum(error[:-1], error[1:]) + 64 * _EPS
         return IntervalMasses(
@@ -134,7 +136,7 @@ class SeveralRecordsPair:
 
         Λ is increasing and convex, and at least k·log(1 − q): smaller values have no output.
         """
-        last = self._largest_shift
+        last = self.largest_shift
         high = (LOSS_MAX + 50.0 - float(self._weights()[1][-1])) / last + 0.5 * last
         table = np.linspace(-40.0, max(high, 40.0), _TABLE)
         values = self.log_ratio(table)
@@ -151,7 +153,7 @@ class SeveralRecordsPair:
 
     def limits(self, tail_deviations: float) -> tuple[float, float]:
         """Return limits of the log-likelihood ratio; `tail_deviations` sets the mass outside."""
-        ends = np.array([-tail_deviations, self._largest_shift + tail_deviations], dtype=float)
+        ends = np.array([-tail_deviations, self.largest_shift + tail_deviations], dtype=float)
         low, high = self.log_ratio(ends)
         return float(low), float(high)
 
@@ -171,7 +173,7 @@ class SeveralRecordsPair:
         ratio = self.log_ratio(z)
         exponent = order * ratio - 0.5 * z * z
         total = float(log_sum_exp(exponent)) + math.log(spacing) - LOG_SQRT_TWO_PI
-        slope = max(order, 0.0) * self._largest_shift
+        slope = max(order, 0.0) * self.largest_shift
         right = order * float(ratio[-1]) + slope * (0.5 * slope - float(z[-1]))
         right += float(log_normal_tail(np.array([z[-1] - slope]))[0])
         lowest = float(ratio[0]) if order > 0 else float(self._weights()[1][0])
@@ -182,13 +184,13 @@ class SeveralRecordsPair:
 
     def _spacing(self, order: float) -> float:
         """Return the widest trapezoidal spacing whose relative error is below e^`_LOG_ERROR`."""
-        y = np.minimum(math.pi / (self._largest_shift) * _STRIP, 12.6)
-        cost = 0.5 * y * y + min(order, 0.0) * np.log(np.cos(0.5 * self._largest_shift * y))
+        y = np.minimum(math.pi / (self.largest_shift) * _STRIP, 12.6)
+        cost = 0.5 * y * y + min(order, 0.0) * np.log(np.cos(0.5 * self.largest_shift * y))
         return float(np.max(2 * math.pi * y / (cost - _LOG_ERROR)))
 
     def _last_node(self, order: float) -> float:
         """Return the last quadrature node; a bound replaces the moment's tail beyond it."""
-        return max(order, 0.0) * self._largest_shift + _TAIL_DEVIATIONS
+        return max(order, 0.0) * self.largest_shift + _TAIL_DEVIATIONS
 
     def count_nodes(self, tilt: float) -> float:
         """Return how many terms a log-moment at this `tilt` sums, which measures its cost."""

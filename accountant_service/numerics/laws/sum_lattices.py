@@ -24,10 +24,11 @@ from accountant_service.numerics.laws.lognormal_sum import (
 _DEVIATIONS_MAX: Final = 38.0  # beyond it a normal law has no mass in double precision
 _DEVIATIONS: Final = [2.0 * 1.2**n for n in range(16)] + [_DEVIATIONS_MAX]  # that are tried
 _POINTS_MAX: Final = 1 << 21  # of a class's window
-_STEP_SHARE: Final = 0.7  # of the step at which the sum's lattice costs as much as the losses'
+_STEP_SHARE: Final = 0.9  # of the step at which the sum's lattice costs as much as the losses'
 _BLOCK_SHARE: Final = 0.35  # of the spacing of losses that a block of lattice points covers
 _BLOCKS_LEAST: Final = 64  # of a class's window
 _LARGE: Final = 0.2  # expected number of summands above the first class
+_MANY: Final = 6.0  # the same, above a first class of small sums: few terms of a sum are left out
 _GROWTH: Final = 4  # of the largest summand from class to class
 _GROWTH_FAR: Final = 16  # the same where it exceeds the mean of the sum
 _FIRST_POINTS: Final = 32  # least number of points up to the first cut of the coarsest lattice
@@ -108,8 +109,10 @@ def choose_lattices(
     deviation = math.sqrt(math.expm1(min(mu * mu, 30.0)))
     step = min(_STEP_SHARE * spacing * math.sqrt(1.5 * bins), 0.5 * deviation)
     start, first_cut, scale = quantile(mu, -_DEVIATIONS_MAX), _first_cut(mu, bins), 1.0
-    if small_sums and bins <= TERMS_MAX:  # classes of smaller sums, on finer lattices
-        while bins * first_cut * scale > _LOW_REACH * lowest:
+    if small_sums:  # classes of smaller sums, on finer lattices
+        while bins * first_cut * scale > _LOW_REACH * lowest and (
+            bins <= TERMS_MAX or _expected_above(mu, bins, first_cut * scale / _GROWTH) <= _MANY
+        ):
             scale /= _GROWTH
     rounding = _RoundingVariance(mu, bins)
     accuracy = 1.5 * (_STEP_SHARE * spacing) ** 2
@@ -162,6 +165,11 @@ class _RoundingVariance:
         share = self._x / step
         share = np.where(share < 1, share, 0.5 - math.sqrt(1 / 12))  # far above, its mean is 1/6
         return 6 * self._bins * float(self._mass @ (share * (1 - share))) * step**2 + step**2
+
+
+def _expected_above(mu: float, bins: int, cut: float) -> float:
+    """Return the expected number of summands above a cut."""
+    return bins * float(special.ndtr(-_deviations(mu, cut)))
 
 
 def _first_cut(mu: float, bins: int) -> float:

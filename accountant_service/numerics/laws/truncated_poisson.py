@@ -74,6 +74,8 @@ def _round_up(weight: float) -> float:
 
 def _untruncated_law(mu: float, sample_rate: float, *, replaced: bool) -> ReleaseLaw:
     """Return the dominating pair of a Gaussian release on an untruncated Poisson sample."""
+    if replaced and sample_rate == 1.0:
+        return Release(GaussianPair(2 * mu), 1.0)
     if replaced:
         return ReplacedRecord(mu, sample_rate)
     return Release(GaussianPair(mu), sample_rate)

@@ -6,6 +6,7 @@ import json
 import re
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -20,6 +21,7 @@ from accountant_service.settings import Settings
 PAGE: Final = Path(__file__).parents[1] / "docs" / "api.md"
 LISTED: Final = 3  # shown items of a long list
 DIGITS: Final = 4  # shown digits of a number
+WRITTEN_AT: Final = 1795278815  # the time that the page's examples show
 TITLES: Final = {"computation": "Computations", "ledger": "The ledger", "keys": "Keys"}
 RUN: Final = {"kind": "dp_sgd", "noise_multiplier": 1.1, "sample_rate": 0.01, "steps": 1000}
 SHORT: Final = RUN | {"steps": 100}
@@ -132,14 +134,22 @@ which makes the calls; the service shows the same as OpenAPI at `/openapi.json`,
 * **Bodies** are JSON, and numbers in them finite. A field that is not known is refused.
 * **Keys.** Calls under `/v1/datasets`, `/v1/reservations`, `/v1/keys`, `/v1/entries` and
   `/v1/events` need `Authorization: Bearer <key>`, with [the right
-  scope](how-to/rotating-keys.md). Computations do with `ACCOUNTANT_OPEN_COMPUTATION=false`.
+  scope](how-to/rotating-keys.md). Computations need one, of the scope `compute`, only if the
+  service runs with `ACCOUNTANT_OPEN_COMPUTATION=false`.
 * **Writes** to the ledger need an `Idempotency-Key`: a new random value for each, the same one for
-  a repeat.
-* **Failures** are problems with a stable code: [errors](errors.md).
-* **Versions.** The contract's version is the path's. What a released description of a mechanism
-  means never changes.
+  a repeat. Calls that set a cap need none: a repeat sets the same again.
+* **Failures** are problems with a stable code: [errors](errors.md). Beside the statuses listed, any
+  call can answer 429 (too many requests), and any that needs a key 401.
+* **Amounts.** `share` is the used part of a budget. The `epsilon` beside it is the guarantee of
+  what was used: it does not grow in proportion. A reservation's `charge` is what it held at first,
+  and stays so when its steps are granted or returned; the report has what remains charged.
+* **Times** are seconds since 1970, in entries and audit events microseconds.
+* **Versions.** `v1` in the path is the contract's version. What a released description of a
+  mechanism means never changes. "Papers/000" to "papers/004" are the five papers in the
+  [glossary](glossary.md).
 
-Figures below are rounded; … stands for what is cut from a list, and for what differs each time.
+Figures and times below are rounded; … stands for what is cut from a list, and for what differs each
+time.
 """
 MECHANISMS: Final = """## Mechanisms
 
@@ -200,7 +210,8 @@ class ReferencePage:
         yield f"{operation.get('description') or operation['summary']}\n"
         for parameter in operation.get("parameters", ()):
             if parameter["in"] == "query":
-                yield f"Query: `{parameter['name']}`.\n"
+                about = parameter.get("description", "")
+                yield f"Query: `{parameter['name']}`{': ' if about else ''}{about}.\n"
             if parameter["in"] == "header":
                 yield f"Header: `{parameter['name']}`, {parameter['description']}.\n"
         if body is not None:
@@ -223,7 +234,7 @@ class ReferencePage:
         if path.endswith("/release"):
             self._send("POST", "/v1/datasets/{name}/reservations", {"mechanism": SHORT})
             self._send("POST", "/v1/reservations/{identifier}/grants", {"steps": 50, "sequence": 0})
-            self._send("POST", "/v1/reservations/{identifier}/commit", {})
+            self._send("POST", "/v1/reservations/{identifier}/commit", {"clip_norm": 1.0})
         return answer
 
     def _send(self, method: str, path: str, body: Any) -> Any:
@@ -305,8 +316,8 @@ def _shorten_answer(answer: Any, name: str = "") -> Any:
     if isinstance(answer, list):
         cut = [_shorten_answer(each) for each in answer[:LISTED]]
         return [*cut, "…"] if len(answer) > LISTED else cut
-    if name.endswith("_at") or name == "at":
-        return None if answer is None else 1795278815.9
+    if (name.endswith("_at") or name == "at") and answer is not None:
+        return _round_time(answer)
     if isinstance(answer, float):
         return float(f"{answer:.{DIGITS}g}")
     if isinstance(answer, str):
@@ -315,6 +326,16 @@ def _shorten_answer(answer: Any, name: str = "") -> Any:
         short = re.sub(r"\b\d{4}-\d\d-\d\dT[\d:]+Z", "2026-11-21T16:33:35Z", short)
         return re.sub(r"\bpa_.*", "pa_…", short)
     return answer
+
+
+def _round_time(at: float) -> float:
+    """Return a time as if the page had been written at `WRITTEN_AT`, to whole hours from then.
+
+    Times in seconds stay in seconds, times in microseconds in microseconds.
+    """
+    unit = 1 if at < 1e12 else 1_000_000
+    hours = round((at / unit - time.time()) / 3600)
+    return unit * (WRITTEN_AT + 3600 * hours)
 
 
 def _format_block(value: Any) -> str:

@@ -51,7 +51,16 @@ def parse_arguments(given: list[str]) -> argparse.Namespace:
     parser.add_argument("--short-rounds", type=int, default=8, help="rounds of the first site")
     parser.add_argument("--site-rounds", type=int, help="rounds of each other site; as --rounds")
     parser.add_argument(
-        "--simulate", action="store_true", help="also train the same sites in one process"
+        "--simulate",
+        type=int,
+        nargs="?",
+        const=1,
+        default=0,
+        metavar="TIMES",
+        help="also train the same sites in one process, so many times; once without a number",
+    )
+    parser.add_argument(
+        "--learning-rate", type=float, help=f"of the server; {A_DDP_RATE} for a-ddp, 1 for adadps"
     )
     parser.add_argument("--programs", type=Path, default=PROGRAMS, help="folder of flwr's programs")
     parser.add_argument("--seconds", type=float, default=300.0, help="limit for the training")
@@ -228,7 +237,7 @@ class Federation:
             f'address = "127.0.0.1:{self.ports["link"]}"\ninsecure = true\n'
         )
         options = self.options
-        rate = 1.0 if options.method == "adadps" else A_DDP_RATE
+        rate = server_rate(options)
         config = (
             f'folder="{self.folder / "server"}" sites={options.sites} rounds={options.rounds} '
             f"learning-rate={rate} round-seconds={options.round_seconds}"
@@ -283,6 +292,12 @@ class Federation:
         return found
 
 
+def server_rate(options: argparse.Namespace) -> float:
+    """Return the server's learning rate: as given, or the method's usual one."""
+    usual = 1.0 if options.method == "adadps" else A_DDP_RATE
+    return usual if options.learning_rate is None else float(options.learning_rate)
+
+
 def load_data(options: argparse.Namespace) -> tuple[Any, Any]:
     """Return training and test records, with their classes."""
     if options.data != "generated":
@@ -313,7 +328,7 @@ def read_records(file: Path) -> tuple[torch.Tensor, torch.Tensor]:
         return torch.from_numpy(saved["examples"]), torch.from_numpy(saved["targets"])
 
 
-def simulate(folder: Path, rounds: int) -> float:
+def simulate(folder: Path, rounds: int, learning_rate: float) -> float:
     """Train the sites in a demo's folder in this process; return the test accuracy.
 
     The ledger is not involved, so that its charges are those of the demo itself.
@@ -323,8 +338,7 @@ def simulate(folder: Path, rounds: int) -> float:
     for each in model.parameters():
         nn.init.zeros_(each)
     sites = [simulated_site(each.parent, model) for each in sorted(folder.glob("*/site.json"))]
-    rate = 1.0 if isinstance(sites[0], AdaptiveParticipant) else A_DDP_RATE
-    train_federated(model, sites, cross_entropy, learning_rate=rate, rounds_max=rounds)
+    train_federated(model, sites, cross_entropy, learning_rate=learning_rate, rounds_max=rounds)
     with torch.no_grad():
         return float((model(public).argmax(1) == targets).float().mean())
 
@@ -357,6 +371,17 @@ def print_outcome(federation: Federation) -> int:
     return code
 
 
+def print_simulations(federation: Federation) -> None:
+    """Train the same sites in this process as often as asked; print the test accuracies."""
+    options = federation.options
+    found = [
+        f"{simulate(federation.folder, options.rounds, server_rate(options)):.3f}"
+        for _ in range(options.simulate)
+    ]
+    if found:
+        print(f"the same sites in one process: test accuracy {', '.join(sorted(found))}")
+
+
 def main(given: list[str]) -> int:
     """Run the demo; return 0 if every site noted exactly the rounds that it paid for."""
     federation = Federation(parse_arguments(given))
@@ -371,9 +396,7 @@ def main(given: list[str]) -> int:
         federation.submit()
         federation.wait_for_end()
         code = print_outcome(federation)
-        if federation.options.simulate:
-            accuracy = simulate(federation.folder, federation.options.rounds)
-            print(f"the same sites in one process: test accuracy {accuracy:.3f}")
+        print_simulations(federation)
         return code
     except KeyboardInterrupt:
         print("Interrupted. Run it again to begin anew")

@@ -15,12 +15,11 @@ from accountant_service.importing.document import CLASS_NAME, Json, Part
 from accountant_service.importing.findings import Finding
 from accountant_service.importing.imported import Claim, Facts, Imported, Node
 from accountant_service.importing.runs import (
-    check_rate,
-    draw_as,
     poisson_run,
     read_delta,
     read_epsilon,
     read_noise,
+    read_size,
 )
 from accountant_service.mechanisms.codec import COUNT_MAX, DEPTH_MAX
 
@@ -57,24 +56,26 @@ def read(document: Part, facts: Facts) -> Imported:
     wrapper = None
     if document.class_name is None or not document.class_name.endswith("DpEvent"):
         wrapper, document = document, document.field(*_WRAPPED)
-    given = wrapper.find("neighboring_relation", "neighbouring_relation") if wrapper else None
-    relation = RELATIONS[given.choice(RELATIONS)] if given else facts.relation
-    findings = () if relation else (_RELATION_NOT_STATED,)
-    relation = relation or NeighbouringRelation.ADD_OR_REMOVE_ONE
-    at = document.pointer
+    findings = () if facts.relation else (_RELATION_NOT_STATED,)
+    relation = facts.relation or NeighbouringRelation.ADD_OR_REMOVE_ONE
+    size, batch = facts.dataset_size, facts.batch_size
+    if wrapper is not None:
+        size = read_size(wrapper.find("dataset_size", "train_size"), size)
+        batch = read_size(wrapper.find("batch_size"), batch)
     delta = read_delta(wrapper.find("delta", "target_delta")) if wrapper else None
     claimed = wrapper.find("epsilon", "target_epsilon") if wrapper else None
     epsilon = read_epsilon(claimed)
-    found = Imported(
+    return Imported(
         "a dp_accounting event",
         _as_run(read_event(document, relation)),
         relation,
         delta,
         claims=(Claim(epsilon, delta, claimed.pointer),) if claimed and epsilon else (),
         findings=findings,
-        dataset_size=facts.dataset_size,
+        dataset_size=size,
+        batch_size=batch,
+        sampling_pointer=document.pointer,
     )
-    return draw_as(check_rate(found, facts), facts.sampling, facts, at)
 
 
 def _as_run(node: Node) -> Node:

@@ -23,6 +23,7 @@ from accountant_service.importing.runs import (
     read_epsilon,
     read_noise,
     read_size,
+    require_agreement,
 )
 from accountant_service.mechanisms.codec import COUNT_MAX, NOISE_MAX, NOISE_MIN
 from accountant_service.number_format import round_nearest as shown
@@ -220,7 +221,7 @@ def _read_server(config: Part, facts: Facts) -> Imported:
     given = _field(config, "noise_multiplier")
     noise, planned = read_noise(given), _field(config, "num_sampled_clients")
     sampled = planned.whole(1, COUNT_MAX)
-    clients = read_size(_find(config, "num_clients", "num_supernodes")) or facts.dataset_size
+    clients = read_size(_find(config, "num_clients", "num_supernodes"), facts.dataset_size)
     fraction = _find(config, "fraction_fit", "fraction_train")
     findings = [_WEIGHTED]
     averaged = sampled
@@ -231,8 +232,11 @@ def _read_server(config: Part, facts: Facts) -> Imported:
         if averaged != sampled:
             findings.append(_count_mismatch(planned, sampled, averaged))
             noise = read_noise(Part(noise * averaged / sampled, given.pointer))
-    is_adaptive = "Adaptive" in _STRATEGIES.get(_strategy(config), "")
-    if clients is None and is_adaptive:
+    require_agreement(planned, averaged, facts.batch_size)
+    relation = facts.relation or NeighbouringRelation.ADD_OR_REMOVE_ONE
+    added = relation is NeighbouringRelation.ADD_OR_REMOVE_ONE
+    is_replaced = clients is not None and facts.sampling != "none" and added
+    if "Adaptive" in _STRATEGIES.get(_strategy(config), "") and not is_replaced:
         noise = _noise_with_count(config, noise, sampled)
     step = Node("gaussian", given.pointer, {"noise_multiplier": noise})
     if clients is None:
@@ -261,11 +265,13 @@ def _read_server(config: Part, facts: Facts) -> Imported:
     return Imported(
         "a Flower strategy with noise on the server",
         run,
-        facts.relation or NeighbouringRelation.ADD_OR_REMOVE_ONE,
+        relation,
         delta,
         claims=(Claim(claimed, delta, epsilon.pointer),) if epsilon and claimed else (),
         findings=tuple(findings),
         dataset_size=clients,
+        batch_size=averaged,
+        sampling_pointer=config.pointer,
     )
 
 
@@ -291,7 +297,7 @@ def _noise_with_count(config: Part, noise: float, sampled: int) -> float:
     Flower gives the sum (z⁻² − (2s)⁻²)^(−1/2), s the standard deviation of the count, as in Andrew
     et al., arXiv 1905.03871v5, Theorem 1. That theorem counts ±½, Flower 0 and 1: a client that
     takes another's place changes the sum by 2C and the count by 1, so z holds; one that comes or
-    goes changes them by C and 1, which costs z⁻² + ¾·s⁻².
+    goes, or whose update is replaced by zero, changes them by C and 1, which costs z⁻² + ¾·s⁻².
     """
     part = _find(config, "clipped_count_stddev")
     deviation = _positive(part) if part else sampled / 20

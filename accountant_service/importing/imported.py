@@ -95,6 +95,11 @@ class Imported:
         claims: what is claimed.
         findings: what the parser has found wrong.
         dataset_size: number of records.
+        batch_size: expected number of records in a batch.
+        sampling: how the tool draws batches if nothing is stated, if not as it accounts for them.
+        sampling_pointer: where the document says how batches are drawn, or would say it.
+        has_loader_rate: whether batches are drawn at one over the number of batches of a loader.
+        groups: number of groups that the records are in, of which each step samples one.
     """
 
     tool: str
@@ -107,6 +112,11 @@ class Imported:
     claims: tuple[Claim, ...] = ()
     findings: tuple[Finding, ...] = field(default=())
     dataset_size: int | None = None
+    batch_size: int | None = None
+    sampling: str | None = None
+    sampling_pointer: str = ""
+    has_loader_rate: bool = False
+    groups: int = 1
 
 
 @dataclass(frozen=True, slots=True)

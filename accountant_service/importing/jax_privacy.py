@@ -12,12 +12,12 @@ from accountant_service.guarantee import NeighbouringRelation
 from accountant_service.importing.document import CLASS_NAME, Json, Part
 from accountant_service.importing.imported import Claim, Facts, Imported, Node
 from accountant_service.importing.runs import (
-    draw_as,
     poisson_run,
     read_delta,
     read_epsilon,
     read_noise,
     read_size,
+    require_agreement,
 )
 from accountant_service.mechanisms.codec import COUNT_MAX
 
@@ -57,8 +57,9 @@ def _read_bands(config: Part, facts: Facts) -> Imported:
     noise = config.find("noise_multiplier")
     rate, steps = min(1.0, participations * bands / iterations), -(-iterations // bands)
     run = poisson_run(config.pointer, None if noise is None else read_noise(noise), rate, steps)
-    size = read_size(config.find("num_examples"))
-    relation = (
+    examples = config.find("num_examples")
+    size = read_size(examples, facts.dataset_size) if examples else None
+    relation = facts.relation or (
         NeighbouringRelation.ADD_OR_REMOVE_ONE
         if size is None
         else NeighbouringRelation.ZERO_OUT_ONE
@@ -66,9 +67,15 @@ def _read_bands(config: Part, facts: Facts) -> Imported:
     largest = config.find("truncated_batch_size")
     if largest is not None:
         run = _truncate(config, run, size, bands, largest)
-    return _with_claim(
-        Imported("a jax_privacy BandMFConfig", run, relation, dataset_size=size), config, facts
+    found = Imported(
+        "a jax_privacy BandMFConfig",
+        run,
+        relation,
+        dataset_size=size,
+        sampling_pointer=config.pointer,
+        groups=bands,
     )
+    return _with_claim(found, config, facts)
 
 
 def _count_bands(config: Part) -> int:
@@ -96,7 +103,9 @@ def _truncate(config: Part, run: Node, size: int | None, bands: int, largest: Pa
 
 def _read_keras(config: Part, facts: Facts) -> Imported:
     """Import a `DPKerasConfig`, whose accountant always assumes Poisson sampling."""
-    size = config.field("train_size").whole(1, COUNT_MAX)
+    given = config.field("train_size")
+    size = given.whole(1, COUNT_MAX)
+    require_agreement(given, size, facts.dataset_size)
     accumulation = config.find("gradient_accumulation_steps")
     batch = config.field("batch_size").whole(1, size) * (
         accumulation.whole(1, COUNT_MAX) if accumulation else 1
@@ -105,6 +114,7 @@ def _read_keras(config: Part, facts: Facts) -> Imported:
         raise config.field("batch_size").fault(
             f"times gradient_accumulation_steps is {batch}, more than the {size} records"
         )
+    require_agreement(config.field("batch_size"), batch, facts.batch_size)
     noise = config.find("noise_multiplier")
     run = poisson_run(
         config.pointer,
@@ -112,13 +122,18 @@ def _read_keras(config: Part, facts: Facts) -> Imported:
         batch / size,
         config.field("train_steps").whole(0, COUNT_MAX),
     )
-    found = _with_claim(
-        Imported("a jax_privacy DPKerasConfig", run, method="pld", dataset_size=size), config, facts
-    )
     internal = config.find("poisson_sampling_in_fit")
-    sampling = facts.sampling or ("poisson" if internal and internal.flag() else "shuffled")
-    pointer = f"{config.pointer}/poisson_sampling_in_fit"
-    return draw_as(found, sampling, Facts(size, batch), pointer)
+    found = Imported(
+        "a jax_privacy DPKerasConfig",
+        run,
+        facts.relation or NeighbouringRelation.ADD_OR_REMOVE_ONE,
+        method="pld",
+        dataset_size=size,
+        batch_size=batch,
+        sampling="poisson" if internal and internal.flag() else "shuffled",
+        sampling_pointer=f"{config.pointer}/poisson_sampling_in_fit",
+    )
+    return _with_claim(found, config, facts)
 
 
 def _with_claim(found: Imported, config: Part, facts: Facts) -> Imported:

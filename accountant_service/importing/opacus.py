@@ -14,13 +14,12 @@ from accountant_service.importing.document import Json, Part
 from accountant_service.importing.findings import Finding
 from accountant_service.importing.imported import Facts, Imported, Node
 from accountant_service.importing.runs import (
-    check_rate,
-    draw_as,
     poisson_run,
     read_claims,
     read_delta,
     read_noise,
     read_run,
+    read_size,
 )
 from accountant_service.mechanisms.codec import COUNT_MAX
 from accountant_service.number_format import round_nearest as shown
@@ -30,6 +29,7 @@ _HISTORY_MAX: Final = 5000
 _CHECKPOINT: Final = "privacy_accountant_state_dict"
 _ARGUMENTS: Final = {
     "max_grad_norm", "max_per_sample_grad_norm", "poisson_sampling", "target_epsilon",
+    "unclipped_num_std",
 }  # fmt: skip
 
 
@@ -65,16 +65,22 @@ def _read_history(history: Part, method: str | None, outer: Part | None, facts: 
         runs[0] if len(runs) == 1 else Node("composed", history.pointer, {"mechanisms": runs})
     )
     delta = read_delta(outer.find("delta", "target_delta")) if outer else None
-    found = Imported(
+    size, batch = facts.dataset_size, facts.batch_size
+    if outer is not None:
+        size = read_size(outer.find("dataset_size", "train_size"), size)
+        batch = read_size(outer.find("batch_size"), batch)
+    return Imported(
         "an Opacus accountant's history",
         mechanism,
         facts.relation or NeighbouringRelation.ADD_OR_REMOVE_ONE,
         delta=delta,
         method=method,
         claims=read_claims(outer, delta),
-        dataset_size=facts.dataset_size,
+        dataset_size=size,
+        batch_size=batch,
+        sampling_pointer=history.pointer,
+        has_loader_rate=True,
     )
-    return draw_as(check_rate(found, facts), facts.sampling, facts, history.pointer)
 
 
 def _read_entry(entry: Part) -> Node:
@@ -93,15 +99,17 @@ def _read_arguments(arguments: Part, facts: Facts) -> Imported:
     method = arguments.find("accountant")
     found = read_run(arguments, facts, "arguments of Opacus' make_private", by_loader=True)
     found = replace(found, method=METHODS[method.choice(METHODS) if method else "prv"])
-    return _add_adaptive_clipping(found, arguments)
+    return _add_adaptive_clipping(found, arguments, facts.sampling)
 
 
-def _add_adaptive_clipping(found: Imported, arguments: Part) -> Imported:
+def _add_adaptive_clipping(found: Imported, arguments: Part, sampling: str | None) -> Imported:
     """Add the cost of adaptive clipping, which releases a noisy count, if it is used.
 
     With a noise multiplier z and a count of standard deviation s, the sum has the noise multiplier
     (z⁻² − (2s)⁻²)^(−1/2). By Andrew et al., arXiv 1905.03871v5, Theorem 1, both cost what z costs,
-    if a record changes the count by ½. Opacus counts 0 and 1: it changes by 1.
+    if a record changes the count by ½. Opacus counts 0 and 1: it changes by 1. In a batch of fixed
+    size another record takes the place of the one that leaves: the sum changes by 2C and the count
+    by 1, so z holds.
     """
     clipping = arguments.find("clipping")
     if clipping is None or clipping.value != "adaptive" or found.mechanism is None:
@@ -110,6 +118,9 @@ def _add_adaptive_clipping(found: Imported, arguments: Part) -> Imported:
     noise, deviation = read_noise(given), read_noise(arguments.field("unclipped_num_std"))
     if noise >= 2 * deviation:
         raise arguments.field("unclipped_num_std").fault("must be more than half the noise")
+    added = found.relation is NeighbouringRelation.ADD_OR_REMOVE_ONE
+    if sampling == "fixed_size" and added:
+        return found
     of_sum = (noise**-2 - (2 * deviation) ** -2) ** -0.5
     pair = [
         Node("gaussian", given.pointer, {"noise_multiplier": of_sum}),
@@ -117,12 +128,11 @@ def _add_adaptive_clipping(found: Imported, arguments: Part) -> Imported:
     ]
     step = Node("composed", arguments.pointer, {"mechanisms": pair})
     fields = found.mechanism.fields
-    if fields.get("sampling", "poisson") == "poisson":
-        step = Node(
-            "poisson_sampled",
-            arguments.pointer,
-            {"sample_rate": fields["sample_rate"], "mechanism": step},
-        )
+    step = Node(
+        "poisson_sampled",
+        arguments.pointer,
+        {"sample_rate": fields["sample_rate"], "mechanism": step},
+    )
     total = (of_sum**-2 + deviation**-2) ** -0.5
     message = (
         f"the accountant charges the noise multiplier {shown(noise)} (before Opacus 1.6, "

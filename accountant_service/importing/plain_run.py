@@ -26,4 +26,10 @@ def detect(document: Json) -> bool:
 
 def read(document: Part, facts: Facts) -> Imported:
     """Import a training run described by noise, sizes and a number of steps or epochs."""
+    clipping = document.find("clipping")
+    if clipping is not None and clipping.value == "adaptive":
+        raise clipping.fault(
+            "releases a count of clipped records, which is read as Opacus makes it: state "
+            "unclipped_num_std, and import the document as opacus"
+        )
     return read_run(document, facts, "a training run", by_loader=False)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
+from accountant_service.guarantee import NeighbouringRelation
 from accountant_service.importing import dp_event, flower, jax_privacy, nvflare, opacus, plain_run
 from accountant_service.importing.document import (
     DocumentError,
@@ -16,6 +17,8 @@ from accountant_service.importing.document import (
 )
 from accountant_service.importing.findings import Finding
 from accountant_service.importing.imported import Claim, Facts, Imported
+from accountant_service.importing.runs import read_sampling
+from accountant_service.importing.sampling import apply_facts
 from accountant_service.number_format import round_nearest as shown
 
 
@@ -59,12 +62,39 @@ def read_document(document: Json, facts: Facts, format_name: str | None = None) 
         document = parse_text(document)
     require_bounded(document)
     chosen = format_name or find_format(document)
-    found = FORMATS[chosen].read(Part(document), facts)
+    part, pointer = Part(document), ""
+    if isinstance(document, dict):
+        sampling, pointer = read_sampling(part, facts)
+        facts = replace(
+            facts, sampling=facts.sampling or sampling, relation=_read_relation(part, facts)
+        )
+    found = FORMATS[chosen].read(part, facts)
+    if pointer:
+        found = replace(found, sampling_pointer=pointer)
+    found = apply_facts(found, facts)
     claims = found.claims
     if facts.epsilon is not None:
         claims = (*claims, Claim(facts.epsilon, facts.delta, ""))
     delta = facts.delta if facts.delta is not None else found.delta
     return _check_delta(replace(found, claims=claims, delta=delta))
+
+
+def _read_relation(document: Part, facts: Facts) -> NeighbouringRelation | None:
+    """Return the neighbouring relation that the document says, or the one stated beside it.
+
+    Raises:
+        DocumentError: the document contradicts the stated relation.
+    """
+    given = document.find("neighboring_relation", "neighbouring_relation")
+    if given is None:
+        return facts.relation
+    names = dp_event.RELATIONS | {str(each): each for each in NeighbouringRelation}
+    relation = names[given.choice(names)]
+    if facts.relation not in (None, relation):
+        raise given.fault(
+            f"is {relation}, and {facts.relation} is stated with the import: correct one of them"
+        )
+    return relation
 
 
 def find_format(document: Json) -> str:

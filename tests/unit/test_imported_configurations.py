@@ -54,6 +54,7 @@ def test_only_these_are_refused_and_all_others_have_a_cost_or_a_reason() -> None
             assert row.errors, row.entry["name"]
 
 
+@pytest.mark.slow
 def test_the_accountants_that_are_known_to_be_wrong_are_found() -> None:
     found = {row.entry["name"]: set(row.errors) for row in rows()}
     for name in ("Opacus test, GDP accountant", "Bu et al. 2020, MNIST, σ = 1.06, gdp"):

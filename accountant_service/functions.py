@@ -246,7 +246,7 @@ def noise_multiplier(
 
     Args:
         epsilon: the target ε, with `delta`.
-        delta: δ of the target; with `mu`, the slack allowed.
+        delta: δ of the target; with `mu`, by how much the trade-off curve may miss it.
         sample_rate: as for `epsilon`.
         steps: as for `epsilon`.
         dataset_size: as for `epsilon`.

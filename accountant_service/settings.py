@@ -85,8 +85,8 @@ class Settings(BaseSettings):
     waiting_max: int = Field(
         default=256,
         ge=2,
-        description="requests that may wait for a process before new ones get 503; half as many "
-        "from one address or key",
+        description="requests that may wait for a process, and at most half of them from one "
+        "address or key; further ones get 503",
     )
     batch_bytes_max: int = Field(
         default=2 << 20, ge=1, description="bytes of the answer to one batch request"
@@ -124,7 +124,7 @@ class Settings(BaseSettings):
     )
     budget_shares: Annotated[str, AfterValidator(_validate_shares)] = Field(
         default="0.5,0.8,0.95",
-        description="shares of a budget whose passing `/metrics` shows; comma-separated",
+        description="comma-separated shares of a budget; `/metrics` shows which are passed",
     )
     documentation_url: Annotated[str, AfterValidator(_validate_address)] = Field(
         default="",
@@ -139,7 +139,8 @@ class Settings(BaseSettings):
     metrics_directory: Path | None = Field(
         default=None,
         validation_alias="PROMETHEUS_MULTIPROC_DIR",
-        description="directory of the metrics of several workers; `serve` makes and removes it",
+        description="directory of the metrics of several workers; `serve` sets it itself, so set "
+        "it only with another ASGI server",
     )
     traces_endpoint: str | None = Field(
         default=None,

@@ -92,7 +92,10 @@ Wanted = Annotated[
 RegistryTier = Annotated[
     Literal[1, 2, 3],
     BeforeValidator(lambda text: int(text) if text in ("1", "2", "3") else text),
-    Query(description="of the registry's record; other formats ignore it"),
+    Query(
+        description="how detailed the record for the deployments registry is, from 1 to 3; other "
+        "formats ignore it"
+    ),
 ]
 _FORMATS: Final[dict[int | str, dict[str, Any]]] = {
     200: {
@@ -185,7 +188,7 @@ async def close_dataset(
     ledger: TheLedger,
     idempotency_key: Idempotency = None,
 ) -> Response:
-    """Close a dataset for good: it takes no further reservation. Open runs may end.
+    """Close a dataset for good: it takes no further reservation. Open runs may go on to their end.
 
     Anyone who may create a budget may close it. A repeat changes nothing.
     """
@@ -300,7 +303,7 @@ async def commit(
     ledger: TheLedger,
     idempotency_key: Idempotency = None,
 ) -> Response:
-    """End a finished run; steps that were not granted return to the budget."""
+    """End a finished run; the cost of steps not granted returns to the budget."""
     stated = body.model_dump(mode="json", exclude_none=True)
     write = _build_write_request(request, key, idempotency_key, stated)
     return _stored_response(await ledger.commit(write, identifier, body.to_declaration()))
@@ -315,7 +318,7 @@ async def release(
     ledger: TheLedger,
     idempotency_key: Idempotency = None,
 ) -> Response:
-    """End an abandoned run; steps that were not granted return to the budget."""
+    """End an abandoned run; the cost of steps not granted returns to the budget."""
     return _stored_response(
         await ledger.release(
             _build_write_request(request, key, idempotency_key, _body_as_json(body)), identifier

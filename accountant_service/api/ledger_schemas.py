@@ -57,8 +57,8 @@ class DatasetRequest(_Body):
     planned_mechanism: Annotated[
         MechanismField | None,
         Field(
-            description="mechanism you plan to run: its step becomes the reference of the budget, "
-            "or the filter's Rényi order is chosen for it"
+            description="mechanism you plan to run: with the filter `reference` its step becomes "
+            "the unit of the budget; with `renyi` the order is chosen for it"
         ),
     ] = None
     filter: Annotated[
@@ -410,8 +410,8 @@ _ACCOUNTING: Final = {
     "planned": False,
     "slack_share": 0.001,
     "description": "reference filter: the budget is 3712 reference steps (DP-SGD, q = 0.01, "
-    "σ = 1.1, Poisson sampling); any other run is exchanged for as many of them as dominate it, "
-    "within 0.1 % of δ as slack",
+    "σ = 1.1, Poisson sampling); any other run is charged as the fewest of them that are known "
+    "to dominate it, for which 0.1 % of δ is set aside",
     "scope": "filter_budget",
 }
 _DATASET: Final = {

@@ -101,8 +101,9 @@ class _CertifiedRequest(RelationRequest):
         Field(
             ge=1e-7,
             le=0.5,
-            description="required relative width of the proved interval, relative to max(ε, 0.05) "
-            "when ε is computed; without it the service aims at 1e-3 and returns what it reaches",
+            description="largest allowed width of the proved interval, as a share of max(ε, 0.05), "
+            "or of δ where δ is computed; without it the service aims at 1e-3 and returns what it "
+            "reaches",
         ),
     ] = None
 
@@ -141,7 +142,10 @@ class _RunRequest(RelationRequest):
 
     epsilon: Annotated[TargetField | None, Field(description="target ε, with `delta`")] = None
     delta: Annotated[
-        DeltaField | None, Field(description="δ of the target; with `mu`, the slack allowed")
+        DeltaField | None,
+        Field(
+            description="δ of the target; with `mu`, by how much the trade-off curve may miss it"
+        ),
     ] = None
     advantage: _RiskField = None
     attack_success: _RiskField = None
@@ -153,7 +157,9 @@ class _RunRequest(RelationRequest):
     false_positive_rate: Annotated[
         float | None, Field(ge=1e-12, le=0.999, description="with `true_positive_rate`")
     ] = None
-    mu: Annotated[float | None, Field(gt=0, le=1000, description="Gaussian DP")] = None
+    mu: Annotated[
+        float | None, Field(gt=0, le=1000, description="target μ of Gaussian DP, with `delta`")
+    ] = None
     method: MethodField = DEFAULT_METHOD
     sampling: Sampling = "poisson"
     sample_rate: float | None = None

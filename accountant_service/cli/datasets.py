@@ -124,7 +124,7 @@ def _describe_new(dataset: Json) -> Iterator[str]:
     for run in dataset["admits"]:
         step = describe_step(mechanisms.from_json(run["step"]))
         count = "an unknown number of" if run["steps"] is None else run["steps"]
-        yield f"as its only run it admits {count} steps of {step}"
+        yield f"enough for a single run of {count} steps of {step}"
     for warning in dataset["warnings"]:
         yield f"warning: {warning}"
 
@@ -195,7 +195,7 @@ def _describe_steps(dataset: Json, part: str) -> str:
 
 @dataset_app.command("close")
 def close(name: Name, as_json: AsJson = False) -> None:
-    """Close a dataset for good: it takes no further run. Runs that hold budget may end."""
+    """Close a dataset for good: it takes no further run. Runs that hold budget may go on."""
     found = call_ledger(lambda ledger: ledger.close_dataset(name), {"": "NAME"}, as_json=as_json)
     if as_json:
         print(json.dumps(found))

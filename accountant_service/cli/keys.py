@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final
 
@@ -79,8 +80,12 @@ def create_key(
 
 @keys.command("list")
 def list_keys(as_json: AsJson = False) -> None:
-    """List keys and when each was last used, in UTC (secrets are never stored)."""
+    """List keys, when each was last used and until when it is valid, in UTC.
+
+    Secrets are never stored.
+    """
     from accountant_service.ledger.api_keys import Keys
+    from accountant_service.ledger.repository import now
 
     with open_repository() as repository:
         found = Keys(repository).list_keys()
@@ -93,6 +98,7 @@ def list_keys(as_json: AsJson = False) -> None:
             "team": key.team,
             "requests_per_minute": key.requests_per_minute,
             "last_used_at": None if key.last_used_at is None else key.last_used_at / 1e6,
+            "expires_at": None if key.expires_at is None else key.expires_at / 1e6,
             "revoked": key.revoked_at is not None,
         }
         for key in found
@@ -103,10 +109,11 @@ def list_keys(as_json: AsJson = False) -> None:
             | {
                 "quota": _describe_quota(row["requests_per_minute"]),
                 "last used": _describe_use(row["last_used_at"]),
+                "valid until": _describe_validity(row, now() / 1e6),
             }
             for row in rows
         ]
-    columns = ["id", "name", "scopes", "datasets", "team", "quota", "last used", "revoked"]
+    columns = ["id", "name", "scopes", "datasets", "team", "quota", "last used", "valid until"]
     print_rows(rows, columns, "API keys", as_json)
 
 
@@ -117,8 +124,21 @@ def _describe_quota(requests_per_minute: Any) -> str | None:
 
 def _describe_use(seconds: Any) -> str:
     """Return when a key was last used, to the minute, for a table."""
-    if seconds is None:
-        return "never"
+    return "never" if seconds is None else _format_minute(seconds)
+
+
+def _describe_validity(key: Mapping[str, Any], at: float) -> str:
+    """Return until when a key is valid, to the minute, or why it is not valid at a time."""
+    if key["revoked"]:
+        return "revoked"
+    expires = key["expires_at"]
+    if expires is None:
+        return "no end"
+    return "expired" if expires <= at else _format_minute(expires)
+
+
+def _format_minute(seconds: float) -> str:
+    """Format Unix time in seconds as a date and time in UTC, to the minute."""
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M")
 
 
@@ -168,5 +188,6 @@ def reset_keys(
         raise typer.BadParameter("stop every server, then repeat the command with --yes")
     with open_repository() as repository, repository.transaction() as transaction:
         transaction.delete_secrets()
+        transaction.revoke_all_keys()
         transaction.record_audit_event(COMMAND_LINE, "keys-reset", "")
     print("all keys and sessions are invalid: create new keys, and start the servers")

@@ -231,7 +231,7 @@ def entries(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the entries of the ledger, and which key made each."""
+    """Show the entries of the ledger, and which key made each; with --json, also of which run."""
     from accountant_service.ledger.exporting import EntryQuery, iterate_entries
 
     query = EntryQuery(tuple(dataset) if dataset else None)
@@ -240,6 +240,7 @@ def entries(
     rows = [
         {name: each.get(name) for name in ("dataset", "number", "kind", "steps", "key")}
         | {"at": datetime.fromtimestamp(each["at"] / 1e6, UTC).isoformat(" ", "seconds")}
+        | {"run": each.get("reservation")}
         for each in found
         if key is None or each.get("key") == key
     ]

@@ -185,7 +185,7 @@ def _print(answer: Json) -> None:
     console.print(
         f"{_MARKS['recommended']} recommended"
         + (f"  {_MARKS['current']} today's choice" if answer["current"] else "")
-        + "  signal: B√T/σ, relative to full batches",
+        + "  signal: B√T/σ, relative to full batches, rounded down",
         style="dim",
     )
 

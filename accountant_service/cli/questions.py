@@ -451,7 +451,7 @@ def _explain_unproven(claim: Json) -> str:
     failed = [a["statement"] for a in claim["assumptions"] if not a["holds"]]
     if claim["status"] == "refuted":
         return "below the proved lower bound"
-    return f"does not hold: {failed[0]}" if failed else ""
+    return f"hypothesis fails: {failed[0]}" if failed else ""
 
 
 COMMANDS: Final = {question.name: _create_command(question) for question in _QUESTIONS}

@@ -98,9 +98,13 @@ def _describe_run(run: Json) -> Iterator[str]:
     yield f"{run['id']}: {run['state']}, on {run['dataset']}"
     yield f"plan: {describe_step(mechanisms.from_json(run['mechanism']))}"
     yield f"steps: {run['steps_granted']} of {run['steps_reserved']} granted"
-    share = run["charge"].get("share")
+    share, returned = run["charge"].get("share"), run["steps_reserved"] - run["steps_granted"]
     if share is not None:
-        yield f"takes: {number_format.round_up(100 * share, 3)} % of the budget for all its steps"
+        part = f"{number_format.round_up(100 * share, 3)} % of the budget"
+        if run["state"] == "open" or not returned:
+            yield f"takes: {part} for all its steps"
+        else:
+            yield f"held: {part}; that of the {returned} steps not granted is free again"
     if run["purpose"]:
         yield f"purpose: {run['purpose']}"
     if run["state"] == "open":

@@ -44,11 +44,11 @@ def _lines(facts: Facts) -> Iterator[str]:
     yield ""
     yield _plain(describe_promise(facts))
     yield ""
-    promises = [("Everything released from the dataset", budget)]
+    promises = [("All runs together", budget)]
     if run is not None:
-        promises.insert(0, ("This model alone", run.plan))
+        promises.insert(0, ("This run alone", run.plan))
     columns = " | ".join(f"{title}: at most" for title, _ in promises)
-    yield f"| Of 1000 … | without the release | {columns} |"
+    yield f"| Of 1000 … | by luck alone | {columns} |"
     yield "|---|---|" + "---|" * len(promises)
     yield from _attack_rows(facts, [promise for _, promise in promises])
     yield ""
@@ -69,7 +69,7 @@ def _lines(facts: Facts) -> Iterator[str]:
     warning = warn_about_delta(dataset.size, budget.delta)
     if warning:
         yield f"- **Warning**: {warning}"
-    yield from _list("This holds if", list_conditions(facts))
+    yield from _list("This holds only if", list_conditions(facts))
     yield from _list("Not protected", list_unprotected(facts))
     yield ""
     yield "Check the certificate with `accountant verify certificate.json`."

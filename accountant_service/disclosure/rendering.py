@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,6 +23,12 @@ from accountant_service.template_environment import create_environment
 
 _FOLDER: Final = Path(__file__).parent / "templates"
 _PRIORS: Final = (0.01, 0.1, 0.5)
+_STATES: Final = {
+    "open": "not ended",
+    "committed": "ended",
+    "released": "ended early",
+    "expired": "ended by the service, which heard nothing more",
+}
 
 
 def render(facts: Facts, wanted: Format, tier: Tier = 3) -> bytes:
@@ -58,7 +65,7 @@ def render_certificate(document: Mapping[str, Any], wanted: Format, tier: Tier =
 def render_html(facts: Facts) -> str:
     """Return a report as one HTML file without scripts, and without files from elsewhere."""
     run = facts.run
-    promises = [("everything from the dataset", facts.budget)]
+    promises = [("all runs together", facts.budget)]
     if run is not None:
         promises.insert(0, ("this run alone", run.plan))
     return (
@@ -72,6 +79,8 @@ def render_html(facts: Facts) -> str:
             rates=FALSE_POSITIVE_RATES,
             promise=sentences.describe_promise(facts),
             consequences=sentences.describe_consequences(facts),
+            scope=sentences.describe_scope(facts),
+            state=None if run is None else _STATES.get(run.state, run.state),
             relation=sentences.describe_relation(facts),
             stopping=None if run is None else sentences.describe_stopping(run),
             conditions=sentences.list_conditions(facts),
@@ -117,10 +126,17 @@ def _percent(rate: float) -> str:
     return f"{number_format.round_up(min(100.0, 100 * rate), 4)} %"
 
 
+def _date(moment: str) -> str:
+    """Format an ISO 8601 date and time in UTC for readers: 5 March 2026, 14:02 UTC."""
+    found = datetime.fromisoformat(moment)
+    return f"{found.day} {found:%B %Y, %H:%M} UTC"
+
+
 def _environment() -> Environment:
     """Return the Jinja environment of the reports."""
     found = create_environment(_FOLDER)
     found.filters["percent"] = _percent
+    found.filters["date"] = _date
     return found
 
 

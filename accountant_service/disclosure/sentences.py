@@ -12,7 +12,7 @@ from accountant_service.disclosure.facts import Facts, Promise, RunFacts
 from accountant_service.guarantee import NeighbouringRelation
 
 _FALSE_POSITIVE_RATE: Final = 0.01  # of the attackers on the first page
-_PRIOR: Final = 0.01
+_PRIOR: Final = 0.5
 OPEN: Final = "open: ask the operator"
 
 
@@ -67,8 +67,8 @@ class Attack:
     Attributes:
         title: in a few words.
         sentence: what is counted.
-        at_most: out of 1000, with everything that the promise covers.
-        blind: out of 1000, without any release.
+        at_most: out of 1000, with all results that the promise covers.
+        blind: out of 1000, by luck alone.
     """
 
     title: str
@@ -93,22 +93,22 @@ def list_attacks(facts: Facts, promise: Promise) -> tuple[Attack, ...]:
     return (
         Attack(
             "Guessing",
-            f"Someone guesses 1000 times {words.question}. Both answers are equally likely. "
-            "Right are:",
+            f"Someone guesses {words.question}, once in each of 1000 cases. Both answers were "
+            "equally likely before. Right guesses:",
             count_per_thousand(promise.attacks.guess_success),
             500,
         ),
         Attack(
             "Finding",
-            f"An attacker claims that {words.present}. In 1000 cases where {words.absent}, the "
-            f"claim is made {blind} times. In 1000 cases where {words.present}, it is made:",
+            f"Someone looks for signs that {words.present}, and sees them in {blind} of 1000 "
+            f"cases where {words.absent}. Signs seen in 1000 cases where {words.present}:",
             found,
             blind,
         ),
         Attack(
             "Certainty",
-            f"The same attacker looks at 1000 cases, and in 10 of them {words.present}. "
-            "Of 1000 claims, right are:",
+            f"Someone claims that {words.present} only when these signs are seen. Both answers "
+            "were equally likely before. Right claims of 1000:",
             count_per_thousand(detection.posterior(_PRIOR)),
             count_per_thousand(_PRIOR),
         ),
@@ -118,21 +118,48 @@ def list_attacks(facts: Facts, promise: Promise) -> tuple[Attack, ...]:
 def describe_promise(facts: Facts) -> str:
     """State in words what is guaranteed to whom, for a run or all runs on a dataset."""
     unit, name = facts.dataset.privacy_unit, facts.dataset.name
-    what = "This run" if facts.run is not None else "All runs on this dataset together"
+    what = "this run gives" if facts.run is not None else "all runs on this dataset together give"
     return (
-        f"Promised to each {unit} in “{name}”: {what[0].lower()}{what[1:]} would have given "
-        f"nearly the same results {describe_relation(facts).instead}. The numbers below say how "
-        "nearly."
+        f"Promised to each {unit} in “{name}”, under the conditions below: {what} nearly the same "
+        f"results as {describe_relation(facts).instead}. The numbers say how nearly. A run is one "
+        "training of a model, or another computation."
     )
 
 
 def describe_consequences(facts: Facts) -> str:
-    """State in a sentence that the bounds on attacks also limit all other effects on a person."""
+    """State that the bounds on attacks also limit what is learned about a person, and any harm."""
     words, (_, finding, _) = describe_relation(facts), list_attacks(facts, facts.budget)
     return (
-        f"The count under “Finding” also limits every other consequence: what happens in "
-        f"{finding.blind} of 1000 cases where {words.absent} happens in at most {finding.at_most} "
-        f"of 1000 where {words.present}, because of everything from the dataset."
+        "The count under “Finding” limits any other consequence too, such as guessing a diagnosis "
+        f"or refusing insurance: what happens in {finding.blind} of 1000 cases where "
+        f"{words.absent} happens in at most {finding.at_most} of 1000 where {words.present} "
+        "(all runs together). "
+        "Rarer signs, or a suspicion from elsewhere, make a claim surer than here: the next pages "
+        "have more numbers."
+    )
+
+
+def describe_scope(facts: Facts) -> str:
+    """State for whom, against whom, and for which runs the counts hold."""
+    everyone = (
+        f"The counts hold for each {facts.dataset.privacy_unit}, also an unusual one, and against "
+        "someone who knows all other data and has unlimited computing power."
+    )
+    together = (
+        "“All runs together” includes runs still to come, up to a budget that cannot be raised: "
+        "the ledger, which records all runs, refuses a run that would exceed it."
+    )
+    if facts.run is not None:
+        return (
+            f"{everyone} {together} “This run alone” needs one condition more, the last one below. "
+            "If in doubt, use “all runs together”."
+        )
+    if facts.use is None:
+        return f"{everyone} {together}"
+    taken = number_format.round_up(100 * (1 - facts.use.left), 3)
+    return (
+        f"{everyone} {together} So far, {taken} % of the budget is used or reserved. The counts "
+        "are those of the whole budget."
     )
 
 
@@ -153,35 +180,43 @@ def describe_stopping(run: RunFacts) -> str:
 def list_conditions(facts: Facts) -> tuple[str, ...]:
     """Return the conditions that the guarantee depends on, one sentence each."""
     unit, run = facts.dataset.privacy_unit, facts.run
-    is_public = facts.dataset.neighbouring_relation is NeighbouringRelation.ADD_OR_REMOVE_ONE
     one = (
         "Each person has one record in the data. For a person with more, the counts are higher."
         if unit == "record"
-        else f"Each {unit} has one record in the data. The operator makes sure of this."
+        else f"Each {unit} has one record in the data: several were merged into one before. The "
+        "owner of the data makes sure of this."
     )
     return (
         one,
-        "The training program did what was charged: it drew each batch at random, limited what "
-        "one record can contribute, and added noise of the stated size.",
-        "The batches and the random numbers stay secret.",
-        *(("The number of records is public.",) if is_public else ()),
-        *(() if run is None else ("The plan of this run did not depend on earlier results.",)),
+        "The training program did what the ledger recorded: in each step it drew records at "
+        "random, limited the influence of each, and added random noise of the recorded size.",
+        "Nobody learns, now or later, which records were drawn and which random numbers were "
+        "added.",
+        *(
+            ()
+            if run is None
+            else (
+                "For “this run alone”: nobody used what is in the data, or results from them, to "
+                "plan this run.",
+            )
+        ),
     )
 
 
 def list_unprotected(facts: Facts) -> tuple[str, ...]:
     """Return the harms that the guarantee does not cover, one sentence each."""
     unit = facts.dataset.privacy_unit
+    is_public = facts.dataset.neighbouring_relation is NeighbouringRelation.ADD_OR_REMOVE_ONE
     return (
-        f"What is true of the whole group. If the data show that smoking is dangerous, this is "
-        f"known about every {unit}, also one whose data were not used.",
-        f"The same {unit} in other datasets, other ledgers or other publications.",
-        "Everything that was computed from the data without this ledger: a selection of records, "
-        "printed training results, accuracy on test data.",
-        "The data themselves, where they are stored and processed.",
-        "What the time or the memory that the training used shows to someone who can watch it.",
-        "The low digits of the released numbers: the theory is about real numbers, and computers "
-        "round.",
+        "What is true of the whole group. If the data show that smoking is dangerous, this is "
+        f"then known of every {unit}, also of others.",
+        *(("The number of records: it is treated as public.",) if is_public else ()),
+        f"The same {unit} in other datasets, or in other publications.",
+        "Anything computed from the data outside the ledger, such as a selection of records, or "
+        "a model’s accuracy measured on them.",
+        "The data themselves, if someone gets access to them.",
+        "What someone learns who watches the computer, from its time and memory.",
+        "Tiny rounding errors in published numbers, from which an expert might learn more.",
     )
 
 

@@ -45,6 +45,7 @@ _FORMAT_2: Final = "privacy-accountant-certificate/2"
 TRUST_MODEL: Final = "central: a trusted curator holds the data and adds the noise"
 _FORMAT_1: Final = "privacy-accountant-certificate/1"
 _FORMATS: Final = (FORMAT, _FORMAT_2, _FORMAT_1)
+_PROVED_SHARE: Final = 0.99  # of the bound: earlier versions may have proved a little less
 _LIST: Final = "certificates"  # the only name in a file with several
 Document = dict[str, Any]
 
@@ -297,7 +298,11 @@ def _recompute(document: Document) -> Guarantee:
 def _find_claim_faults(document: Document, found: Guarantee) -> list[str]:
     """Return the faults of a certificate's claimed guarantee, compared with the recomputed one."""
     stated = document["guarantee"]
-    faults = _find_step_faults(document) + _find_mu_faults(document)
+    faults = [
+        *_find_step_faults(document),
+        *_find_size_faults(document),
+        *_find_mu_faults(document),
+    ]
     if found.mechanism_hash != document["mechanism_hash"]:
         faults.append("the mechanism does not match the stated hash")
     if found.status is not Status.PROVEN or stated["status"] != Status.PROVEN.value:
@@ -307,6 +312,11 @@ def _find_claim_faults(document: Document, found: Guarantee) -> list[str]:
         faults.append(
             f"the stated ε is {stated['epsilon']}, "
             f"but ε is at least {number_format.round_down(least)}"
+        )
+    elif not float(stated["epsilon"]) >= _PROVED_SHARE * found.epsilon:
+        faults.append(
+            f"the stated ε is {stated['epsilon']}, "
+            f"but no ε below {number_format.round_up(found.epsilon)} is proved"
         )
     return faults
 
@@ -321,10 +331,26 @@ def _find_mu_faults(document: Document) -> list[str]:
     bounds = _bound_mu(plan, relation, float(stated["slack"]))
     if bounds is None:
         return ["a μ is stated, but none can be computed for its mechanism"]
-    if float(stated["mu"]) >= bounds.lower:
+    if not float(stated["mu"]) >= bounds.lower:
+        least = number_format.round_down(bounds.lower)
+        return [f"the stated μ is {stated['mu']}, but μ is at least {least}"]
+    if not float(stated["mu"]) >= _PROVED_SHARE * bounds.upper:
+        proved = number_format.round_up(bounds.upper)
+        return [f"the stated μ is {stated['mu']}, but no μ below {proved} is proved"]
+    return []
+
+
+def _find_size_faults(document: Document) -> list[str]:
+    """Return a fault for each number of records in the mechanism that the dataset does not have."""
+    if "dataset_size" not in document:  # older formats do not state it
         return []
-    least = number_format.round_down(bounds.lower)
-    return [f"the stated μ is {stated['mu']}, but μ is at least {least}"]
+    plan = mechanisms.from_json(document["mechanism"])
+    found = mechanisms.find_dataset_size_mismatches(int(document["dataset_size"]), plan)
+    return [
+        f"{each.pointer} of its mechanism is {each.stated}, of {each.records} records"
+        for each in found
+        if each.is_overstated
+    ]
 
 
 def _find_step_faults(document: Document) -> list[str]:

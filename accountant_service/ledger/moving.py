@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from sqlalchemy import Connection, Table, func, select, text
+from sqlalchemy import Connection, MetaData, Table, func, inspect, select, text
 
 from accountant_service.ledger import verification
 from accountant_service.ledger.database import MOVED, current_revision, open_repository, upgrade
 from accountant_service.ledger.repository import Repository, connect
-from accountant_service.ledger.tables import ENTRY, METADATA
+from accountant_service.ledger.tables import METADATA
 
-_CLOSED_ENTRIES: Final = "entry_moved"  # without its table `entry`, no server can write an entry
+_MOVED: Final = "_moved"  # at the end of every table's name: a running server finds none of them
 _ROWS_AT_ONCE: Final = 1000
 
 Progress = Callable[[str, int, int], None]
@@ -72,7 +72,7 @@ def move_ledger(file: Path, target_url: str, progress: Progress) -> Move:
             _require_empty(transaction.connection)
         if not _is_closed(source):
             _require_sound(source)
-            _close(source)
+        _close(source)
         rows = _copy(source, target, progress)
         report = verification.verify(target)
     finally:
@@ -109,9 +109,17 @@ def _require_sound(source: Repository) -> None:
 
 
 def _close(source: Repository) -> None:
-    """Close the SQLite ledger: no server can open it, and a running one can write no entry."""
+    """Close the SQLite ledger: no server can open it, and a running one can write nothing to it.
+
+    A row that was written after the copying would be lost. Tables that were renamed before stay.
+    """
     with source.transaction() as transaction:
-        transaction.connection.execute(text(f"ALTER TABLE entry RENAME TO {_CLOSED_ENTRIES}"))
+        existing = inspect(transaction.connection).get_table_names()
+        for table in METADATA.sorted_tables:
+            if table.name in existing:
+                transaction.connection.execute(
+                    text(f'ALTER TABLE "{table.name}" RENAME TO "{table.name}{_MOVED}"')
+                )
         transaction.connection.execute(
             text("UPDATE alembic_version SET version_num = :moved"), {"moved": MOVED}
         )
@@ -129,7 +137,7 @@ def _copy(source: Repository, target: Repository, progress: Progress) -> dict[st
 
 def _copy_table(table: Table, source: Connection, target: Connection, progress: Progress) -> int:
     """Copy the rows of a table; return their number."""
-    stored = table.alias() if table is not ENTRY else _closed_entries()
+    stored = table.to_metadata(MetaData(), name=table.name + _MOVED)
     count = source.execute(select(func.count()).select_from(stored)).scalar_one()
     copied = 0
     rows = source.execution_options(yield_per=_ROWS_AT_ONCE).execute(select(stored))
@@ -140,8 +148,3 @@ def _copy_table(table: Table, source: Connection, target: Connection, progress: 
     if copied != count:
         raise MoveRefusedError(f"{copied} of {count} rows of {table.name} were read")
     return copied
-
-
-def _closed_entries() -> Table:
-    """Return the table that holds the entries of an SQLite ledger after it was moved away."""
-    return ENTRY.to_metadata(type(METADATA)(), name=_CLOSED_ENTRIES)

@@ -37,7 +37,7 @@ from accountant_service.mechanisms import Composed, DpSgd, Mechanism, canonical_
 
 _NOISE_MULTIPLIER_MAX: Final = 1e6
 _NOISE_MULTIPLIER_MIN: Final = 0.01
-_NOISE_SECONDS_MAX: Final = 3.0
+NOISE_SECONDS_MAX: Final = 3.0
 _PREVIEW_SECONDS_MAX: Final = 5.0  # after it no further run is begun
 _PLAN_BYTES_MAX: Final = 1 << 17
 _NEVER_ADMITTED: Final = 10**15  # an amount beyond any budget
@@ -142,12 +142,25 @@ class StepsLeft:
 
 
 @dataclass(frozen=True, slots=True)
+class PlansTogether:
+    """Plans of a combined quote that are charged one after the other, as reservations would be.
+
+    Attributes:
+        policy: the dataset's filter after the first plan, which may fix its reference.
+        taken: the budget taken by earlier runs and by these plans.
+    """
+
+    policy: PrivacyFilter
+    taken: Amounts
+
+
+@dataclass(frozen=True, slots=True)
 class CombinedQuote:
-    """A quote for several plans, whose costs are added one after the other.
+    """A quote for several plans that are charged one after the other.
 
     Attributes:
         fits: True if all of them can be charged and fit.
-        epsilon_after: the filter's ε after all of them; None if one cannot be charged.
+        epsilon_after: the filter's ε after all of them; None if they do not fit.
     """
 
     fits: bool
@@ -294,13 +307,19 @@ def compute_refund(policy: PrivacyFilter, run: Reservation) -> Amounts:
     return policy.compute_refund(plan, run.charge, run.steps_granted)
 
 
-def quote_plan(dataset: Dataset, mechanism: Mechanism, caps: Sequence[CapUse] = ()) -> Quote:
+def quote_plan(
+    dataset: Dataset,
+    mechanism: Mechanism,
+    caps: Sequence[CapUse] = (),
+    noise_seconds: float = NOISE_SECONDS_MAX,
+) -> Quote:
     """Return a quote: whether a plan fits a budget, and the largest part of it that would fit.
 
     Args:
         dataset: as last written.
         mechanism: the plan.
         caps: of the key and team that ask.
+        noise_seconds: CPU time for the search for the least noise multiplier.
 
     Raises:
         CodedError: the dataset is closed, or the plan is for another number of records.
@@ -320,7 +339,7 @@ def quote_plan(dataset: Dataset, mechanism: Mechanism, caps: Sequence[CapUse] = 
         fits,
         _count_steps_in_time(policy, plan, taken, caps),
         _count_steps_in_time(policy, plan, policy.nothing),
-        find_least_noise_multiplier(dataset, mechanism, caps),
+        find_least_noise_multiplier(dataset, mechanism, caps, noise_seconds),
         policy.epsilon_of(after) if fits else None,
         policy.share_of(charged) if fits else None,
         charged,
@@ -365,28 +384,36 @@ def _apply_caps(policy: PrivacyFilter, taken: Amounts, caps: Sequence[CapUse]) -
     return taken
 
 
-def combine_quotes(
-    dataset: Dataset,
-    mechanisms: Sequence[Mechanism],
-    quotes: Sequence[Quote | CodedError],
-    caps: Sequence[CapUse] = (),
-) -> CombinedQuote:
-    """Return whether all plans fit when their costs are added one after the other.
+def charge_next(
+    dataset: Dataset, mechanism: Mechanism, before: PlansTogether | None = None
+) -> PlansTogether:
+    """Charge a plan after others of a combined quote, without storing anything.
 
-    The first plan may fix the dataset's reference; the others are charged under it then.
+    Args:
+        dataset: as last written.
+        mechanism: the plan. If it is the first, it may fix the dataset's reference, under which
+            the others are charged.
+        before: the plans before it; None if it is the first.
+
+    Raises:
+        CodedError: the plan cannot be charged, or is for another number of records.
     """
-    quoted = [each for each in quotes if isinstance(each, Quote)]
-    if len(quoted) < len(quotes):
-        return CombinedQuote(False, None)
-    policy, after = quoted[0].policy, add(dataset.balance.taken, quoted[0].charged)
-    for mechanism, quote in zip(mechanisms[1:], quoted[1:], strict=True):
-        charged = quote.charged
-        if quote.policy != policy:
-            charged = policy.compute_charge(StepPlan.of(mechanism), after).reserved
-        after = add(after, charged)
-    together = subtract(after, dataset.balance.taken)
-    fits = policy.admits(after) and all(fits_cap(policy, use, together) for use in caps)
-    return CombinedQuote(fits, policy.epsilon_of(after) if fits else None)
+    _require_dataset_size(dataset.size, mechanism)
+    before = before or PlansTogether(dataset.policy, dataset.balance.taken)
+    plan = StepPlan.of(mechanism)
+    policy = before.policy.after_reserving(plan, before.taken)
+    charge = policy.compute_charge(plan, before.taken)
+    return PlansTogether(policy, add(before.taken, charge.reserved))
+
+
+def combine_quotes(
+    dataset: Dataset, together: PlansTogether, caps: Sequence[CapUse] = ()
+) -> CombinedQuote:
+    """Return whether plans that were charged one after the other fit the budget and the caps."""
+    policy, taken = together.policy, together.taken
+    charged = subtract(taken, dataset.balance.taken)
+    fits = policy.admits(taken) and all(fits_cap(policy, use, charged) for use in caps)
+    return CombinedQuote(fits, policy.epsilon_of(taken) if fits else None)
 
 
 def find_affordable(
@@ -406,7 +433,10 @@ def find_affordable(
 
 
 def find_least_noise_multiplier(
-    dataset: Dataset, run: Mechanism, caps: Sequence[CapUse] = ()
+    dataset: Dataset,
+    run: Mechanism,
+    caps: Sequence[CapUse] = (),
+    seconds: float = NOISE_SECONDS_MAX,
 ) -> float | None:
     """Find the least noise multiplier with which a DP-SGD run fits the budget, or None.
 
@@ -414,7 +444,7 @@ def find_least_noise_multiplier(
     """
     if not isinstance(run, DpSgd) or run.sampling == "shuffled":
         return None
-    deadline = time.process_time() + _NOISE_SECONDS_MAX
+    deadline = time.process_time() + seconds
 
     def fits(noise_multiplier: float) -> bool:
         """Return whether all steps fit with this noise multiplier."""
@@ -467,11 +497,16 @@ def _require_dataset_size(
     records: int, mechanism: Mechanism, mechanism_at: str = "/mechanism"
 ) -> None:
     """Raise `DatasetSizeError` if a mechanism states a number of records other than `records`."""
-    for pointer, size in mechanisms.find_dataset_size_mismatches(records, mechanism):
+    for each in mechanisms.find_dataset_size_mismatches(records, mechanism):
+        name = each.pointer.rpartition("/")[2]
+        reason = (
+            "each record makes at most one report"
+            if name == "reports"
+            else "the sample rate is the batch size divided by the number of records"
+        )
         error = DatasetSizeError(
-            f"dataset_size is {size}, but this dataset has {records} records: the sample rate is "
-            "the batch size divided by the number of records",
-            pointer,
+            f"{name} is {each.stated}, but there are {each.records} records: {reason}",
+            each.pointer,
         )
         error.mechanism_at = mechanism_at
         raise error

@@ -1,7 +1,9 @@
 """Quotas: how many requests an API key may send in a minute.
 
 A key's requests fill a bucket that empties at an even rate. The bucket is stored as the time at
-which it will be empty, in the key's row, so that all servers of one database count together.
+which it will be empty, in the key's row, so that all servers of one database count together. A time
+that no correct clock can have written is ignored: else a clock that was once far ahead would block
+the key until then.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from typing import Final
 
 REQUESTS_PER_MINUTE_MAX: Final = 1_000_000
 _MINUTE_MICROSECONDS: Final = 60_000_000
+_CLOCKS_DIFFER_MAX: Final = _MINUTE_MICROSECONDS  # between the servers of one database
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +40,14 @@ class Quota:
         """
         return at + (self.requests_per_minute - 1) * self.interval
 
+    def latest_plausible(self, at: int) -> int:
+        """Return the latest time when a full bucket can run empty, if clocks are nearly right.
+
+        Args:
+            at: the time now.
+        """
+        return at + self.requests_per_minute * self.interval + _CLOCKS_DIFFER_MAX
+
     def compute_wait(self, empty_at: int | None, at: int) -> int:
         """Return the seconds until a request is admitted, rounded up; 0 if it is admitted now.
 
@@ -44,10 +55,14 @@ class Quota:
             empty_at: when the bucket will be empty; None before the first request.
             at: the time of the request.
         """
-        excess = (empty_at or 0) - self.latest_empty_at(at)
+        excess = self._plausible(empty_at, at) - self.latest_empty_at(at)
         return max(0, math.ceil(excess / 1e6))
 
     def used_share(self, empty_at: int | None, at: int) -> float:
         """Return the fraction of the quota that is used up at time `at`, from 0 to 1."""
         full = self.requests_per_minute * self.interval
-        return min(1.0, max(0, (empty_at or 0) - at) / full)
+        return min(1.0, max(0, self._plausible(empty_at, at) - at) / full)
+
+    def _plausible(self, empty_at: int | None, at: int) -> int:
+        """Return when the bucket will be empty, or 0 if that is not known or cannot be true."""
+        return empty_at if empty_at is not None and empty_at <= self.latest_plausible(at) else 0

@@ -131,9 +131,10 @@ _UPDATE_STEPS_GRANTED: Final = (  # changes no indexed column, so no index is wr
 _NO_FLUSH: Final = text("SET LOCAL synchronous_commit = off")
 _COUNT_REQUEST: Final = text(
     "UPDATE api_key SET quota_empty_at = :interval + "
-    "CASE WHEN quota_empty_at > :at THEN quota_empty_at ELSE :at END "
-    "WHERE id = :row_key AND (quota_empty_at IS NULL OR quota_empty_at <= :latest)"
-).bindparams(bindparam("at", type_=BigInteger), bindparam("interval", type_=BigInteger))
+    "CASE WHEN quota_empty_at > :at AND quota_empty_at <= :plausible THEN quota_empty_at "
+    "ELSE :at END WHERE id = :row_key AND (quota_empty_at IS NULL OR quota_empty_at <= :latest "
+    "OR quota_empty_at > :plausible)"
+).bindparams(*(bindparam(each, type_=BigInteger) for each in ("at", "interval", "plausible")))
 _INSERT_ENTRY: Final = ENTRY.insert()
 _INSERT_ANSWER: Final = IDEMPOTENCY.insert()
 _ANSWER_BY_KEY: Final = (
@@ -861,6 +862,12 @@ class Transaction:
             API_KEY.update().where(API_KEY.c.id == identifier).values(revoked_at=now())
         )
 
+    def revoke_all_keys(self) -> None:
+        """Revoke every API key that was not revoked before."""
+        self.connection.execute(
+            API_KEY.update().where(API_KEY.c.revoked_at.is_(None)).values(revoked_at=now())
+        )
+
     def set_quota(self, identifier: str, requests_per_minute: int | None) -> None:
         """Set the quota of an API key in place of an earlier one; None for no quota."""
         self.connection.execute(
@@ -882,7 +889,7 @@ class Transaction:
             _COUNT_REQUEST,
             {
                 "row_key": identifier, "at": at, "interval": quota.interval,
-                "latest": quota.latest_empty_at(at),
+                "latest": quota.latest_empty_at(at), "plausible": quota.latest_plausible(at),
             },
         )  # fmt: skip
         return counted.rowcount == 1

@@ -420,7 +420,7 @@ def require_dataset_open(dataset: Dataset) -> None:
     if dataset.closed_at is not None:
         raise DatasetClosedError(
             f"dataset {dataset.name!r} was closed and takes no further reservation; "
-            "runs that were reserved before may end"
+            "runs that were reserved before may go on to their end"
         )
 
 
@@ -446,13 +446,20 @@ def grant(reservation: Reservation, steps: int, sequence: int) -> Change:
 
     Raises:
         ReservationClosedError: the reservation is not open.
-        StaleSequenceError: the client missed a grant, or requests the same grant twice.
+        StaleSequenceError: the client missed a grant, or requests the same grant twice; or it was
+            granted steps that this ledger does not know, because a backup was restored.
         BudgetExhaustedError: the reservation has fewer steps left.
         RuleError: the number of steps is below 1.
     """
     _require_open(reservation)
     _require(steps >= 1, f"steps must be at least 1, not {steps}")
-    if sequence != reservation.steps_granted:
+    if sequence > reservation.steps_granted:
+        raise StaleSequenceError(
+            f"only {reservation.steps_granted} steps of reservation {reservation.identifier} are "
+            f"granted, not {sequence}: is this ledger an older copy, restored from a backup? The "
+            "missing steps must be entered before the run goes on; see docs/how-to/backup.md"
+        )
+    if sequence < reservation.steps_granted:
         raise StaleSequenceError(
             f"{reservation.steps_granted} steps are granted, not {sequence}: "
             "GET the reservation and continue from its steps_granted",

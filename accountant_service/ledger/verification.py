@@ -206,9 +206,9 @@ class _ChainChecker:
         run, records = self._reservations[identifier], self._dataset.size
         mechanism = mechanisms.from_json(run.mechanism)
         faults = [
-            f"{pointer} of its mechanism is {size}, and the dataset has {records} records"
-            for pointer, size in mechanisms.find_dataset_size_mismatches(records, mechanism)
-            if size > records  # a smaller size costs more, so the budget holds
+            f"{each.pointer} of its mechanism is {each.stated}, of {each.records} records"
+            for each in mechanisms.find_dataset_size_mismatches(records, mechanism)
+            if each.is_overstated  # a smaller number costs more, so the budget holds
         ]
         if not self._policy.is_charge_sufficient(StepPlan.of(mechanism), run.charge):
             faults.append(f"its charge {run.charge.entry_fields()} is less than the plan costs")

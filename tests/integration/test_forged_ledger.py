@@ -641,11 +641,13 @@ def test_invalid_numbers_of_a_dataset_are_reported(forger: Forger) -> None:
 
 
 @pytest.mark.parametrize(("size", "named"), [(10**9, True), (60_000, False), (59_999, False)])
+@pytest.mark.parametrize("part", ["", "/mechanisms/0"])
 def test_a_mechanism_for_more_records_than_there_are_is_named(
-    size: int, named: bool, forger: Forger
+    size: int, named: bool, part: str, forger: Forger
 ) -> None:
     """It was believed once: the rate, and so the charge, was too small. Fewer cost more."""
-    plan = StepPlan.of(from_json(SIZED | {"dataset_size": size}))
+    run = SIZED | {"dataset_size": size}
+    plan = StepPlan.of(from_json({"kind": "parallel", "mechanisms": [run]} if part else run))
     order = forger.entries[0]["order"]
     relation = NeighbouringRelation.ADD_OR_REMOVE_ONE
     unit = RenyiFilter(order, 4.0, 1e-5, relation).step_costs(plan.step)[0]
@@ -659,4 +661,5 @@ def test_a_mechanism_for_more_records_than_there_are_is_named(
     }
     faults = forger.forged(renumbered([*forger.entries, reserved])).faults
     at = len(forger.entries) + 1
-    assert [f"entry {at}: /dataset_size of" in each for each in faults] == [named] * named + [False]
+    told = f"entry {at}: {part}/dataset_size of"
+    assert [told in each for each in faults] == [named] * named + [False]

@@ -287,6 +287,32 @@ def test_steps_that_are_not_those_of_the_mechanism_are_found() -> None:
         assert (faults == []) == ((reserved, granted) in right), (reserved, granted, faults)
 
 
+@pytest.mark.parametrize(("size", "faults"), [(1000, 0), (999, 0), (1001, 1), (10**9, 1)])
+def test_a_certificate_whose_mechanism_states_more_records_than_its_dataset_is_refused(
+    size: int, faults: int
+) -> None:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    key = Ed25519PrivateKey.generate()
+    text = (FIXTURES / "certificates" / "certificate-3-stopped.json").read_text()
+    reports = {"kind": "shuffled_reports", "reports": size, "mechanism": RESPONSE}
+    plan = {"kind": "repeated", "count": 2, "mechanism": reports}
+    delta = certificate.read(text)["guarantee"]["delta"]
+    claim = calculator.epsilon(mechanisms.from_json(plan), delta)
+    document = certificate.read(text) | {
+        "mechanism": plan,
+        "mechanism_hash": claim.mechanism_hash,
+        "guarantee": {"epsilon": claim.epsilon, "delta": delta, "status": "proven"},
+        "steps_reserved": 2,
+        "steps": 2,
+        "dataset_size": 1000,
+        "public_key": key.public_key().public_bytes_raw().hex(),
+    }
+    document["signature"] = key.sign(certificate._signed_bytes(document)).hex()
+    named = f"/mechanism/reports of its mechanism is {size}, of 1000 records"
+    assert certificate.check(document)[0] == [named] * faults
+
+
 @pytest.mark.parametrize(
     "inside", ['"steps": 300,', '"delta": 1e-05,', '"noise_multiplier": 1.1,', '"entries": 4,']
 )
@@ -342,6 +368,20 @@ SIZED = {"kind": "dp_sgd", "noise_multiplier": 2.0, "dataset_size": 60_000, "bat
             },
             "/mechanism/dataset_size",
         ),
+        (
+            lambda size: {"kind": "parallel", "mechanisms": [NESTED | {"dataset_size": size}]},
+            "/mechanisms/0/dataset_size",
+        ),
+        (
+            lambda size: {
+                "kind": "truncated_poisson_sampled",
+                "dataset_size": 60_000,
+                "sample_rate": 1,
+                "batch_size_max": 60_000,
+                "mechanism": SIZED | {"dataset_size": size},
+            },
+            "/mechanism/dataset_size",
+        ),
     ],
 )
 def test_a_mechanism_for_another_number_of_records_is_refused(
@@ -369,6 +409,37 @@ def test_a_mechanism_for_another_number_of_records_is_refused(
     assert batch["together"]["fits"] is False
     assert admin.get(f"/v1/datasets/{name}")[1]["version"] == 1
     assert admin.post(f"/v1/datasets/{name}/quotes", {"mechanism": wrap(60_000)})[0] == 200
+
+
+def test_more_reports_than_records_are_refused(admin: Caller) -> None:
+    """Each of a million reports hides the others better than each of a thousand does."""
+    name = f"sized-{uuid.uuid4().hex}"
+    admin.dataset(name)
+    plan = {"kind": "repeated", "count": 2, "mechanism": ROUNDS["reports"] | {"reports": 60_001}}
+    for path in ("quotes", "reservations"):
+        status, problem = admin.post(f"/v1/datasets/{name}/{path}", {"mechanism": plan})
+        assert (status, problem["code"]) == (422, "dataset-size-mismatch")
+        assert [e["pointer"] for e in problem["errors"]] == ["/mechanism/mechanism/reports"]
+        assert "reports is 60001, but there are 60000 records" in problem["detail"]
+
+
+@pytest.mark.parametrize("name", ["reference", "renyi"])
+@pytest.mark.parametrize("kind", ["bands", "part"])
+def test_a_hypothesis_that_fails_for_replaced_records_is_checked_by_every_filter(
+    name: str, kind: str, admin: Caller
+) -> None:
+    """A replaced record may move to another group, or to a part without releases."""
+    dataset = f"replaced-{name}-{kind}"
+    admin.dataset(dataset, neighbouring_relation="replace_one", filter=name)
+    nothing: Json = {"kind": "composed", "mechanisms": []}
+    noise = {"kind": "gaussian", "noise_multiplier": 40.0}
+    part = {"kind": "parallel", "mechanisms": [noise, nothing]}
+    plan = {"bands": ROUNDS["bands"], "part": part}[kind]
+    for path in ("quotes", "reservations"):
+        status, problem = admin.post(f"/v1/datasets/{dataset}/{path}", {"mechanism": plan})
+        assert status == 422, problem
+    whole = {"mechanism": {"kind": "parallel", "mechanisms": [noise]}}
+    assert admin.post(f"/v1/datasets/{dataset}/quotes", whole)[0] == 200
 
 
 @pytest.mark.slow
@@ -460,6 +531,21 @@ def test_quotes_of_many_plans(admin: Caller) -> None:
     assert mixed["together"] == {"fits": False, "epsilon_after": None}
     assert admin.post(path, {"mechanisms": []})[0] == 422
     assert admin.get("/v1/datasets/planning")[1]["version"] == 1  # nothing was charged
+
+
+@pytest.mark.slow
+def test_plans_that_can_be_reserved_one_after_the_other_fit_together(admin: Caller) -> None:
+    """Each exchange takes a share of the slack that is left, not of the slack at first."""
+    admin.dataset("phases")
+    admin.reserve("phases", RUN | {"steps": 60})
+    plans = [RUN | {"steps": 60, "noise_multiplier": 1.1 + 0.05 * phase} for phase in range(6)]
+    status, found = admin.post("/v1/datasets/phases/quotes/batch", {"mechanisms": plans})
+    assert (status, found["together"]["fits"]) == (200, True)
+    for each in plans:
+        admin.reserve("phases", each)
+    dataset, _ = stored(admin, "phases")
+    after = dataset.policy.epsilon_of(dataset.balance.taken)
+    assert after == pytest.approx(found["together"]["epsilon_after"], rel=1e-3)
 
 
 def stored(admin: Caller, name: str) -> tuple[Dataset, list[Reservation]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 import stat
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -77,6 +78,7 @@ def test_a_reset_makes_every_key_invalid_and_is_recorded() -> None:
         repository.close()
     actions = [each["action"] for each in json.loads(call("ledger events --json").stdout)]
     assert actions == ["key-created", "keys-reset"]
+    assert [row["revoked"] for row in json.loads(call("keys list --json").stdout)] == [True]
 
 
 def test_entries_are_listed_by_key_and_by_dataset() -> None:
@@ -92,6 +94,13 @@ def test_entries_are_listed_by_key_and_by_dataset() -> None:
     assert "command-line" in call("ledger entries").stdout
 
 
+def test_the_entries_of_a_key_name_its_runs() -> None:
+    call(CREATE)
+    run = call("run reserve adult -q 0.01 -s 1.1 -t 5").stdout.strip()
+    rows = json.loads(call("ledger entries --key command-line --json").stdout)
+    assert [row["run"] for row in rows] == [None, run]
+
+
 def test_the_list_of_keys_says_when_each_was_used() -> None:
     token = call("keys create --scope admin").stdout.strip()
     assert "never" in call("keys list").stdout
@@ -100,3 +109,17 @@ def test_the_list_of_keys_says_when_each_was_used() -> None:
     repository.close()
     assert json.loads(call("keys list --json").stdout)[0]["last_used_at"] > 1.7e9
     assert "never" not in call("keys list").stdout
+
+
+def test_the_list_of_keys_says_until_when_each_is_valid(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    call("keys create --scope run")
+    call("keys create --scope run --expires-in-days 30")
+    call("keys create --scope run --expires-in-days 0.00000001")
+    call(f"keys revoke {call('keys create --scope run').stdout.split('_')[1]}")
+    rows = json.loads(call("keys list --json").stdout)
+    until = datetime.fromtimestamp(rows[1]["expires_at"], UTC)
+    assert timedelta(29.99) < until - datetime.now(UTC) < timedelta(30)
+    found = [line for line in call("keys list").stdout.splitlines() if line.startswith("│")]
+    said = [line.rstrip(" │").rpartition("│")[2].strip() for line in found]
+    assert said == ["no end", f"{until:%Y-%m-%d %H:%M}", "expired", "revoked"]

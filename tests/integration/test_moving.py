@@ -124,7 +124,7 @@ def test_every_row_is_moved_and_the_run_goes_on_in_the_new_database(
     service.close()
 
 
-def test_a_server_that_still_runs_on_the_old_file_grants_nothing(
+def test_a_server_that_still_runs_on_the_old_file_writes_nothing(
     running: Service, file: Path, target: str
 ) -> None:
     assert move(target).exit_code == 0
@@ -135,6 +135,15 @@ def test_a_server_that_still_runs_on_the_old_file_grants_nothing(
         "/v1/datasets/d/reservations", {"mechanism": RUN, "lease_seconds": 600}, "third"
     )
     assert status == 503
+    headers = {"Authorization": f"Bearer {running.key}", "Idempotency-Key": "after the move"}
+    for method, path, body in (
+        ("POST", "/v1/keys", {"scopes": ["run"]}),
+        ("DELETE", f"/v1/keys/{running.key.split('_')[1]}", None),
+        ("PUT", "/v1/datasets/d/caps/teams/t", {"share": 0.1}),
+        ("GET", "/readyz", None),
+    ):
+        answer = running.client.request(method, path, json=body, headers=headers)
+        assert answer.status_code == 503, (method, path, answer.text)
 
 
 def test_the_old_file_cannot_be_opened_again(running: Service, file: Path, target: str) -> None:
@@ -151,8 +160,13 @@ def test_the_old_file_cannot_be_opened_again(running: Service, file: Path, targe
         assert found == (2, True, False), (command, done.output, done.exception)
 
 
+@pytest.mark.parametrize("by_an_earlier_version", [False, True])
 def test_a_move_that_failed_is_continued_by_the_same_command(
-    running: Service, file: Path, target: str, monkeypatch: pytest.MonkeyPatch
+    running: Service,
+    file: Path,
+    target: str,
+    monkeypatch: pytest.MonkeyPatch,
+    by_an_earlier_version: bool,
 ) -> None:
     def fail(*_: Any) -> Any:
         raise moving.MoveRefusedError("the network was cut")
@@ -162,6 +176,12 @@ def test_a_move_that_failed_is_continued_by_the_same_command(
         assert move(target).exit_code == 2
     with pytest.raises(opening.MovedDatabaseError):
         opening.open_repository(f"sqlite:///{file}")
+    if by_an_earlier_version:  # it renamed the table of the entries only
+        with sqlite3.connect(file) as closed:
+            for table in METADATA.sorted_tables:
+                if table.name != "entry":
+                    closed.execute(f"ALTER TABLE {table.name}_moved RENAME TO {table.name}")
+        closed.close()
     assert move(target).exit_code == 0
     moved = opening.open_repository(target)
     assert verify(moved).entries > 5

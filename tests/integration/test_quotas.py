@@ -113,6 +113,20 @@ def test_two_servers_of_one_database_count_together(url: str, clock: Clock) -> N
         each.close()
 
 
+@pytest.mark.parametrize("minutes", [3, 365 * 24 * 60])
+def test_a_clock_that_was_once_ahead_blocks_no_key(url: str, clock: Clock, minutes: int) -> None:
+    repository = opening.open_repository(url)
+    token = Keys(repository).create([Scope.RUN], requests_per_minute=6)[0]
+    keys = Keys(repository)
+    clock.at += minutes * MINUTE
+    keys.authenticate(token)
+    clock.at -= minutes * MINUTE
+    assert admit(keys, token) == 6
+    clock.at += MINUTE
+    assert admit(keys, token) == 6
+    repository.close()
+
+
 def race(repository: Repository, token: str) -> int:
     """Send requests of one key from many threads; return how many were admitted."""
     barrier, admitted = threading.Barrier(8), []

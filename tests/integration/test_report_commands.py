@@ -59,6 +59,7 @@ def command(
         server.kill()
 
 
+@pytest.mark.slow
 def test_a_run_from_a_new_dataset_to_its_reports(command: Command, tmp_path: Path) -> None:
     created = command("dataset", "create", "people", "-n", "1000", "-E", "1", "-d", "1e-5",
                       "--unit", "person")  # fmt: skip

@@ -123,10 +123,19 @@ def test_the_first_page_has_no_greek_and_counts_attacks(facts: Facts) -> None:
     first = html[html.index("<body>") : html.index("The same in numbers")]
     assert not any(letter in first for letter in "εδσμα")
     guessing = list_attacks(facts, facts.budget)[0]
-    assert f"≤ {guessing.at_most} of 1000" in first
+    assert f"at most {guessing.at_most} of 1000" in first
     assert "500 of 1000" in first
     assert 500 < guessing.at_most < 1000
     assert first.count("date</div>") == 3  # lines to sign on
+
+
+def test_the_first_page_counts_the_claims_of_someone_who_rarely_speaks(facts: Facts) -> None:
+    """Their claims are right more often than the guesses of someone who always guesses."""
+    guessing, finding, certainty = list_attacks(facts, facts.budget)
+    assert guessing.at_most < certainty.at_most
+    right = finding.at_most / (finding.at_most + finding.blind)
+    assert abs(certainty.at_most / 1000 - right) < 0.02
+    assert certainty.blind == 500
 
 
 def test_a_report_says_which_steps_its_promise_covers(facts: Facts) -> None:

@@ -415,6 +415,7 @@ def fails(machine: type[RuleBasedStateMachine] = LedgerMachine) -> bool:
     return False
 
 
+@pytest.mark.slow
 def test_refunding_granted_steps_on_expiry_would_be_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     genuine = rules.close
 

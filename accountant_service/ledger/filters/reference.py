@@ -161,8 +161,9 @@ class ReferenceFilter(PrivacyFilter):
             return "reference filter: the first run decides in which steps the budget is counted"
         return (
             f"reference filter: the budget is {self.steps} reference steps "
-            f"({mechanisms.describe_step(self.reference)}); any other run is exchanged for as many "
-            f"of them as dominate it, within {100 * self.slack_share:g} % of δ as slack"
+            f"({mechanisms.describe_step(self.reference)}); any other run is charged as the fewest "
+            f"of them that are known to dominate it, for which {100 * self.slack_share:g} % of δ "
+            "is set aside"
         )
 
     def admits(self, taken: Amounts) -> bool:

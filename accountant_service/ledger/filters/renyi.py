@@ -303,7 +303,7 @@ def _round_up_to_attonats(divergence: float) -> int:
 
 
 def _require_proof(question: Question) -> None:
-    """Raise if the Rényi divergence of a release has no proof, so that its cost is unknown."""
+    """Raise if a hypothesis fails, or a release has no proved Rényi divergence."""
     for part in question.release_groups:
         if part.atom.sampling == "shuffled":
             raise MethodNotApplicableError(
@@ -311,7 +311,11 @@ def _require_proof(question: Question) -> None:
                 "them. Use sampling poisson or fixed_size, or sampling none with one step an epoch",
                 part.atom.pointer,
             )
-    ACCOUNTANTS["subsampled_rdp"].assumptions(question)
+    accountant = ACCOUNTANTS["subsampled_rdp"]
+    accountant.assumptions(question)  # it refuses parallel releases, which differ by record
+    for assumption in accountant.check_assumptions(question):
+        if not assumption.holds:
+            raise MethodNotApplicableError(f"a hypothesis fails: {assumption.statement}")
 
 
 def choose_filter(

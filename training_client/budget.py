@@ -9,6 +9,7 @@ Allowance         the interface that optimizers ask, and what its implementation
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import threading
@@ -18,6 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Final, NoReturn
 
 from training_client.answers import Guarantee
@@ -30,18 +32,112 @@ from training_client.client import (
 )
 from training_client.errors import (
     BudgetExhaustedError,
+    DataError,
     NoGuaranteeError,
     ServiceError,
     ServiceRefusedError,
 )
 from training_client.plan import Mechanism, Plan, compose
 
+GRANTS: Final = "granted.json"  # the usual name of a record of grants
 _OPEN: Final = "open"  # the state of a reservation of which steps may be granted
 _CURVE_POINTS_MAX: Final = 200
 RELEASE_PATIENCE_SECONDS: Final = 3.0
 _ASKING_SHARE_MAX: Final = 0.0025  # of the time that the steps take
 _STEPS_MAX: Final = 10**9  # the most steps that the service accounts for
 _NO_EPSILON: Final = "no-finite-epsilon"
+
+
+def require_granted(steps: int, granted: int) -> None:
+    """Raise unless the ledger granted as many steps as a checkpoint counts.
+
+    Raises:
+        NoGuaranteeError: it granted fewer.
+    """
+    if steps > granted:
+        raise NoGuaranteeError(
+            f"the checkpoint was written after {steps} steps, but the ledger has granted only "
+            f"{granted} of them. If it is an older copy, restored from a backup, enter the missing "
+            "steps first; see docs/how-to/backup.md. If this is another run's reservation, load "
+            "only the model's parameters, without the checkpoint's steps"
+        )
+
+
+def require_same_charge(charged: str, steps: int, plan: Plan) -> None:
+    """Raise unless a checkpoint's steps were charged as a plan's steps are.
+
+    Args:
+        charged: `Plan.charged_step` of the plan under which they were made.
+        steps: their number.
+        plan: the plan of the run that is resumed.
+
+    Raises:
+        NoGuaranteeError: the plans differ in noise, sample rate or sampling, at some step.
+    """
+    if steps and charged != plan.charged_step():
+        raise NoGuaranteeError(
+            f"each of the checkpoint's {steps} steps was charged as {charged}, but this plan "
+            f"charges {plan.charged_step()}, which would not cover them: resume with the plan of "
+            "the run that wrote the checkpoint. To train on with another plan, load the model's "
+            "parameters only, without the checkpoint's number of steps, and give the earlier run's "
+            "mechanism to the budget: before=(…,)"
+        )
+
+
+def read_grants(file: Path) -> dict[str, int]:
+    """Return a client's record of the charges granted to each reservation; empty without a file.
+
+    A ledger that was restored from a backup has lost its latest grants, and would grant the same
+    steps again. A checkpoint counts only the steps made when it was written. The record counts all
+    that may have been made: it is written after each grant, before the first of its steps.
+
+    Raises:
+        DataError: the file is not such a record.
+    """
+    try:
+        found = json.loads(file.read_text())
+        if not all(isinstance(charges, int) for charges in found.values()):
+            raise ValueError(f"expected numbers of steps, got {found!r}")
+    except FileNotFoundError:
+        return {}
+    except (AttributeError, ValueError) as error:
+        raise DataError(
+            f"{file} is no record of granted steps ({error}). If the ledger was restored from a "
+            "backup, enter the missing steps first; see docs/how-to/backup.md. Then remove the file"
+        ) from None
+    return dict(found)
+
+
+def record_grant(file: Path, held: Reservation) -> None:
+    """Write how many charges of a reservation are granted, so that a crash cannot lose it."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    part = file.with_name(f"{file.name}.part")
+    with part.open("w") as written:
+        json.dump(read_grants(file) | {held.identifier: held.steps_granted}, written)
+        written.flush()
+        os.fsync(written.fileno())
+    part.replace(file)
+    folder = os.open(file.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)  # a power failure must not bring the replaced file back
+    finally:
+        os.close(folder)
+
+
+def require_recorded_grants(file: Path, held: Reservation) -> None:
+    """Raise unless the ledger has granted as much of a reservation as the record says.
+
+    Raises:
+        DataError: the record cannot be read.
+        NoGuaranteeError: the ledger has granted less.
+    """
+    recorded = read_grants(file).get(held.identifier, 0)
+    if recorded > held.steps_granted:
+        raise NoGuaranteeError(
+            f"{file} records that {recorded} steps of reservation {held.identifier} were granted, "
+            f"but the ledger has granted only {held.steps_granted} of them. It is an older copy, "
+            "restored from a backup: enter the missing steps first; see docs/how-to/backup.md"
+        )
 
 
 class StepCounter:
@@ -154,7 +250,11 @@ class Allowance(ABC):
         """Release the budget that is reserved for steps not yet granted."""
 
     def count_resumed(self, steps: int) -> int:
-        """Return how many of a checkpoint's steps count as done when its run is resumed."""
+        """Return how many of a checkpoint's steps count as done when its run is resumed.
+
+        Raises:
+            NoGuaranteeError: a ledger has granted fewer than these.
+        """
         return steps
 
     def allow(self, step: int) -> None:
@@ -351,6 +451,9 @@ class LedgerBudget(Allowance):
             sampling. It grows until asking takes at most a quarter of a percent of the steps' time.
         block_max: the upper limit of `block`.
         renew_seconds: the time after which the reservation's lease is renewed.
+        record: a file, such as granted.json beside the checkpoint, where each grant is recorded
+            before its steps are made. A ledger restored from a backup, which has granted less, is
+            then refused. Each run needs its own file.
         spent: ε of the run's granted steps, rounded up to the next point of its curve.
     """
 
@@ -364,15 +467,21 @@ class LedgerBudget(Allowance):
     block: int = 50
     block_max: int = 1000
     renew_seconds: float = 600.0
+    record: str | Path | None = None
     spent: float = field(default=0.0, init=False)
 
     def __post_init__(self) -> None:
         """Check the reservation, and continue after the steps that the ledger has granted.
 
         Raises:
-            NoGuaranteeError: the reservation is not for the plan's steps.
+            DataError: the record of grants cannot be read.
+            NoGuaranteeError: the reservation is on another dataset, or not for the plan's steps; or
+                the ledger has granted fewer steps than the record says.
         """
         held = self.reservation
+        self._require_own_dataset(held)
+        if self.record is not None:
+            require_recorded_grants(Path(self.record), held)
         if held.mechanism != self.plan.mechanism(self.reserved):
             raise NoGuaranteeError(
                 f"reservation {held.identifier} is for {held.mechanism}, but the plan is "
@@ -390,10 +499,22 @@ class LedgerBudget(Allowance):
             A certificate of each.
 
         Raises:
+            NoGuaranteeError: one of their reservations is on another dataset; nothing is spent.
             ServiceError: the service gave no usable answer; nothing may be released.
         """
-        granted = [self.service.grant(each, 1) for each in self.releases]
+        for each in self.releases:
+            self._require_own_dataset(each)
+        granted = [self._grant(each, 1) for each in self.releases]
         return [self.service.certificate(self.service.commit(each)) for each in granted]
+
+    def _require_own_dataset(self, held: Reservation) -> None:
+        """Raise if a reservation holds the budget of another dataset than the run's."""
+        if held.dataset not in ("", self.dataset):
+            raise NoGuaranteeError(
+                f"reservation {held.identifier} is on dataset {held.dataset!r}, not on "
+                f"{self.dataset!r}: reserve budget of the dataset that is trained on, or name the "
+                "reservation's dataset"
+            )
 
     def give_up(self) -> None:
         """Release the budget of steps not granted; if that fails, the lease's end frees it."""
@@ -401,8 +522,13 @@ class LedgerBudget(Allowance):
             with suppress(ServiceError):
                 self.service.release(each, patience_seconds=RELEASE_PATIENCE_SECONDS)
 
-    def count_resumed(self, steps: int) -> int:  # noqa: ARG002
-        """Return 0: the ledger counts the steps, so a checkpoint's count is ignored."""
+    def count_resumed(self, steps: int) -> int:
+        """Return 0: the ledger counts the steps; it has granted all of a checkpoint's.
+
+        Raises:
+            NoGuaranteeError: it has granted fewer, as it was restored from a backup.
+        """
+        require_granted(steps, self.made)
         return 0
 
     @property
@@ -432,12 +558,19 @@ class LedgerBudget(Allowance):
         if block == 0 or held.state != _OPEN:
             raise BudgetExhaustedError(f"all {self.made} steps of the run are made")
         curve = self._epsilon_curve  # before anything is charged
-        self.reservation = self.service.grant(held, block)
+        self.reservation = self._grant(held, block)
         self._last_grant = time.monotonic(), self.service.attempt_seconds  # without outages' waits
         granted = self.reservation.steps_granted
         self.spent = next(epsilon for charges, epsilon in curve if charges >= granted)
         if step > self.made:
             raise BudgetExhaustedError(f"step {step} is beyond the steps that were granted")
+
+    def _grant(self, held: Reservation, charges: int) -> Reservation:
+        """Spend budget of a reservation, and record it before it is used."""
+        granted = self.service.grant(held, charges)
+        if self.record is not None:
+            record_grant(Path(self.record), granted)
+        return granted
 
     def _adapt_block(self) -> None:
         """Enlarge the blocks of steps if requests for them take too much of the run's time."""
@@ -494,8 +627,19 @@ class LedgerBudget(Allowance):
 
     @cached_property
     def relation(self) -> str:
-        """The dataset's neighbouring relation, which the run's guarantee is for."""
-        return str(self.service.dataset(self.dataset).get("neighbouring_relation"))
+        """The dataset's neighbouring relation, which the run's guarantee is for.
+
+        Raises:
+            NoGuaranteeError: the reservation is for another one.
+        """
+        found = str(self.service.dataset(self.dataset).get("neighbouring_relation"))
+        held = self.reservation
+        if held.neighbouring_relation not in ("", found):
+            raise NoGuaranteeError(
+                f"reservation {held.identifier} is for {held.neighbouring_relation}, but dataset "
+                f"{self.dataset!r} is for {found}: reserve budget of this dataset"
+            )
+        return found
 
     def commit(self, model_sha256: str | None = None) -> Json:
         """End the run in the ledger, free the steps not granted, and return the certificate.

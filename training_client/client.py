@@ -53,6 +53,8 @@ class Reservation:
         steps_reserved: the number of steps that budget is reserved for.
         steps_granted: the number of steps already charged.
         mechanism: the mechanism of all reserved steps.
+        dataset: the name of the dataset whose budget it holds; empty if the service does not say.
+        neighbouring_relation: that of the dataset; empty if the service does not say.
     """
 
     identifier: str
@@ -60,6 +62,8 @@ class Reservation:
     steps_reserved: int
     steps_granted: int
     mechanism: Json = field(default_factory=dict)
+    dataset: str = ""
+    neighbouring_relation: str = ""
 
     @classmethod
     def from_json(cls, document: Json) -> Reservation:
@@ -75,6 +79,8 @@ class Reservation:
                 int(document["steps_reserved"]),
                 int(document["steps_granted"]),
                 dict(document.get("mechanism") or {}),
+                str(document.get("dataset") or ""),
+                str(document.get("neighbouring_relation") or ""),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise ServiceConfusedError(f"the answer is not a reservation: {error!r}") from None

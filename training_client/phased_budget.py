@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Self, TypeAlias
 
 from training_client.answers import Guarantee
@@ -13,6 +14,7 @@ from training_client.budget import (
     LedgerBudget,
     add_step_counts,
     prove_guarantee,
+    require_granted,
 )
 from training_client.client import AccountingService, Json, Reservation
 from training_client.errors import BudgetExhaustedError, NoGuaranteeError, TrainingStoppedError
@@ -39,7 +41,7 @@ class PhasedLedgerBudget(Allowance):
         phases: see above.
 
     Raises:
-        NoGuaranteeError: the phases are not those of the plan.
+        NoGuaranteeError: the phases are not those of the plan, or on several datasets.
     """
 
     def __init__(self, plan: Plan, phases: Sequence[LedgerBudget]) -> None:
@@ -51,6 +53,11 @@ class PhasedLedgerBudget(Allowance):
             raise NoGuaranteeError(
                 f"the reservations are for {held}, but {steps} steps of the plan are {planned}: "
                 "reserve budget for the plan that is run"
+            )
+        if len(names := {phase.dataset for phase in phases}) > 1:
+            raise NoGuaranteeError(
+                f"the phases are on several datasets, {', '.join(sorted(names))}: reserve the "
+                "whole run on one"
             )
         first = self.phases[0]
         self._service, self.dataset, self.delta = first.service, first.dataset, first.delta
@@ -68,6 +75,7 @@ class PhasedLedgerBudget(Allowance):
         block: int = 50,
         before: tuple[Mechanism, ...] = (),
         releases: tuple[Reservation, ...] = (),
+        record: str | Path | None = None,
     ) -> Self:
         """Reserve budget for a whole run; if any phase does not fit, reserve nothing.
 
@@ -81,6 +89,7 @@ class PhasedLedgerBudget(Allowance):
             before: mechanisms released before the first step; the run's guarantee covers them too.
             releases: a reservation for each mechanism of `before`, in the same order. If the steps
                 cannot be reserved, the caller releases them.
+            record: a file where each grant is recorded, as of `LedgerBudget`.
 
         Raises:
             BudgetExhaustedError: the run does not fit the remaining budget.
@@ -91,7 +100,9 @@ class PhasedLedgerBudget(Allowance):
             for count, part in phases:
                 with _name_phase(len(held) + 1, len(phases), count, part):
                     held.append(service.reserve(dataset, part.mechanism(count), purpose))
-            return cls._of_reservations(service, plan, dataset, held, block, before, releases)
+            return cls._of_reservations(
+                service, plan, dataset, held, block, before, releases, record
+            )
         except BaseException:  # an interrupt too: nobody else knows the reservations
             with suppress(TrainingStoppedError):  # their leases expire anyway
                 for each in held:
@@ -108,6 +119,7 @@ class PhasedLedgerBudget(Allowance):
         *,
         block: int = 50,
         before: tuple[Mechanism, ...] = (),
+        record: str | Path | None = None,
     ) -> Self:
         """Continue a run after its last granted step, given its reservations' identifiers.
 
@@ -118,9 +130,10 @@ class PhasedLedgerBudget(Allowance):
             reservations: the identifiers of the run's reservations, in their order.
             block: the number of steps charged at once.
             before: mechanisms that were released, and charged, before the first step.
+            record: the file where earlier processes recorded each grant, as of `LedgerBudget`.
         """
         held = [service.reservation(each) for each in reservations]
-        return cls._of_reservations(service, plan, dataset, held, block, before)
+        return cls._of_reservations(service, plan, dataset, held, block, before, record=record)
 
     @classmethod
     def _of_reservations(
@@ -132,6 +145,7 @@ class PhasedLedgerBudget(Allowance):
         block: int,
         before: tuple[Mechanism, ...],
         releases: tuple[Reservation, ...] = (),
+        record: str | Path | None = None,
     ) -> Self:
         """Build the budget from the reservations of a run's phases."""
         delta = float(service.dataset(dataset)["budget"]["delta"])
@@ -143,7 +157,7 @@ class PhasedLedgerBudget(Allowance):
                 f"{len(parts)} phases: reserve budget for the plan that is run"
             )
         phases = [
-            LedgerBudget(service, part, dataset, delta, each, block=block)
+            LedgerBudget(service, part, dataset, delta, each, block=block, record=record)
             for part, each in zip(parts, held, strict=True)
         ]
         phases[0].before, phases[0].releases = before, releases
@@ -195,8 +209,13 @@ class PhasedLedgerBudget(Allowance):
         for phase in self.phases:
             phase.give_up()
 
-    def count_resumed(self, steps: int) -> int:  # noqa: ARG002
-        """Return 0: the ledger's count of steps is used, not the checkpoint's."""
+    def count_resumed(self, steps: int) -> int:
+        """Return 0: the ledger counts the steps; it has granted all of a checkpoint's.
+
+        Raises:
+            NoGuaranteeError: it has granted fewer, as it was restored from a backup.
+        """
+        require_granted(steps, self.made)
         return 0
 
     def allow(self, step: int) -> None:

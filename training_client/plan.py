@@ -5,6 +5,7 @@ Training and accounting read the same numbers, so that they cannot differ.
 
 from __future__ import annotations
 
+import json
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -338,6 +339,17 @@ class Plan:
             for count, plan in self.phases(steps)
         ]
         return parts[0] if len(parts) == 1 else {"kind": "composed", "mechanisms": parts}
+
+    def charged_step(self) -> str:
+        """Return what each step is charged as, as JSON; equal for plans that charge the same.
+
+        A checkpoint holds it beside the number of its steps. It is the mechanism of one charge;
+        with scheduled noise, of all steps up to the first with the schedule's last factor.
+        """
+        earlier = () if self.noise_schedule is None else self.noise_schedule.pieces[:-1]
+        mechanism = self.mechanism(1 + sum(steps for steps, _ in earlier))
+        numbers = json.loads(json.dumps(mechanism), parse_int=float)  # σ = 1 and 1.0 are the same
+        return json.dumps(numbers, sort_keys=True)
 
 
 def factor_at(schedule: Schedule | None, step: int) -> float:

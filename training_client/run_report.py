@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 from typing import Final
 
-from training_client.budget import Allowance
+from training_client.budget import GRANTS, Allowance
 from training_client.client import Json
 from training_client.errors import DataError, NoGuaranteeError
 from training_client.private_step.shared_budget import SharedBudget
@@ -28,6 +28,7 @@ _RUN_FILES: Final = (
     PCA_CERTIFICATE,
     MODEL,
     PCA,
+    GRANTS,
 )
 
 

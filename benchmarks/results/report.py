@@ -81,6 +81,14 @@ def _format_points(difference: float) -> str:
     return f"{round(100 * difference, 1) or 0.0:+.1f}".replace("-", "−")
 
 
+def _format_interval_end(difference: float) -> str:
+    """Format an end of an interval of differences; one digit, not 0.0, if it is close to 0."""
+    text = _format_points(difference)
+    if difference == 0 or text != "+0.0":
+        return text
+    return f"{100 * difference:+.1g}".replace("-", "−")
+
+
 def format_lead(names: str, store: Store) -> str:
     """Return the difference of two experiments' mean scores, in hundredths, as text."""
     first, second = _list_scores_of_pair(names, store)
@@ -96,7 +104,8 @@ def format_verdict(names: str, store: Store) -> str:
         return NOTHING
     low, high = ttest_ind(first, second, equal_var=False).confidence_interval(0.95)
     decided = "significant" if low > 0 or high < 0 else "not significant"
-    return f"95 % interval {_format_points(low)} to {_format_points(high)}: {decided}"
+    ends = f"{_format_interval_end(low)} to {_format_interval_end(high)}"
+    return f"95 % interval {ends}: {decided}"
 
 
 SETTINGS: Final = {  # for MNIST at σ = 8: the pattern of the experiments' names

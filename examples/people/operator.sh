@@ -1,4 +1,4 @@
-# An operator sets up the ledger, creates and exchanges keys, and checks the record.
+# An operator sets up the ledger, creates and replaces keys, and checks the record.
 accountant db upgrade
 accountant dataset create patients --size 60000 --epsilon 3 --delta 1e-5
 OLD=$(accountant keys create --scope run --dataset patients --name trainer --team vision)

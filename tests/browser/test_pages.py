@@ -52,12 +52,16 @@ PAGES = {
     "quote-fits": "/datasets/survey-2026/quote?kind=json",
     "run-open": "/runs/{open_run}",
     "run-ended": "/runs/{ended_run}",
+    "report": "/datasets/patients/report",
+    "report-run": "/runs/{ended_run}/report",
     "keys": "/keys",
     "revoke-key": "/keys/{key}/revoke",
     "help": "/help",
     "reference": "/docs",
 }
 EXPECTED = {"not-found": 404, "session-ended": 401}
+# htmx reports these when a newer question replaces the one under way, or another page is opened
+REPLACED = ("htmx:afterRequest,", "htmx:sendAbort,")
 
 
 class Watched:
@@ -72,7 +76,7 @@ class Watched:
         page.on("response", lambda answer: self.responses.append(answer))
 
     def _note(self, message: Any) -> None:
-        if message.type in ("error", "warning"):
+        if message.type in ("error", "warning") and not message.text.startswith(REPLACED):
             self.complaints.append(message.text)
 
     def go(self, path: str) -> Any:
@@ -447,6 +451,29 @@ def test_a_document_is_checked_by_keyboard(open_page: Any) -> None:
     page.get_by_role("heading", name="The claimed ε is below a proved lower bound").wait_for()
     page.get_by_role("link", name="Open in the calculator").press("Enter")
     page.wait_for_url("**/?noise_multiplier=0.5*")
+    assert watched.complaints == []
+
+
+def test_a_newer_question_replaces_the_one_under_way(open_page: Any) -> None:
+    watched = open_page()
+    page = watched.page
+    held: list[Any] = []
+
+    def hold_the_first(route: Any) -> None:
+        held.append(route)
+        if len(held) > 1:
+            route.continue_()
+
+    watched.go("/import")
+    page.route("**/import", hold_the_first)
+    page.locator("#document").fill('{"history": [[0.5, 0.01, 10]], "mechanism": "gdp"}')
+    claimed = page.get_by_label("Claimed ε")
+    with page.expect_event("requestfailed") as replaced:  # the abort
+        with page.expect_request("**/import"):
+            claimed.fill("0.1")
+        page.get_by_role("button", name="Check").press("Enter")
+    assert replaced.value == held[0].request
+    page.get_by_role("heading", name="The claimed ε is below a proved lower bound").wait_for()
     assert watched.complaints == []
 
 

@@ -16,7 +16,7 @@ from accountant_service.errors import AccountingError, MethodNotApplicableError
 from accountant_service.guarantee import Guarantee, NeighbouringRelation, Status
 from accountant_service.mechanisms import DpSgd
 from accountant_service.solver import Target
-from tests.support.helpers import delta, epsilon, gaussian, question, run
+from tests.support.helpers import REPLACE, delta, epsilon, gaussian, question, run
 
 METHODS = list(ACCOUNTANTS)
 NEVER_PROVEN = {"adadp_rdp", "mma", "moments_accountant_closed_form", "gdp_clt"}
@@ -160,6 +160,37 @@ def test_shuffled_batches_are_not_proven_under_add_or_remove(method: str) -> Non
     claim = epsilon(method, shuffled, 1e-5)
     assert claim.status is Status.ESTIMATE
     assert any("shuffled" in a.statement and not a.holds for a in claim.assumptions)
+
+
+@pytest.mark.parametrize("method", sorted(set(METHODS) - NEVER_PROVEN))
+@pytest.mark.parametrize("relation", NeighbouringRelation)
+@pytest.mark.parametrize("sampling", ["poisson", "fixed_size", "shuffled", "none", "balls_in_bins"])
+def test_the_status_is_the_one_that_the_pages_of_the_methods_state(
+    method: str, relation: NeighbouringRelation, sampling: str
+) -> None:
+    added = relation is NeighbouringRelation.ADD_OR_REMOVE_ONE
+    replaced = relation is NeighbouringRelation.REPLACE_ONE
+    zeroed = relation is NeighbouringRelation.ZERO_OUT_ONE
+    sizes = {"dataset_size": 100, "batch_size": 100 if sampling == "none" else 10}
+    mechanism = {"kind": "dp_sgd", "noise_multiplier": 4.0, "steps": 10, "sampling": sampling}
+    claim = ask(method, mechanism | sizes, 1e-5, relation)
+    if (method != "pld" and sampling == "balls_in_bins") or (
+        method == "pld" and sampling == "fixed_size" and zeroed
+    ):
+        assert isinstance(claim, MethodNotApplicableError)
+        return
+    assert isinstance(claim, Guarantee)
+    is_estimate = (sampling == "shuffled" and added) or (
+        method == "moments_accountant"
+        and (sampling == "fixed_size" or (sampling == "poisson" and replaced))
+    )
+    assert claim.status is (Status.ESTIMATE if is_estimate else Status.PROVEN)
+
+
+def test_the_moments_accountant_claims_no_other_relation_than_the_one_asked_for() -> None:
+    claim = epsilon("moments_accountant", run(1.0, 4.0, 10), 1e-5, REPLACE)
+    assert claim.status is Status.PROVEN
+    assert not any("added, removed" in each.statement for each in claim.assumptions)
 
 
 @every_method

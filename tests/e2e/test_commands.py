@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -16,8 +17,10 @@ from pathlib import Path
 
 import httpx
 import pytest
+from _pytest.mark.expression import Expression
 
 from tests.support.databases import free_port
+from tests.support.helpers import nightly
 from tests.support.pages import copy_repository, end
 from tests.support.programs import awake
 
@@ -170,7 +173,9 @@ def test_fetched_data_have_the_expected_content(home: Path) -> None:
         assert f"{name}: {sizes} examples" in said
 
 
-def test_the_benchmarks_print_their_tables(home: Path) -> None:
+def test_the_benchmarks_print_their_tables_and_grants_stay_quick_under_hostile_load(
+    home: Path,
+) -> None:
     said = done_by("make bench", home, BENCH_OPTIONS="--quick").stdout
     for title in ("(a) q=0.01", "certified curves", "uncached questions (0 refused)"):
         assert title in said
@@ -189,13 +194,22 @@ def test_the_benchmarks_print_their_tables(home: Path) -> None:
         ),
         (
             "python benchmarks/training_step.py",
-            " --models narrow_mlp,cnn --only adadp --only a_ddp"
-            " --only 'dp_sgd bf16' --only 'dp_sgd compiled' --rounds 1",
+            " --models narrow_mlp --only adadp --only a_ddp --only 'dp_sgd bf16' --rounds 1",
+            "narrow_mlp: 60-1000-10, batch 600",
+        ),
+        nightly(
+            "python benchmarks/training_step.py",
+            " --models narrow_mlp,cnn --only 'dp_sgd compiled' --rounds 1",
             "small CNN, 28×28, batch 256",
+        ),
+        (
+            "python benchmarks/model_checks.py",
+            " --models narrow_mlp",
+            "Checks in a run of 200 steps",
         ),
         ("python benchmarks/budget_calls.py --steps 2000", " --steps 20", "20 steps"),
         ("python benchmarks/planner.py --compare 5", " --points 3", "poisson+balls_in_bins"),
-        ("python benchmarks/sharded_memory.py", " --processes 2", "memory over that"),
+        nightly("python benchmarks/sharded_memory.py", " --processes 2", "memory over that"),
         (
             "python benchmarks/sampling.py",
             " --steps 10 --batch-size 6000 --hidden 8 --seeds 1",
@@ -208,15 +222,20 @@ def test_a_benchmark_prints_its_table(command: str, briefly: str, title: str, ho
 
 
 def test_make_targets_together_run_every_test(home: Path) -> None:
-    """They would run this one, so they say here only which tests they would run."""
-    taken, left_out = collected("make test-all", home)
-    assert (left_out, taken) == collected("make test-nightly", home)
-    assert 0 < left_out < taken
+    """Each test runs in one target of those that CI runs, or in the nightly one."""
+    commands = ("make test", "make test-slow", "make test-browser", "make test-nightly")
+    one, whole = [markers_of(each, home) for each in commands], markers_of("make test-all", home)
+    for marked in itertools.product((False, True), repeat=3):
+        marks = dict(zip(("slow", "nightly", "browser"), marked, strict=True))
+        runs = [each.evaluate(marks.__getitem__) for each in one]
+        assert runs[-1] == marks["nightly"]
+        assert whole.evaluate(marks.__getitem__) == (not marks["nightly"])
+        assert sum(runs) == 1 or (sum(runs) > 1 and marks["browser"])
 
 
-def collected(command: str, home: Path) -> tuple[int, int]:
-    """Return the number of tests that a target runs, and of those it leaves out."""
-    said = done_by(command, home, PYTEST_ADDOPTS="--collect-only --quiet").stdout
-    count = re.search(r"(\d+)/(\d+) tests collected", said)
-    assert count, said[-2000:]
-    return int(count[1]), int(count[2]) - int(count[1])
+def markers_of(command: str, home: Path) -> Expression:
+    """Return the marker expression of the tests that a make target runs."""
+    shown = done_by(f"{command} --dry-run", home).stdout
+    found = re.search(r'pytest .*-m "?([a-z ]+)', shown)
+    assert found, shown
+    return Expression.compile(found[1].strip())

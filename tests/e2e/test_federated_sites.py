@@ -21,6 +21,10 @@ from tests.support.pages import ROOT
 
 PROGRAMS = ROOT / ".venv-flower/bin"
 ROUNDS, SHORT = 4, 2
+REAL_DATA = """
+make demo-federated DEMO_OPTIONS='--data adult --rounds 12 --short-rounds 6 --learning-rate 5 --simulate 5'
+make demo-federated DEMO_OPTIONS='--data mnist --rounds 12 --short-rounds 6 --learning-rate 2 --simulate 5'
+"""  # noqa: E501 - lines of the page, which has the accuracies
 COMMANDS = """
 make flower-environment
 make demo-federated DEMO_OPTIONS='--rounds 6 --short-rounds 3 --simulate'
@@ -92,9 +96,17 @@ def test_every_round_is_charged_when_a_site_and_the_link_are_killed(
 
 @pytest.mark.parametrize("method", ["a-ddp", "adadps"])
 def test_the_demo_charges_what_each_site_records(method: str, tmp_path: Path) -> None:
-    options = f" --method {method} --seconds 1200 --output {tmp_path}/run'"
+    printed = run_demo(COMMANDS.strip(), tmp_path, f"--method {method}")
+    assert re.search(r"^site-1 +3 +3$", printed, re.MULTILINE)
+    assert re.search(r"^site-8 +6 +6$", printed, re.MULTILINE)
+    found, simulated = map(float, re.findall(r"accuracy (\S+)$", printed, re.MULTILINE))
+    assert found == pytest.approx(simulated, abs=0.1)
+
+
+def run_demo(commands: str, folder: Path, options: str = "") -> str:
+    """Run the page's commands, which end with the demo's options; return what they print."""
     done = subprocess.run(
-        COMMANDS.strip().removesuffix("'") + options,
+        f"{commands.removesuffix(chr(39))} {options} --seconds 1200 --output {folder}/run'",
         shell=True,
         cwd=ROOT,
         check=False,
@@ -102,12 +114,19 @@ def test_the_demo_charges_what_each_site_records(method: str, tmp_path: Path) ->
         stdout=subprocess.PIPE,
     )
     assert done.returncode == 0, done.stdout
-    assert re.search(r"^site-1 +3 +3$", done.stdout, re.MULTILINE)
-    assert re.search(r"^site-8 +6 +6$", done.stdout, re.MULTILINE)
-    found, simulated = map(float, re.findall(r"accuracy (\S+)$", done.stdout, re.MULTILINE))
-    assert found == pytest.approx(simulated, abs=0.1)
+    return done.stdout
 
 
 def check_what_the_server_holds(federation: Federation) -> None:
     files = {each.name for each in (federation.folder / "server").iterdir()}
     assert files == {"public.npz", "model.npz", "rounds.jsonl", "result.json"}
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(1500)
+@pytest.mark.parametrize("line", REAL_DATA.strip().splitlines())
+def test_the_accuracy_is_that_of_the_same_sites_in_one_process(line: str, tmp_path: Path) -> None:
+    printed = run_demo(line, tmp_path)
+    found, *simulated = map(float, re.findall(r"\b0\.\d{3}\b", printed))
+    assert len(simulated) == 5
+    assert min(simulated) - 0.02 <= found <= max(simulated) + 0.02

@@ -92,6 +92,11 @@ EXTRAS = {  # what the pages say to install, and what is there then
 }
 
 
+def is_small(line: str) -> bool:
+    """Return whether an extra does without PyTorch, which takes minutes to install."""
+    return not re.search(r"train|opacus", line)
+
+
 def test_every_extra_that_a_page_names_is_tried() -> None:
     named = (
         re.findall(r"pip install 'privacy-accountant\[.*?'", file.read_text()) for file in PAGES
@@ -101,25 +106,36 @@ def test_every_extra_that_a_page_names_is_tried() -> None:
 
 @pytest.fixture(scope="module")
 def growing(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An environment that is empty at first, and keeps what each test installs."""
+    """An environment that is empty at first, and keeps what each extra installs."""
     folder = tmp_path_factory.mktemp("growing")
     venv.create(folder, with_pip=True)
     return folder / "bin"
 
 
-@pytest.mark.parametrize(("line", "module"), EXTRAS.items())
-def test_an_extra_is_installed_as_its_page_says(
-    line: str, module: str, growing: Path, built: Path, tmp_path: Path
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    "lines",
+    [
+        pytest.param([each for each in EXTRAS if is_small(each)], id="small"),
+        pytest.param(list(EXTRAS), id="all", marks=pytest.mark.nightly),
+    ],
+)
+def test_every_extra_is_installed_as_its_page_says(
+    lines: list[str], growing: Path, built: Path, tmp_path: Path, subtests: pytest.Subtests
 ) -> None:
+    """One test, so that one process installs what several extras have in common, once."""
     ours = tmp_path / "ours.txt"
     version = next(built.glob("*.whl")).name.split("-")[1]
     ours.write_text(f"--find-links {built}\nprivacy-accountant=={version}\n")
     constraints = {"PIP_CONSTRAINT": f"{ROOT / 'constraints.txt'} {ours}", "PIP_QUIET": "1"}
     path = {"PATH": f"{growing}:{os.environ['PATH']}"}
-    done = script(line, tmp_path, constraints | path)
-    assert done.returncode == 0, done.stderr[-2000:]
-    imported = run(growing / "python", "-c", f"import {module}", cwd=tmp_path)
-    assert imported.returncode == 0, imported.stderr[-2000:]
+    for line in lines:
+        module = EXTRAS[line]
+        with subtests.test(line):
+            done = script(line, tmp_path, constraints | path)
+            assert done.returncode == 0, done.stderr[-2000:]
+            imported = run(growing / "python", "-c", f"import {module}", cwd=tmp_path)
+            assert imported.returncode == 0, imported.stderr[-2000:]
 
 
 def script(text: str, folder: Path, variables: dict[str, str]) -> subprocess.CompletedProcess[str]:
@@ -143,6 +159,7 @@ TRAIN = ".venv/bin/accountant-train run --device cuda"
 SEES_GPU = '.venv/bin/python -c "import torch; print(torch.cuda.is_available())"'
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(900)
 def test_an_environment_for_a_gpu_is_made_as_its_page_says(tmp_path: Path) -> None:
     """With the torch that is pinned; where there is no GPU, the run says so before it asks."""

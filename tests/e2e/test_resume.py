@@ -25,17 +25,13 @@ from accountant_service.ledger.repository import Repository
 from accountant_service.ledger.rules import NewDataset, Reservation
 from accountant_service.ledger.service import Ledger, WriteRequest
 from accountant_service.ledger.verification import verify
+from tests.support.helpers import nightly
 from tests.support.server import Server
 
 TRAINER = Path(__file__).with_name("counting_trainer.py")
 STEPS = 400
 SHORT = 300  # a few blocks
 LONG = 2000  # more than four kills can cost: each may leave a block of up to 350 steps unused
-
-
-def nightly(*values: object) -> object:
-    """Return a case that only `make test-nightly` runs: it repeats what the others show."""
-    return pytest.param(*values, marks=pytest.mark.nightly)
 
 
 class Bench:
@@ -185,7 +181,7 @@ def wait_for(bench: Bench, steps: int, trainer: subprocess.Popen[str]) -> None:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("optimizer", "more", "projections"),
-    [("adadp", (), 0), ("dp_adam", ("--pca", "20", "--pca-noise", "20"), 1)],
+    [nightly("adadp", (), 0), ("dp_adam", ("--pca", "20", "--pca-noise", "20"), 1)],
 )
 def test_kills_and_resumes_never_make_a_step_that_was_not_charged(
     bench: Bench, optimizer: str, more: tuple[str, ...], projections: int
@@ -291,14 +287,14 @@ def test_a_kill_at_any_moment_of_a_process_leaves_no_step_uncharged(
     ("question", "turn", "answered"),
     [
         ("/reservations", 1, True),
-        ("/grants", 1, False),
         ("/grants", 2, True),
         ("/commit", 1, False),
-        ("/certificate", 1, True),
         nightly("/reservations", 1, False),
         nightly("/grants", 1, True),
+        nightly("/grants", 1, False),
         nightly("/grants", 2, False),
         nightly("/commit", 1, True),
+        nightly("/certificate", 1, True),
         nightly("/certificate", 1, False),
     ],
 )

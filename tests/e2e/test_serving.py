@@ -358,13 +358,3 @@ def test_a_client_that_does_not_read_is_cut_off(tmp_path: Path) -> None:
             while piece := client.recv(1 << 16):
                 last = piece
         assert not last.endswith(b"0\r\n\r\n"), "it was sent to its end"
-
-
-@pytest.mark.slow
-def test_grants_stay_quick_under_anonymous_load(tmp_path: Path) -> None:
-    from benchmarks import hostile_load
-
-    measured = hostile_load.measure(tmp_path, 3.0)
-    if hostile_load.has_postgresql():
-        measured.grants["locked row"] = hostile_load.measure_locked_row(tmp_path, 3.0)
-    assert not measured.list_faults(), measured

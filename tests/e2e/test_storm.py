@@ -123,7 +123,7 @@ def few_or_many(slow: list[int], nightly: int) -> list[Any]:
 
 
 @pytest.mark.parametrize(("kind", "servers"), [("sqlite", 1), ("postgresql", 2)])
-@pytest.mark.parametrize("kills", few_or_many([4, 20], 60))
+@pytest.mark.parametrize("kills", few_or_many([4, 10], 60))
 def test_servers_are_killed(kind: str, servers: int, kills: int, tmp_path: Path) -> None:
     with database(kind, tmp_path) as url:
         epsilon = 1.5 if kills < 10 else 60.0  # used up, or more than the storm can use

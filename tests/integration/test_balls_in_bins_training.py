@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import torch
 from fastapi.testclient import TestClient
@@ -18,7 +19,7 @@ from accountant_service import calculator, mechanisms
 from tests.support.training_bench import Bench
 from training_client.budget import Budget, LedgerBudget
 from training_client.client import AccountingService
-from training_client.errors import BudgetExhaustedError, NoGuaranteeError
+from training_client.errors import BudgetExhaustedError, NoGuaranteeError, ServiceUnreachableError
 from training_client.integrations.step_gate import StepGate
 from training_client.plan import Plan
 from training_client.private_step.sampling import BallsInBinsSampler
@@ -32,6 +33,7 @@ with warnings.catch_warnings():
         BATCH,
         RECORDS,
         CountingSGD,
+        InLightning,
         Net,
         Private,
         Records,
@@ -269,6 +271,93 @@ def test_an_engine_charges_whole_epochs(transport: Any, workers: int) -> None:
         train(model, passes=2)
     assert model.sgd.made == BINS + 3 + BINS
     assert model.engine.get_epsilon(DELTA) == limit
+
+
+@pytest.mark.parametrize("reserves", [False, True])
+def test_an_epoch_whose_charge_was_refused_has_no_step(
+    reserves: bool, ledger: AccountingService, transport: Any
+) -> None:
+    """The loop goes on after each refusal."""
+    if reserves:
+        held = ledger.reserve("patients", PLAN.mechanism(2 * BINS))
+        budget = LedgerBudget(ledger, PLAN, "patients", DELTA, held, block=BINS)
+        integration.connect_ledger(budget)
+    else:
+        limit = epsilon_of(PLAN, 2 * BINS)
+        integration.connect(epsilon=limit, delta=DELTA, transport=transport, block=BINS)
+    model, refused = private(accountant="remote"), 0
+    for _ in range(4):
+        for batch in model.loader:
+            try:
+                step(model, batch)
+            except BudgetExhaustedError:
+                refused += 1
+    assert (model.sgd.made, refused) == (2 * BINS, 2 * BINS)
+    assert model.untouched_since
+    assert model.engine.accountant.made == 2 * BINS
+
+
+def test_an_epoch_is_charged_at_its_first_step_that_the_service_permits(
+    transport: httpx.MockTransport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The service is away when the epoch begins, and comes back within it."""
+    monkeypatch.setattr("training_client.client.time.sleep", lambda _: None)
+    away = False
+
+    def handle(request: httpx.Request) -> httpx.Response:
+        if away:
+            raise httpx.ConnectError("gone")
+        return transport.handle_request(request)
+
+    integration.connect(delta=DELTA, transport=httpx.MockTransport(handle), block=BINS)
+    model = private(accountant="remote")
+    for epoch in range(2):
+        for number, batch in enumerate(model.loader):
+            away = epoch == 1 and number < 3
+            with suppress(ServiceUnreachableError):
+                step(model, batch)
+    assert model.sgd.made == BINS + BINS - 3
+    assert model.engine.accountant.made == 2 * BINS
+    assert model.engine.get_epsilon(DELTA) == epsilon_of(PLAN, 2 * BINS)
+
+
+def test_after_loading_a_checkpoint_the_rest_of_an_epoch_is_charged(transport: Any) -> None:
+    """It was charged as a step of the model that the checkpoint's replaces."""
+    integration.connect(transport=transport)
+    model = private(accountant="remote")
+    batches = iter(model.loader)
+    step(model, next(batches))
+    accountant = model.engine.accountant
+    history = [(1.0, 1 / BINS, 10 * BINS, "balls_in_bins")]
+    accountant.load_state_dict(accountant.state_dict() | {"history": history})
+    step(model, next(batches))
+    assert accountant.made == 11 * BINS
+
+
+@pytest.mark.filterwarnings("ignore:The dirpath has changed")
+def test_epochs_that_ended_early_count_when_training_is_resumed(
+    service: AccountingService, tmp_path: Path
+) -> None:
+    """Lightning's checkpoint counts 5 steps of each; charged are all 20."""
+    early = {"limit_train_batches": 5}
+    InLightning().fit(private(), epochs(service, 6), tmp_path, epochs=4, **early)
+    model = private()
+    InLightning().fit(model, epochs(service, 6), tmp_path, resume=True, **early)
+    assert model.sgd.made == 2 * 5
+
+
+def test_a_step_is_of_the_epoch_that_its_batch_was_drawn_in(service: AccountingService) -> None:
+    """Also if the gate is asked before the batch is drawn."""
+    model, gate = private(), StepGate(epochs(service, 1))
+    gate.guard(model.optimizer, model.loader)
+    batch = next(iter(model.loader))
+    gate.permit_step()
+    step(model, batch)
+    gate.permit_step()
+    batch = next(iter(model.loader))
+    with pytest.raises(BudgetExhaustedError):
+        step(model, batch)
+    assert model.sgd.made == 1
 
 
 def test_noise_does_not_change_within_an_epoch(transport: Any) -> None:

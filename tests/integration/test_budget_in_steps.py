@@ -166,7 +166,7 @@ def test_a_certificate_names_the_filter(post: Post, run: str) -> None:
     budget = document["budget"]
     assert budget["scope"] == "filter_budget"
     assert f"{STEPS} reference steps" in budget["composition"]
-    assert "1 % of δ as slack" in budget["composition"]
+    assert "0.1 % of δ is set aside" in budget["composition"]
     assert budget["filter"]["filter"] == "reference"
     assert budget["filter"]["reference_steps"] == STEPS
     assert certificate.check(document)[0] == []

@@ -6,6 +6,7 @@ import hashlib
 import json
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -505,13 +506,64 @@ def test_the_steps_of_a_checkpoint_count(
 
 
 @pytest.mark.filterwarnings("ignore:The dirpath has changed")
-def test_the_ledger_and_not_the_checkpoint_counts_steps(
+def test_steps_of_a_checkpoint_that_the_ledger_did_not_grant_are_refused(
     framework: Any, service: AccountingService, ledger: AccountingService, tmp_path: Path
 ) -> None:
+    """The ledger counts the steps, and not the checkpoint; but it must know them all."""
     framework.fit(Private(), budget(service), tmp_path, steps_max=20)
     private = Private()
-    framework.fit(private, reserved(ledger, 15), tmp_path, resume=True)
-    assert private.sgd.made == 15
+    with pytest.raises(NoGuaranteeError, match=r"after 20 steps, .* granted only 0 of them"):
+        framework.fit(private, reserved(ledger, 15), tmp_path, resume=True)
+    assert private.sgd.made == 0
+
+
+@pytest.mark.filterwarnings("ignore:The dirpath has changed")
+@pytest.mark.parametrize("is_charged", [False, True])
+def test_steps_charged_by_another_plan_are_not_claimed_by_this_one(
+    framework: Any,
+    is_charged: bool,
+    service: AccountingService,
+    ledger: AccountingService,
+    tmp_path: Path,
+) -> None:
+    """The noise was changed in the program before it was resumed."""
+    noisier, less = {"noise_multiplier": 3.0}, {"noise_multiplier": 0.5}
+    before, plan = (replace(PLAN, **each) for each in (less, noisier))
+    first = Budget(service, before, 1e3, DELTA)
+    framework.fit(Private(less), first, tmp_path, steps_max=20)
+    allowance: Any = Budget(service, plan, 1e3, DELTA)
+    if is_charged:  # another run's reservation, which has granted as many
+        held = ledger.grant(ledger.reserve("patients", plan.mechanism(40)), 30)
+        allowance = LedgerBudget(ledger, plan, "patients", DELTA, held)
+    (tmp_path / "privacy.json").unlink()
+    private = Private(noisier)
+    with pytest.raises(NoGuaranteeError, match=r"20 steps.*\b0\.5.*\b3\.0.*before="):
+        framework.fit(private, allowance, tmp_path, resume=True)
+    assert private.sgd.made == 0
+    assert not (tmp_path / "privacy.json").exists()
+    framework.fit(private := Private(less), first, tmp_path, steps_max=23, resume=True)
+    assert private.sgd.made == 3
+
+
+@pytest.mark.filterwarnings("ignore:The dirpath has changed")
+def test_a_checkpoint_of_an_earlier_version_counts_as_before(
+    framework: Any, service: AccountingService, tmp_path: Path
+) -> None:
+    """It has the number of steps only."""
+    framework.fit(Private(), budget(service), tmp_path, steps_max=20)
+    if isinstance(framework, InLightning):
+        file = tmp_path / "before/last.ckpt"
+        kept = torch.load(file, weights_only=False)
+        del kept["callbacks"]["PrivacyCallback"]
+        torch.save(kept, file)
+    else:
+        file = tmp_path / "checkpoint-20/trainer_state.json"
+        state = json.loads(file.read_text())
+        del state["stateful_callbacks"]["privacy_accountant"]
+        file.write_text(json.dumps(state))
+    private = Private()
+    framework.fit(private, budget(service), tmp_path, resume=True)
+    assert private.sgd.made == FITS - 20
 
 
 def test_two_runs_do_not_share_one_allowance(ledger: AccountingService) -> None:

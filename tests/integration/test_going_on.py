@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 from fastapi.testclient import TestClient
 
+from accountant_service.ledger import rules
 from tests.support.training_bench import ROWS, Bench
 from training_client.optimizers import PrivateOptimizer
 
@@ -80,6 +82,40 @@ def test_a_run_whose_reservation_ended_keeps_what_it_was_charged_for(
     assert claim["mechanism"]["steps"] == certificate["mechanism"]["steps"] == 70
     assert claim["epsilon"] == certificate["guarantee"]["epsilon"]
     assert "It covers all 70 steps planned" in again.output.replace("\n", " ")
+
+
+def test_a_run_is_not_resumed_on_a_ledger_that_knows_fewer_steps(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was restored from a backup: the steps since would be granted and charged only once."""
+    identifier = died(bench, monkeypatch)
+    file = bench.folder / "checkpoint.pt"
+    torch.save(torch.load(file, weights_only=True) | {"steps": 60}, file)
+    done = bench.train("run", "--resume")
+    assert done.exit_code == 2
+    said = " ".join(done.output.split())
+    assert "after 60 steps, but the ledger has granted only 50 of them" in said
+    found = ledger(bench, "GET", f"/v1/reservations/{identifier}")
+    assert (found["state"], found["steps_granted"]) == ("open", 50)
+
+
+def test_a_run_that_a_restored_ledger_refuses_is_not_told_to_resume(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.give(8.0)
+    genuine = rules.grant
+
+    def of_a_backup(run: rules.Reservation, steps: int, sequence: int) -> rules.Change:
+        """Grant as a ledger whose backup was made before the first grant."""
+        return genuine(replace(run, steps_granted=0), steps, sequence)
+
+    monkeypatch.setattr(rules, "grant", of_a_backup)
+    done = bench.run(*USUAL, "--dataset", bench.name)
+    said = " ".join(done.output.split())
+    assert done.exit_code == 2
+    assert "only 0 steps of reservation " in said
+    assert " are granted, not 50: is this ledger an older copy" in said
+    assert "--resume" not in said
 
 
 @pytest.mark.parametrize("ledger", [True, False])

@@ -16,14 +16,14 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from accountant_service import calculator
-from accountant_service.mechanisms import DpSgd
+from accountant_service.mechanisms import Composed, DpSgd
 from tests.support.helpers import slow_after
 from training_client.budget import LedgerBudget
 from training_client.client import AccountingService
 from training_client.errors import BudgetExhaustedError, NoGuaranteeError, ServiceUnreachableError
 from training_client.integrations import opacus as integration
 from training_client.integrations import opacus_checks
-from training_client.plan import Plan
+from training_client.plan import AdaptiveClipping, Plan, Schedule
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -158,12 +158,63 @@ def test_a_rolled_back_checkpoint_does_not_rewind_what_was_spent(transport: Any)
     spent = engine.get_epsilon(1e-5)
     engine.accountant.load_state_dict(early)
     assert engine.get_epsilon(1e-5) == spent
-    other = {"history": [(2.0, 0.05, 10**6)], "mechanism": "remote"}
-    engine.accountant.load_state_dict(other)  # more steps, but not those that were made
-    assert engine.get_epsilon(1e-5) == spent
     fresh = integration.RemoteAccountant()
     fresh.load_state_dict(early)
     assert fresh.history == early["history"]
+    late = engine.accountant.state_dict()
+    fresh.load_state_dict(late)  # the same steps, and more
+    assert fresh.history == late["history"]
+
+
+def test_the_steps_of_another_runs_checkpoint_count_beside_those_made(
+    transport: Any, tmp_path: Path
+) -> None:
+    """Its parameters cost what that run cost, however little this one had spent."""
+    integration.connect(transport=transport)
+    model, optimizer, loader, engine = program(noise_multiplier=0.5)
+    train(model, optimizer, loader, 5)
+    engine.save_checkpoint(path=tmp_path / "other.pt", module=model, optimizer=optimizer)
+    cost = engine.get_epsilon(1e-5)
+    model, optimizer, loader, engine = program(noise_multiplier=2.0)
+    train(model, optimizer, loader, 1)
+    assert engine.get_epsilon(1e-5) < cost / 2
+    engine.load_checkpoint(path=tmp_path / "other.pt", module=model, optimizer=optimizer)
+    assert engine.get_epsilon(1e-5) > cost
+    both = calculator.epsilon(Composed((DpSgd(2.0, 0.05, 20), DpSgd(0.5, 0.05, 100))), 1e-5)
+    assert engine.get_epsilon(1e-5) == both.epsilon
+    integration.connect(epsilon=cost, transport=transport)
+    model, optimizer, loader, engine = program(noise_multiplier=2.0)
+    train(model, optimizer, loader, 1)
+    engine.load_checkpoint(path=tmp_path / "other.pt", module=model, optimizer=optimizer)
+    loaded = [p.detach().clone() for p in model.parameters()]
+    with pytest.raises(BudgetExhaustedError, match="120 steps are made"):
+        train(model, optimizer, loader, 1)
+    assert all(torch.equal(a, b) for a, b in zip(loaded, model.parameters(), strict=True))
+
+
+def test_after_a_refused_checkpoint_no_step_is_made_and_nothing_is_claimed(
+    transport: Any, tmp_path: Path
+) -> None:
+    """Opacus loads the model before it asks the accountant, so its parameters are the other's."""
+    integration.connect(transport=transport)
+    model, optimizer, loader, engine = program(noise_multiplier=1.0)
+    train(model, optimizer, loader, 1)
+    own = engine.accountant.state_dict()
+    foreign = {
+        "module_state_dict": {name: each + 1 for name, each in model.state_dict().items()},
+        "privacy_accountant_state_dict": own | {"mechanism": "rdp"},
+    }
+    torch.save(foreign, tmp_path / "foreign.pt")
+    with pytest.raises(ValueError, match="rdp cannot be loaded"):
+        engine.load_checkpoint(path=tmp_path / "foreign.pt", module=model)
+    loaded = [p.detach().clone() for p in model.parameters()]
+    with pytest.raises(NoGuaranteeError, match=r"refused to load.*new PrivacyEngine"):
+        engine.get_epsilon(1e-5)
+    with pytest.raises(NoGuaranteeError, match=r"refused to load.*new PrivacyEngine"):
+        train(model, optimizer, loader, 1)
+    assert all(torch.equal(a, b) for a, b in zip(loaded, model.parameters(), strict=True))
+    engine.accountant.load_state_dict(own)
+    assert engine.accountant.made == 20
 
 
 def test_a_loader_that_is_not_poisson_is_refused(transport: Any, asked: list[Any]) -> None:
@@ -412,7 +463,11 @@ def test_a_ledger_knows_more_than_an_old_checkpoint(ledger: AccountingService) -
     model, optimizer, loader, engine = resumed()  # a process that died, and another
     engine.accountant.load_state_dict(early)
     assert engine.accountant.made == 20
-    engine.accountant.load_state_dict(early | {"history": [(1.0, 0.05, 900)]})
+    with pytest.raises(NoGuaranteeError, match=r"after 900 steps, .* granted only 20 of them"):
+        engine.accountant.load_state_dict(early | {"history": [(1.0, 0.05, 900)]})
+    with pytest.raises(NoGuaranteeError, match="refused to load"):  # nor the model loaded with it
+        _ = engine.accountant.made
+    engine.accountant.load_state_dict(early)
     assert engine.accountant.made == 20
     with pytest.raises(BudgetExhaustedError, match="all 50 steps"):
         train(model, optimizer, loader, 2)
@@ -422,8 +477,10 @@ def test_a_ledger_knows_more_than_an_old_checkpoint(ledger: AccountingService) -
     assert engine.get_epsilon(1e-5) == exact.epsilon
     optimizer.noise_multiplier = 2.0
     next(iter(loader))
-    with pytest.raises(NoGuaranteeError, match="the ledger's plan is"):
+    with pytest.raises(NoGuaranteeError, match=r"noise_multiplier is 2 .* 1 in the plan"):
         optimizer.step_hook(optimizer)
+    with pytest.raises(NoGuaranteeError, match="the ledger's plan is"):
+        engine.accountant.step(noise_multiplier=2.0, sample_rate=0.05)
 
 
 def test_two_engines_do_not_share_one_reservation(ledger: AccountingService) -> None:
@@ -469,3 +526,54 @@ def test_processes_that_each_draw_from_all_records_are_refused(
     monkeypatch.setattr(opacus_checks, "world_size", lambda: 2)
     with pytest.raises(NoGuaranteeError, match="each of 2 processes would draw from all records"):
         program(noise_multiplier=1.0)
+
+
+@pytest.mark.parametrize(
+    "other", [(0.5, 0.05, 20), (1.0, 0.1, 20), (1.0, 0.05, 20, "balls_in_bins")]
+)
+def test_a_ledger_did_not_charge_another_runs_checkpoint(
+    ledger: AccountingService, other: tuple[Any, ...]
+) -> None:
+    plan = Plan(400, 0.05, 1.0, 1.0)
+    held = ledger.reserve("patients", plan.mechanism(50))
+    integration.connect_ledger(LedgerBudget(ledger, plan, "patients", 1e-5, held))
+    model, optimizer, loader, engine = program(noise_multiplier=1.0)
+    assert train(model, optimizer, loader, 1) == 20
+    foreign = {"history": [other], "mechanism": "remote"}
+    with pytest.raises(NoGuaranteeError, match=r"steps of .*, but the ledger's plan is .*before="):
+        engine.accountant.load_state_dict(foreign)
+    left = [p.detach().clone() for p in model.parameters()]
+    with pytest.raises(NoGuaranteeError, match="refused to load"):
+        train(model, optimizer, loader, 1)
+    assert all(torch.equal(a, b) for a, b in zip(left, model.parameters(), strict=True))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"noise_schedule": Schedule.by_steps([(100, 4.0)])},
+        {"clip_schedule": Schedule.by_steps([(100, 0.5)])},
+        {"adaptive_clipping": AdaptiveClipping(3.0)},
+    ],
+)
+def test_a_ledger_s_plan_that_changes_from_step_to_step_is_refused(
+    ledger: AccountingService, changes: dict[str, Any]
+) -> None:
+    """Opacus makes every step with σ and C, whatever the schedule says and the ledger charges."""
+    plan = Plan(400, 0.05, 1.0, 1.0, **changes)
+    held = ledger.reserve("patients", plan.mechanism(50))
+    with pytest.raises(NoGuaranteeError, match=r"changes from step to step.*without schedules"):
+        integration.connect_ledger(LedgerBudget(ledger, plan, "patients", 1e-5, held))
+
+
+def test_a_ledger_s_plan_must_be_what_opacus_does(ledger: AccountingService) -> None:
+    """The certificate names the clip norm of the plan."""
+    plan = Plan(400, 0.05, 0.5, 1.0)
+    held = ledger.reserve("patients", plan.mechanism(50))
+    integration.connect_ledger(LedgerBudget(ledger, plan, "patients", 1e-5, held))
+    model, optimizer, loader, _ = program(noise_multiplier=1.0)
+    before = [p.detach().clone() for p in model.parameters()]
+    with pytest.raises(NoGuaranteeError, match=r"clip_norm is 1 .* 0\.5 in the plan"):
+        train(model, optimizer, loader, 1)
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+    assert ledger.reservation(held.identifier).steps_granted == 0

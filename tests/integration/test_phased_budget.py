@@ -7,13 +7,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from fastapi.testclient import TestClient
 from torch import nn
 
+from accountant_service.ledger.api_keys import Scope
 from tests.support.optimizer_cases import PLAN as UNSCHEDULED
 from tests.support.stub_service import linear_accountant, service
 from training_client.budget import Budget, LedgerBudget
 from training_client.client import AccountingService
 from training_client.errors import BudgetExhaustedError, NoGuaranteeError
+from training_client.integrations.round_budget import RoundBudget
 from training_client.lab.models import cross_entropy
 from training_client.optimizers import PrivateOptimizer, make_optimizer
 from training_client.phased_budget import PhasedLedgerBudget
@@ -96,6 +99,51 @@ def test_reservations_of_another_plan_are_refused(ledger: AccountingService) -> 
     whole = ledger.reserve("patients", PLAN.mechanism(STEPS))
     with pytest.raises(NoGuaranteeError, match="PhasedLedgerBudget"):
         LedgerBudget(ledger, PLAN, "patients", 1e-5, whole)
+
+
+@pytest.mark.slow
+def test_reservations_of_another_dataset_are_refused(
+    ledger: AccountingService, app_alone: TestClient
+) -> None:
+    """Their steps would be charged to it, and claimed for records that they do not protect."""
+    key = app_alone.app.state.keys.create([Scope.ADMIN])[0]  # type: ignore[attr-defined]
+    answer = app_alone.post(
+        "/v1/datasets",
+        json={"name": "toy", "size": 400, "budget": {"epsilon": 8.0, "delta": 1e-5}},
+        headers={"Authorization": f"Bearer {key}", "Idempotency-Key": "toy"},
+    )
+    assert answer.status_code == 201
+    plan = replace(UNSCHEDULED, sample_rate=0.01, noise_multiplier=4.0)
+    toy = ledger.reserve("toy", plan.mechanism(50))
+    with pytest.raises(NoGuaranteeError, match="on dataset 'toy', not on 'patients'"):
+        LedgerBudget(ledger, plan, "patients", 1e-5, toy)
+    with pytest.raises(NoGuaranteeError, match="on dataset 'toy', not on 'patients'"):
+        LedgerBudget(ledger, plan, "patients", 1e-5, ledger.reservation(toy.identifier))
+    LedgerBudget(ledger, plan, "toy", 1e-5, toy)
+    phases = PhasedLedgerBudget.reserve(ledger, PLAN, "toy", STEPS)
+    with pytest.raises(NoGuaranteeError, match="on dataset 'toy', not on 'patients'"):
+        PhasedLedgerBudget.resume(ledger, PLAN, "patients", phases.reservations)
+    parts = [part for _, part in PLAN.phases(STEPS)]
+    mixed = [
+        LedgerBudget(ledger, part, name, 1e-5, ledger.reserve(name, part.mechanism(steps)))
+        for part, name, steps in zip(parts, ("toy", "toy", "patients"), (6, 5, 4), strict=True)
+    ]
+    with pytest.raises(NoGuaranteeError, match="patients, toy"):
+        PhasedLedgerBudget(PLAN, mixed)
+    rounds = RoundBudget(ledger, "patients", 1e-5, plan, rounds=50)
+    with pytest.raises(NoGuaranteeError, match="on dataset 'toy', not on 'patients'"):
+        rounds.grant_round(toy)
+    # a release before the first step, such as a private PCA
+    pca = {"kind": "gaussian", "noise_multiplier": 10.0}
+    own, other = ledger.reserve("patients", pca), ledger.reserve("toy", pca)
+    held = ledger.reserve("patients", plan.mechanism(50))
+    budget = LedgerBudget(ledger, plan, "patients", 1e-5, held, (pca, pca), (own, other))
+    with pytest.raises(NoGuaranteeError, match="on dataset 'toy', not on 'patients'"):
+        budget.begin()
+    for each in (toy, own, other):
+        assert ledger.reservation(each.identifier).steps_granted == 0
+    for name in ("toy", "patients"):
+        assert ledger.dataset(name)["spent"]["epsilon"] == 0
 
 
 @pytest.mark.slow

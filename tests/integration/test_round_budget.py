@@ -54,6 +54,24 @@ def test_each_round_is_granted_and_recorded_until_all_are_made(
         rounds.grant_round(rounds.find_reservation("job", found.identifier))
 
 
+def test_a_round_is_refused_if_the_ledger_forgot_rounds_that_the_site_recorded(
+    ledger: AccountingService, tmp_path: Path
+) -> None:
+    """As after a backup of the ledger was restored."""
+    rounds = budget(ledger, folder=tmp_path)
+    found = rounds.find_reservation("job")
+    for _ in range(2):
+        rounds.grant_round(found)
+        found = rounds.find_reservation("job", found.identifier)
+    with pytest.raises(NoGuaranteeError, match=r"after 2 steps, .* granted only 1 of them"):
+        rounds.grant_round(replace(found, steps_granted=1))
+    with (tmp_path / "rounds.jsonl").open("a") as record:
+        record.write('{"round": 3, "data')  # a crash cut the line
+    rounds.grant_round(found)
+    with pytest.raises(NoGuaranteeError, match=r"after 3 steps, .* granted only 2 of them"):
+        rounds.grant_round(found)
+
+
 def test_a_site_that_lost_its_state_finds_its_reservation_again(ledger: AccountingService) -> None:
     rounds = budget(ledger)
     first = rounds.find_reservation("job")

@@ -28,6 +28,11 @@ def gaussian(sigma: float) -> dict[str, Any]:
     return {"kind": "gaussian", "noise_multiplier": sigma}
 
 
+def nightly(*values: object) -> object:
+    """Return a case that only `make test-nightly` runs: it repeats what the others show."""
+    return pytest.param(*values, marks=pytest.mark.nightly)
+
+
 def question(
     description: dict[str, Any], relation: NeighbouringRelation = ADD_OR_REMOVE
 ) -> Question:

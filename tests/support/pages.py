@@ -62,6 +62,10 @@ _SERVICE: Final = re.compile(r"(127\.0\.0\.1|localhost):8000\b")
 _ASKS: Final = re.compile(_SERVICE.pattern + r"|\baccountant-train (run|compare|together)\b")
 _DATABASE: Final = re.compile(r"(127\.0\.0\.1|localhost):5432\b")
 _ORIGIN: Final = "<where you have it from>"
+_INSTALL: Final = "make install\n"
+_LINK_ENVIRONMENT: Final = (
+    f"mkdir .venv && ln -s {sys.prefix}/* .venv && touch -d tomorrow .venv/.ready"
+)
 _NOT_COPIED: Final = frozenset(
     {".git", ".venv", ".venv-flower", "data", "runs", "build", "dist", ".mypy_cache"}
 )
@@ -304,13 +308,18 @@ class Session:
         """Return a text with the page's addresses replaced by the session's."""
         if _ORIGIN in text:
             text = text.replace(_ORIGIN, str(self._committed()))
+            text = text.replace(_INSTALL, f"{_LINK_ENVIRONMENT}\n{_INSTALL}")
         if _ASKS.search(text) and self._service is None:
             self._serve("accountant serve")
         text = _SERVICE.sub(rf"\1:{self._port}", text)
         return _DATABASE.sub(rf"\1:{self._database}", text)
 
     def _committed(self) -> Path:
-        """Commit this copy to git and return it; drop this environment from the PATH."""
+        """Commit this copy to git and return it; drop this environment from the PATH.
+
+        A clone of it finds this environment in place of one that it would install. CI installs
+        everything on a clean clone before any test.
+        """
         ours = str(Path(sys.executable).parent)
         path = [each for each in os.environ["PATH"].split(":") if each != ours]
         self._environment |= {"PATH": ":".join(path), "PYTHONPATH": ""}

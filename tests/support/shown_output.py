@@ -16,7 +16,7 @@ _MASKS: Final = tuple(
         (r"\bpa_\w+", "<key>"),
         (r"\bwhsec_[\w-]+", "<secret>"),
         (r"\b[0-9a-f]{16,}\b", "<identifier>"),
-        (r"\b\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(\.\d+)?(Z|\+00:00)?", "<time>"),
+        (r"\b\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d+)?)?(Z|\+00:00)?", "<time>"),
         (r"\b(127\.0\.0\.1|localhost):\d+", "<address>"),
     )
 )

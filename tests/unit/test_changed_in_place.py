@@ -22,6 +22,7 @@ from accountant_service.numerics.laws.revealed_sample import RevealedSamplePair
 
 Json = dict[str, Any]
 Masses = list[tuple[Any, Any]]
+ADD = NeighbouringRelation.ADD_OR_REMOVE_ONE
 REPLACE, ZERO = NeighbouringRelation.REPLACE_ONE, NeighbouringRelation.ZERO_OUT_ONE
 
 
@@ -110,6 +111,30 @@ def test_two_replaced_records_of_laplace_releases_compose() -> None:
     assert upper <= lower * (1 + 2e-3)
 
 
+@pytest.mark.parametrize("categories", [2, 3])
+@pytest.mark.parametrize("relation", [ADD, REPLACE, ZERO])
+def test_a_sampled_randomized_response_is_enclosed_as_one_answer_and_as_one_of_each_person(
+    categories: int, relation: NeighbouringRelation
+) -> None:
+    """One answer: all true categories, of the record before and after, and of a sample without it.
+
+    Of each person: who is not sampled does not answer.
+    """
+    flip, rate, epsilon = 0.2, 0.1, 0.5
+    answers = (1 - flip) * np.eye(categories) + flip / categories
+    exact = max(
+        np.maximum(one - math.exp(epsilon) * other, 0).sum()
+        for absent in answers
+        for one, other in itertools.permutations(
+            [(1 - rate) * absent + rate * present for present in answers], 2
+        )
+    )
+    response = {"kind": "randomized_response", "flip_probability": flip, "categories": categories}
+    of_each_person = rate * np.maximum(answers[0] - math.exp(epsilon) * answers[1], 0).sum()
+    lower, upper = bounds(poisson(rate, response), epsilon, relation)
+    assert lower <= exact <= of_each_person <= upper
+
+
 @pytest.mark.parametrize("seed", range(2))
 def test_every_replacement_costs_at_most_as_much(seed: int) -> None:
     """Contributions v and w in [−1, 1], at ε of either sign, both ways round."""
@@ -192,7 +217,11 @@ def test_a_poisson_sample_is_revealed(
         for tree, outcomes in ((once, known), (twice, squared(known))):
             exact = delta(outcomes, epsilon)
             lower, upper = bounds(tree, epsilon, relation)
-            assert lower <= exact <= upper <= lower * (1 + 1e-2) + 1e-12
+            assert exact <= upper <= float(exact) * (1 + 1e-2) + 1e-12
+            if mechanism["kind"] == "randomized_response":  # it cannot reveal who is missing
+                assert lower == 0
+            else:
+                assert upper * (1 - 1e-2) - 1e-12 <= lower <= exact
 
 
 @pytest.mark.parametrize(("mechanism", "pair"), PAIRS, ids=NAMES)

@@ -19,6 +19,7 @@ from typing import Any
 import httpx
 import pytest
 import torch
+from torch import nn
 from typer.testing import CliRunner
 
 from tests.support.stub_service import (
@@ -47,8 +48,8 @@ from training_client.lab.models import cross_entropy, mlp
 from training_client.lab.pca import PrivatePca
 from training_client.lab.plan_run import RunSpec, reserve_budget
 from training_client.lab.recipe import RecipeOptions, TrainingData, make_recipe
-from training_client.optimizers import OPTIMIZERS, make_optimizer
-from training_client.plan import Plan
+from training_client.optimizers import OPTIMIZERS, PrivateOptimizer, make_optimizer
+from training_client.plan import Plan, Schedule
 from training_client.private_step.kernels.sparse import SparseFactor
 from training_client.private_step.sampling import PoissonSampler
 from training_client.run_report import settle
@@ -102,6 +103,94 @@ def test_a_step_may_be_checked_twice_and_taken_once(ledger: bool) -> None:
     budget.take(later + 1)
     with pytest.raises(NoGuaranteeError, match=f"all steps up to {later + 1}"):
         budget.take(first + 2)
+
+
+@pytest.mark.parametrize("name", ["adadp", "dp_adam", "pi_adam"])
+def test_a_checkpoint_is_refused_if_its_steps_are_not_paid_for(name: str) -> None:
+    """A ledger that was restored from a backup has granted fewer steps than the run made."""
+    rows, labels = torch.randn(4, 6), torch.tensor([0, 1, 2, 3])
+    optimizer = make_optimizer(name, nn.Linear(6, 4), held(service(granting)), learning_rate=0.1)
+    for _ in range(3):
+        optimizer.step(rows, labels, cross_entropy)
+    kept = optimizer.state_dict()
+
+    def resumed(granted: int) -> PrivateOptimizer:
+        budget = LedgerBudget(service(granting), PLAN, "d", 1e-5, holding(20, granted), block=10)
+        found = make_optimizer(name, nn.Linear(6, 4), budget, learning_rate=0.1)
+        found.load_state_dict(kept)
+        return found
+
+    assert resumed(10).steps_made == 10  # all granted steps count as made
+    assert resumed(3).steps_made == 3
+    with pytest.raises(NoGuaranteeError, match=r"after 3 steps.* granted only 2 of them"):
+        resumed(2)
+    without = Budget(service(linear_accountant), PLAN, epsilon=2.0, delta=1e-5)
+    counted = make_optimizer(name, nn.Linear(6, 4), without, learning_rate=0.1)
+    counted.load_state_dict(kept)
+    assert counted.steps_made == 3  # without a ledger the checkpoint counts them
+    counted.step(rows, labels, cross_entropy)
+    assert without.taken == 4
+    del kept["steps_made"]  # as in checkpoints of earlier versions
+    assert resumed(2).steps_made == 2
+
+
+HALVED = Schedule.by_steps([(2, 1.0), (1, 0.5)])
+OTHER_PLANS = [
+    replace(PLAN, noise_multiplier=3.0),
+    replace(PLAN, sample_rate=0.05),
+    replace(PLAN, sampling="balls_in_bins"),
+    replace(PLAN, noise_schedule=Schedule.by_steps([(2, 1.0), (1, 2.0)])),
+]
+
+
+def optimizer_of(name: str, plan: Plan, ledger: bool = False) -> PrivateOptimizer:
+    """Return an optimizer whose budget covers 20 charges of a plan."""
+    budget: Allowance = Budget(service(linear_accountant), plan, epsilon=2.0, delta=1e-5)
+    if ledger:
+        whole = plan.mechanism(20 * plan.steps_per_charge)
+        reservation = Reservation("r", "open", 20, 10, whole)
+        budget = LedgerBudget(service(granting), plan, "d", 1e-5, reservation)
+    return make_optimizer(name, nn.Linear(6, 4), budget, learning_rate=0.1)
+
+
+@pytest.mark.parametrize("name", ["adadp", "dp_adam", "pi_adam"])
+@pytest.mark.parametrize("other", OTHER_PLANS, ids=["noise", "rate", "sampling", "schedule"])
+def test_steps_of_a_checkpoint_are_not_claimed_under_another_plan(name: str, other: Plan) -> None:
+    rows, labels = torch.randn(4, 6), torch.tensor([0, 1, 2, 3])
+    made = optimizer_of(name, PLAN)
+    for _ in range(3):
+        made.step(rows, labels, cross_entropy)
+    kept = made.state_dict()
+    budgets = [False] if other.noise_schedule is not None else [False, True]
+    for resumed in [optimizer_of(name, other, ledger) for ledger in budgets]:
+        before = resumed.steps_made
+        with pytest.raises(NoGuaranteeError, match="resume with the plan of") as no:
+            resumed.load_state_dict(kept)
+        assert PLAN.charged_step() in str(no.value)
+        assert other.charged_step() in str(no.value)
+        assert resumed.steps_made == before
+    anew = optimizer_of(name, other)  # a new run that begins with the state of another
+    anew.load_state_dict({key: value for key, value in kept.items() if key != "steps_made"})
+    assert anew.steps_made == 0
+    same = optimizer_of(name, replace(PLAN, clip_norm=0.5, learning_rate_schedule=HALVED))
+    same.load_state_dict(kept)  # a step's cost is the same
+    assert same.steps_made == 3
+    earlier = optimizer_of(name, other)
+    del kept["charged_mechanism"]  # as in checkpoints of earlier versions
+    earlier.load_state_dict(kept)
+    assert earlier.steps_made == 3
+    with pytest.raises(DataError, match="is not one of this optimizer"):
+        optimizer_of(name, PLAN).load_state_dict(kept | {"charged_mechanism": 7})
+
+
+def test_a_reservation_under_another_relation_is_refused() -> None:
+    """The ledger would charge the run under it, and the claim would be for the dataset's."""
+    replacing = replace(holding(20), dataset="d", neighbouring_relation="replace_one")
+    budget = LedgerBudget(service(granting), PLAN, "d", 1e-5, replacing)
+    for use in (budget.guarantee, budget.take):
+        with pytest.raises(NoGuaranteeError, match="is for replace_one"):
+            use(1)
+    assert budget.made == 0
 
 
 def either(ledger: bool, transport: Any) -> Budget | LedgerBudget:

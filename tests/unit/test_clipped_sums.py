@@ -80,6 +80,7 @@ def test_a_compiled_model_has_the_clipped_sums_of_the_plain_model() -> None:
     assert traced
 
 
+@pytest.mark.slow
 @TRACING
 def test_a_model_compiled_and_used_before_clipping_is_clipped_as_if_it_were_not() -> None:
     """Dynamo must not run the graph that it traced before there were hooks."""

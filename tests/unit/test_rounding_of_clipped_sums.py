@@ -177,7 +177,7 @@ def draw_attack(draw: random.Random) -> tuple[nn.Linear, torch.Tensor, torch.Ten
 
 @pytest.mark.parametrize("flush", slow_after(1, [False, True]))
 @pytest.mark.parametrize(
-    "how", ["compiled", "accelerated", "sparse", "damped", "damped, accelerated"]
+    "how", slow_after(1, ["compiled", "accelerated", "sparse", "damped", "damped, accelerated"])
 )
 def test_values_of_random_magnitude_keep_the_bound(
     how: str, flush: bool, monkeypatch: pytest.MonkeyPatch

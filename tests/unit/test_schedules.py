@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import asdict, replace
 from fractions import Fraction
@@ -85,6 +86,31 @@ def test_the_clip_norm_and_the_learning_rate_change_no_charge() -> None:
     assert plan.at(2).noise_deviation == 4.0
 
 
+def test_plans_have_the_same_charged_step_if_they_charge_the_same() -> None:
+    def noise(*pieces: tuple[int, float]) -> Plan:
+        return replace(PLAN, noise_schedule=Schedule.by_steps(pieces))
+
+    same = [
+        PLAN,
+        replace(PLAN, noise_multiplier=4),
+        replace(PLAN, clip_norm=1.0, dataset_size=50, learning_rate_schedule=Schedule.linear(0, 9)),
+        replace(PLAN, noise_multiplier=1.0, noise_schedule=Schedule.by_steps([(100, 4.0)])),
+    ]
+    assert len({plan.charged_step() for plan in same}) == 1
+    assert noise((5, 2.0), (1, 1.0)).charged_step() == noise((5, 2.0), (9, 1.0)).charged_step()
+    others = [
+        PLAN,
+        replace(PLAN, noise_multiplier=4.1),
+        replace(PLAN, sample_rate=0.2),
+        replace(PLAN, sampling="balls_in_bins"),
+        replace(PLAN, adaptive_clipping=AdaptiveClipping(3.0)),
+        noise((5, 2.0), (5, 1.0)),
+        noise((6, 2.0), (5, 1.0)),
+        noise((5, 2.0), (5, 1.5)),
+    ]
+    assert len({plan.charged_step() for plan in others}) == len(others)
+
+
 def test_an_epoch_of_balls_in_bins_has_one_noise() -> None:
     plan = Plan.balls_in_bins(100, 5, clip_norm=1.0, noise_multiplier=1.0)
     even = replace(plan, noise_schedule=Schedule.by_steps([(10, 1.0), (5, 0.5)]))
@@ -147,3 +173,25 @@ def test_a_curve_in_words_is_that_curve_over_the_whole_run(curve: str) -> None:
 def test_a_text_that_is_no_schedule_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"no schedule|not from|ends above"):
         parse_schedule("noise_schedule", text, 10)
+
+
+def test_a_charged_step_names_what_decides_the_cost_of_every_step() -> None:
+    """It is in checkpoints: its text must not change."""
+    assert PLAN.charged_step() == (
+        '{"kind": "dp_sgd", "noise_multiplier": 4.0, "sample_rate": 0.1, "sampling": "poisson", '
+        '"steps": 1.0}'
+    )
+    assert replace(PLAN, noise_multiplier=4).charged_step() == PLAN.charged_step()
+    scheduled = replace(PLAN, noise_schedule=Schedule.by_steps([(10, 1.0), (20, 0.5)]))
+    parts = json.loads(scheduled.charged_step())["mechanisms"]
+    assert [(part["steps"], part["noise_multiplier"]) for part in parts] == [(10, 4.0), (1, 2.0)]
+    longer = replace(PLAN, noise_schedule=Schedule.by_steps([(10, 1.0), (90, 0.5)]))
+    assert longer.charged_step() == scheduled.charged_step()  # the last piece holds ever after
+    counting = replace(scheduled, adaptive_clipping=AdaptiveClipping(count_noise=2.0))
+    first, last = json.loads(counting.charged_step())["mechanisms"]
+    assert first["noise_multiplier"] == pytest.approx((1 / 16 + 1 / 4) ** -0.5)
+    assert last["noise_multiplier"] == pytest.approx(2**0.5)
+    bins = json.loads(Plan.balls_in_bins(100, 10, 1.0, 4.0).charged_step())
+    assert (bins["sampling"], bins["steps"]) == ("balls_in_bins", 10)
+    free = replace(PLAN, clip_norm=1.0, learning_rate_schedule=Schedule.linear(0.5, 4))
+    assert free.charged_step() == PLAN.charged_step()

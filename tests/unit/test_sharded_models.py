@@ -103,9 +103,9 @@ def resumed(_: int) -> Any:
     """Train two steps, and two more from a checkpoint, in a model that is sharded otherwise."""
     sampler, noise = PoissonSampler(RECORDS, 0.5, seeded(4)), seeded(3)
     state: dict[str, Any] = {}
-    for wrap in (shard_each, shard_whole):
+    for wrap, steps in ((shard_each, 2), (shard_whole, 4)):
         net = wrap(Model(seed=7))
-        budget = share_budget(lambda: no_claim(steps=2))
+        budget = share_budget(lambda end=steps: no_claim(steps=end))
         optimizer = make_optimizer("dp_adam", net, budget, generator=noise)
         if state:
             shared = [state]  # as a file that all processes read
@@ -329,7 +329,7 @@ def killed(rank: int, victim: int, moment: str) -> Any:
 @pytest.mark.parametrize(
     ("size", "victim", "moment"),
     [
-        (2, 1, "gather"),
+        pytest.param(2, 1, "gather", marks=pytest.mark.slow),
         pytest.param(2, 0, "pass", marks=pytest.mark.slow),
         pytest.param(2, 1, "sum", marks=pytest.mark.slow),
         pytest.param(4, 2, "gather", marks=pytest.mark.slow),

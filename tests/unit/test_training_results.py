@@ -158,6 +158,16 @@ def test_a_lead_is_called_significant_only_where_its_interval_excludes_0(
     assert report.render_page(store, f"{{lead:{pair}}} points, {{verdict:{pair}}}") == expected
 
 
+@pytest.mark.parametrize(
+    ("difference", "expected"),
+    [(0.031, "+3.1"), (-0.0012, "−0.1"), (0.0002, "+0.02"), (-0.00043, "−0.04"), (0.0, "+0.0")],
+)
+def test_an_interval_end_close_to_0_shows_the_digit_that_decides(
+    difference: float, expected: str
+) -> None:
+    assert report._format_interval_end(difference) == expected
+
+
 def test_the_page_is_what_the_results_file_says() -> None:
     store = Store(DOCS / "training-results.jsonl")
     text = report.render_page(store, report.TEMPLATE.read_text())

@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
@@ -22,6 +22,8 @@ from training_client.integrations.step_gate import GatedRun
 
 warn_if_untested("opacus", "torch", "transformers", "accelerate")
 
+_STATE: Final = "privacy_accountant"  # a key of the callbacks' states in trainer_state.json
+
 
 class PrivacyCallback(GatedRun, TrainerCallback):
     """A `Trainer` callback that ends training before a step that the budget does not cover.
@@ -29,8 +31,9 @@ class PrivacyCallback(GatedRun, TrainerCallback):
     A `Trainer` can be asked to stop only after a step, so the callback checks each step at the end
     of the one before, and the first when training begins. When a batch is drawn, one step of it is
     permitted; that raises if a request to stop was overruled. A second step of the batch raises
-    before parameters change. Training resumed from a checkpoint counts the steps of the checkpoint;
-    only a ledger knows of steps made after it was written.
+    before parameters change. Training resumed from a checkpoint counts the steps of the checkpoint,
+    and is refused if they were charged as those of another plan; only a ledger knows of steps made
+    after it was written.
 
     Args:
         allowance: a `Budget`, or a `LedgerBudget`, whose reservation is committed at the end. In
@@ -55,7 +58,8 @@ class PrivacyCallback(GatedRun, TrainerCallback):
         """Check options, optimizer and loader, and that the budget covers one step.
 
         Raises:
-            NoGuaranteeError: they do not run the allowance's plan.
+            NoGuaranteeError: they do not run the allowance's plan, or the checkpoint's steps were
+                charged as those of another.
             BudgetExhaustedError: no step fits.
             ServiceError: the service gave no usable answer.
         """
@@ -71,7 +75,8 @@ class PrivacyCallback(GatedRun, TrainerCallback):
                 "step: set it to False, and have batches split by Opacus' BatchMemoryManager"
             )
         unwrapped = getattr(optimizer, "optimizer", optimizer)  # accelerate wraps it
-        self.gate.guard(unwrapped, running["train_dataloader"], steps_made=state.global_step)
+        saved = _states(state).get(_STATE)
+        self.gate.guard(unwrapped, running["train_dataloader"], state.global_step, saved)
         self.gate.check_next_step()
 
     def on_step_begin(self, *_: Any, **__: Any) -> None:
@@ -97,6 +102,7 @@ class PrivacyCallback(GatedRun, TrainerCallback):
         """
         # The Trainer clears gradients through the model, which leaves Opacus' sums.
         running["optimizer"].zero_grad()
+        _states(state)[_STATE] = self.gate.state_dict()  # a checkpoint may follow
         if control.should_training_stop:
             return
         try:
@@ -118,3 +124,8 @@ class PrivacyCallback(GatedRun, TrainerCallback):
             ServiceError: the service gave no usable answer.
         """
         self.settle(running["model"])
+
+
+def _states(state: TrainerState) -> Any:
+    """Return the dictionary of callbacks' states, which `TrainerState` declares as a list."""
+    return state.stateful_callbacks

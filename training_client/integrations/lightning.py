@@ -10,6 +10,7 @@ The callback works with `lightning.pytorch` as with `pytorch_lightning`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 from pytorch_lightning import Callback, LightningModule, Trainer
@@ -31,8 +32,8 @@ class PrivacyCallback(GatedRun, Callback):
 
     It asks before a batch is used, when nothing has been computed from it. That permits one step,
     with manual optimization too: a second step of the batch raises before parameters change. A fit
-    resumed from a checkpoint counts the steps of the checkpoint; only a ledger knows of steps made
-    after it was written.
+    resumed from a checkpoint counts the steps of the checkpoint, and is refused if they were
+    charged as those of another plan; only a ledger knows of steps made after it was written.
 
     Args:
         allowance: a `Budget`, or a `LedgerBudget`, whose reservation is committed at the end. In
@@ -45,15 +46,26 @@ class PrivacyCallback(GatedRun, Callback):
         trackers: experiment trackers, told of ε and δ at every step and of the certificate.
     """
 
+    _saved: Mapping[str, Any] | None = None  # of the gate, in the checkpoint that was loaded
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint holds of the budget's steps."""
+        return self.gate.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Keep what a checkpoint holds of the budget's steps, until training starts."""
+        self._saved = state_dict
+
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Check options, optimizer and loader, and that the budget covers one step.
 
         Raises:
-            NoGuaranteeError: they do not run the allowance's plan.
+            NoGuaranteeError: they do not run the allowance's plan, or the checkpoint's steps were
+                charged as those of another.
             BudgetExhaustedError: no step fits.
             ServiceError: the service gave no usable answer.
         """
-        self._guard_optimizer(trainer, steps_made=trainer.global_step)
+        self._guard_optimizer(trainer, trainer.global_step, self._saved)
         self.gate.check_next_step()
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -94,7 +106,9 @@ class PrivacyCallback(GatedRun, Callback):
         """
         self.settle(pl_module)
 
-    def _guard_optimizer(self, trainer: Trainer, steps_made: int = 0) -> None:
+    def _guard_optimizer(
+        self, trainer: Trainer, steps_made: int = 0, saved: Mapping[str, Any] | None = None
+    ) -> None:
         """Let the optimizer check the budget before each step after the first `steps_made`."""
         require_no_accumulation(trainer.accumulate_grad_batches)
         limited = trainer.max_steps != -1 or trainer.limit_train_batches != 1.0
@@ -112,4 +126,4 @@ class PrivacyCallback(GatedRun, Callback):
                 f"the model has {len(trainer.optimizers)} optimizers, and the budget covers one: "
                 "return one optimizer from configure_optimizers"
             )
-        self.gate.guard(trainer.optimizers[0], trainer.train_dataloader, steps_made)
+        self.gate.guard(trainer.optimizers[0], trainer.train_dataloader, steps_made, saved)

@@ -25,9 +25,9 @@ workers draw ahead of the loop, so a second step of one batch is refused only if
 steps than batches drawn. The callbacks for Lightning and Hugging Face observe each batch, and
 refuse it.
 
-Loading a checkpoint never reduces the number of steps that this process counts. A new process knows
-only what the checkpoint says: steps made after it was written are counted only if a ledger granted
-them (`connect_ledger`).
+Loading a checkpoint never reduces the number of steps that this process counts. The steps of
+another run's checkpoint count beside those made here. A new process knows only what the checkpoint
+says: steps made after it was written are counted only if a ledger granted them (`connect_ledger`).
 """
 
 from __future__ import annotations
@@ -42,14 +42,16 @@ import httpx
 from opacus.accountants import IAccountant, register_accountant
 from opacus.optimizers import DPOptimizer
 
-from training_client.budget import LedgerBudget
+from training_client.budget import LedgerBudget, require_granted
 from training_client.client import AccountingService
 from training_client.errors import BudgetExhaustedError, NoGuaranteeError, ServiceUnreachableError
 from training_client.integrations.batch_counting import BatchCounter
 from training_client.integrations.opacus_checks import (
     plan_of,
+    require_constant_plan,
     require_no_skipped_steps,
     require_one_batch,
+    require_plan,
 )
 from training_client.integrations.patches import warn_if_untested
 from training_client.integrations.skipped_steps import (
@@ -115,8 +117,12 @@ def connect_ledger(budget: LedgerBudget) -> None:
 
     Args:
         budget: the budget, with the plan that `opacus_checks.plan_of` returns.
+
+    Raises:
+        NoGuaranteeError: the plan's noise or clip norm changes from step to step.
     """
     global _connection
+    require_constant_plan(budget.plan)
     _connection = _Connection(budget.service, None, budget.delta, budget.block, budget)
 
 
@@ -141,6 +147,8 @@ class RemoteAccountant(IAccountant):  # type: ignore[misc]
         self._connection = _connection
         self._allowed = 0  # steps left of the last block
         self._batches: list[BatchCounter] = []  # one for each loader
+        self._charged: list[_ChargedEpoch] = []  # one for each loader
+        self._is_load_refused = False  # parameters may be those of a checkpoint that was refused
         budget = _connection.budget
         if budget is not None and budget.made:
             self.history = _append_steps([], _parameters(budget.plan), budget.made)
@@ -150,8 +158,10 @@ class RemoteAccountant(IAccountant):  # type: ignore[misc]
         """The number of steps so far, including those of a loaded checkpoint, for `settle`.
 
         Raises:
-            NoGuaranteeError: the last batch of a pass had no step, which nothing else notices.
+            NoGuaranteeError: the last batch of a pass had no step, which nothing else notices; or
+                the accountant refused to load a checkpoint.
         """
+        self._require_known_parameters()
         for each in self._batches:
             each.require_ended_pass_used()
         return self._counted
@@ -180,18 +190,23 @@ class RemoteAccountant(IAccountant):  # type: ignore[misc]
         loader = _find_callers_loader() if data_loader is None else data_loader
         batches, charged = BatchCounter(loader), _ChargedEpoch()
         self._batches.append(batches)
+        self._charged.append(charged)
+        budget = self._connection.budget
 
         def before_step(optimizer: DPOptimizer) -> None:
             """Check the optimizer's batch and gradients, and spend the step's budget."""
             require_one_batch(optimizer)
             require_no_skipped_steps(optimizer)
             require_full_precision(optimizer)
+            if budget is not None:
+                require_plan(optimizer, loader, budget.plan)
             plan = plan_of(optimizer, loader)
             require_finite_gradients(optimizer)
             batches.require_unused_batch()
             batches.use_batch()
             if charged.must_charge(plan, batches.epoch):
                 self._take(_parameters(plan), plan.steps_per_charge)
+                charged.set(plan, batches.epoch)  # a refused epoch has no step
 
         before_step.counts_batches = True  # type: ignore[attr-defined]
         return before_step
@@ -208,6 +223,7 @@ class RemoteAccountant(IAccountant):  # type: ignore[misc]
 
     def _take(self, parameters: Parameters, steps: int) -> None:
         """Spend budget on a step, or with balls-in-bins sampling on an epoch at its first step."""
+        self._require_known_parameters()
         if self._connection.budget is not None:
             self._take_from_ledger(self._connection.budget, parameters)
         else:
@@ -248,7 +264,8 @@ class RemoteAccountant(IAccountant):  # type: ignore[misc]
         looking at results needs the guarantee of its whole plan, which `settle` writes.
 
         Raises:
-            NoGuaranteeError: the last batch of a pass had no step.
+            NoGuaranteeError: the last batch of a pass had no step, or the accountant refused to
+                load a checkpoint.
             ServiceError: the service gave no usable answer.
         """
         return self._epsilon(self.history, delta) if self.made else 0.0
@@ -273,15 +290,58 @@ class RemoteAccountant(IAccountant):  # type: ignore[misc]
         return NAME
 
     def load_state_dict(self, state_dict: Any) -> None:
-        """Load a checkpoint's step history, unless it lacks steps that budget was spent on.
+        """Load a checkpoint's step history, and keep the steps that budget was spent on.
 
-        With a ledger, the ledger's count is kept.
+        An older checkpoint of the same steps changes nothing. Steps of another run are counted
+        beside those made here, since the parameters cost what that run cost. With a ledger, the
+        ledger's count is kept. After a refusal no step is made and no ε is claimed until another
+        checkpoint is loaded: Opacus has replaced the model's parameters by then.
+
+        Raises:
+            NoGuaranteeError: the ledger has granted fewer steps than the checkpoint counts, or its
+                plan is not that of the checkpoint's steps.
+            ValueError: the checkpoint is not one of this accountant.
         """
-        made = self.history
+        made, budget = self.history, self._connection.budget
+        self._is_load_refused, self._allowed = True, 0
+        for each in self._charged:
+            each.clear()
         super().load_state_dict(state_dict)
-        if self._connection.budget is not None or not _is_continuation(self.history, made):
-            self.history = made  # an older checkpoint does not reduce what was spent
-        self._allowed = 0
+        loaded, self.history = self.history, made
+        loaded = [tuple(row) for row in loaded]
+        if budget is not None:
+            _require_charged(loaded, budget)
+        elif _is_continuation(loaded, made):
+            self.history = loaded
+        elif not _is_continuation(made, loaded):
+            self.history = [*made, *loaded]
+        self._is_load_refused = False
+
+    def _require_known_parameters(self) -> None:
+        """Raise if the accountant refused to load the checkpoint that Opacus loaded last."""
+        if self._is_load_refused:
+            raise NoGuaranteeError(
+                "the accountant refused to load a checkpoint, and the model may have its "
+                "parameters: load a checkpoint of this run, or begin again with a new PrivacyEngine"
+            )
+
+
+def _require_charged(loaded: list[Run], budget: LedgerBudget) -> None:
+    """Raise unless the ledger charged the steps of a checkpoint.
+
+    Raises:
+        NoGuaranteeError: they are steps of another plan, or more than it has granted.
+    """
+    planned = _parameters(budget.plan)
+    for run in loaded:
+        if _parameters_of_run(run) != planned:
+            raise NoGuaranteeError(
+                f"the checkpoint has {run[2]} steps of σ, q = {_parameters_of_run(run)}, but the "
+                f"ledger's plan is {planned}: make a new PrivacyEngine, and load a checkpoint of "
+                "this reservation's run. To train on with another plan, load only the model's "
+                "parameters, and give the earlier run's mechanism to the budget: before=(…,)"
+            )
+    require_granted(sum(run[2] for run in loaded), budget.made)
 
 
 def _find_callers_loader() -> Any:
@@ -320,7 +380,6 @@ class _ChargedEpoch:
             NoGuaranteeError: the step differs from the first of its epoch, which was charged.
         """
         if plan.sampling == POISSON or epoch != self._epoch:
-            self._plan, self._epoch = plan, epoch
             return True
         if plan != self._plan:
             raise NoGuaranteeError(
@@ -328,6 +387,14 @@ class _ChargedEpoch:
                 "parameters between epochs of balls-in-bins sampling"
             )
         return False
+
+    def set(self, plan: Plan, epoch: tuple[object, int]) -> None:
+        """Note that budget was spent on an epoch of this plan."""
+        self._plan, self._epoch = plan, epoch
+
+    def clear(self) -> None:
+        """Forget the epoch, so that a further step of it spends budget again."""
+        self._plan = self._epoch = None
 
 
 def _parameters(plan: Plan) -> Parameters:
@@ -347,12 +414,11 @@ def _is_continuation(longer: list[Run], history: list[Run]) -> bool:
     if not history:
         return True
     last = len(history) - 1
-    rows = [tuple(row) for row in longer]
     return (
-        len(rows) > last
-        and rows[:last] == [tuple(row) for row in history[:last]]
-        and _parameters_of_run(rows[last]) == _parameters_of_run(history[last])
-        and rows[last][2] >= history[last][2]
+        len(longer) > last
+        and longer[:last] == history[:last]
+        and _parameters_of_run(longer[last]) == _parameters_of_run(history[last])
+        and longer[last][2] >= history[last][2]
     )
 
 

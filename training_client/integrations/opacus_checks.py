@@ -89,11 +89,7 @@ def require_plan(optimizer: Any, loader: Any, plan: Plan) -> None:
     Raises:
         NoGuaranteeError: they run another plan, or one that no guarantee covers.
     """
-    if plan.varies:
-        raise NoGuaranteeError(
-            "the plan's noise or clip norm changes from step to step, and Opacus' do not: train "
-            "with the optimizers of this package, or make a plan without schedules"
-        )
+    require_constant_plan(plan)
     found = plan_of(optimizer, loader)
     if found.sampling != plan.sampling:
         raise NoGuaranteeError(
@@ -108,6 +104,19 @@ def require_plan(optimizer: Any, loader: Any, plan: Plan) -> None:
                 "is charged: make the plan with plan_of(optimizer, loader)"
             )
     _require_batch_size(optimizer, plan)
+
+
+def require_constant_plan(plan: Plan) -> None:
+    """Raise unless all steps of a plan have the same noise and clip norm, as Opacus' have.
+
+    Raises:
+        NoGuaranteeError: noise or clip norm are scheduled or adapted.
+    """
+    if plan.varies:
+        raise NoGuaranteeError(
+            "the plan's noise or clip norm changes from step to step, and Opacus' do not: train "
+            "with the optimizers of this package, or make a plan without schedules"
+        )
 
 
 def find_sampler(loader: Any) -> Any:

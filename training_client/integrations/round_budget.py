@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from training_client.answers import Guarantee
-from training_client.budget import Allowance, LedgerBudget, StepCounter
+from training_client.budget import Allowance, LedgerBudget, StepCounter, require_granted
 from training_client.client import AccountingService, Reservation
 from training_client.errors import BudgetExhaustedError, DataError, NoGuaranteeError
 from training_client.plan import Plan
@@ -137,10 +137,12 @@ class RoundBudget:
 
         Raises:
             BudgetExhaustedError: all rounds are made, or the reservation has ended.
-            NoGuaranteeError: the reservation is not for this plan.
+            NoGuaranteeError: the reservation is not for this plan, or the ledger has granted fewer
+                rounds of it than the participant recorded.
             ServiceError: the service gave no usable answer; the round must not be made.
         """
-        self._budget(reservation)  # compares the reservation with the plan, before any charge
+        budget = self._budget(reservation)  # compares it with the plan, before any charge
+        require_granted(self._rounds_recorded(reservation) * self.steps_per_round, budget.made)
         charges = self.plan.charges(self.steps_per_round)
         left = reservation.steps_reserved - reservation.steps_granted
         if reservation.state != _OPEN or left < charges:
@@ -158,6 +160,13 @@ class RoundBudget:
         """Return the number of rounds that the ledger has granted of a reservation."""
         steps = reservation.steps_granted * self.plan.steps_per_charge
         return steps // self.steps_per_round
+
+    def _rounds_recorded(self, reservation: Reservation) -> int:
+        """Return the number of a reservation's rounds in the participant's own record."""
+        if self.folder is None or not (self.folder / RECORD).exists():
+            return 0
+        lines = (self.folder / RECORD).read_text().splitlines()  # a crash may have cut one
+        return sum(reservation.identifier in line for line in lines)
 
     def end(self, reservation: Reservation) -> None:
         """Commit the run; write its guarantee and certificate if there is a folder for them."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from opacus.optimizers import DPOptimizer
 
-from training_client.budget import Allowance
+from training_client.budget import Allowance, require_same_charge
 from training_client.errors import BudgetExhaustedError, NoGuaranteeError
 from training_client.integrations.batch_counting import BatchCounter
 from training_client.integrations.model_files import SaveModel, check_model_file, model_saver
@@ -64,20 +64,39 @@ class StepGate:
         self._physical_batches = PhysicalBatchTracker()
         self._next_hook: Callable[[DPOptimizer], None] | None = None
 
-    def guard(self, optimizer: Any, loader: Any, steps_made: int = 0) -> None:
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint must hold: the steps made, and what each was charged as."""
+        return {
+            "steps_made": self.steps,
+            "charged_mechanism": self._allowance.plan.charged_step(),
+        }
+
+    def guard(
+        self,
+        optimizer: Any,
+        loader: Any,
+        steps_made: int = 0,
+        saved: Mapping[str, Any] | None = None,
+    ) -> None:
         """Attach this gate to an Opacus optimizer, so that each step is checked first.
 
         Args:
             optimizer: an optimizer of Opacus.
             loader: the training loader.
-            steps_made: the number of steps that a checkpoint counts. A ledger's own count takes
-                precedence.
+            steps_made: the number of steps that the framework's checkpoint counts. A ledger's own
+                count takes precedence.
+            saved: what `state_dict` returned for the checkpoint, if it holds that. Its number of
+                steps is larger where balls-in-bins epochs ended early.
 
         Raises:
-            NoGuaranteeError: the optimizer and loader do not run the allowance's plan.
+            NoGuaranteeError: the optimizer and loader do not run the allowance's plan, or the
+                checkpoint's steps were charged as those of another plan.
         """
         require_plan(optimizer, loader, self._allowance.plan)
         require_full_precision(optimizer)
+        if saved is not None:
+            steps_made = max(steps_made, saved["steps_made"])
+            require_same_charge(saved["charged_mechanism"], steps_made, self._allowance.plan)
         self._batches = BatchCounter(loader)
         self.steps = max(self.steps, self._allowance.count_resumed(steps_made))
         self._optimizer, self._loader = optimizer, loader
@@ -149,6 +168,7 @@ class StepGate:
         require_no_skipped_steps(optimizer)
         require_finite_gradients(optimizer)
         self._is_permitted = False
+        self._leave_last_epoch()  # the loader may have begun another since the step was permitted
         if self._batches is not None and not hasattr(self._next_hook, "counts_batches"):
             self._batches.use_batch()
         run_on_rank_zero(partial(self._allowance.take, self.steps + 1))

@@ -88,7 +88,7 @@ class Participant:
             self._model, budget, generator, physical_batch_size, sparse_inputs=sparse_inputs
         )
         self._sampler = sampler_for_plan(budget.plan, len(examples), sampler)
-        self._private_sum.continue_epoch(self._sampler.position)
+        self._private_sum.continue_epoch(self._sampler)
 
     @property
     def steps(self) -> int:
@@ -175,7 +175,7 @@ class AdaptiveParticipant:
             generator=generator,
             physical_batch_size=physical_batch_size,
         )
-        self._optimizer.continue_epoch(self._sampler.position)
+        self._optimizer.continue_epoch(self._sampler)
 
     @property
     def steps(self) -> int:

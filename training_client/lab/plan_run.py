@@ -12,9 +12,17 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
-from training_client.budget import RELEASE_PATIENCE_SECONDS, Budget, LedgerBudget
+from training_client.budget import (
+    RELEASE_PATIENCE_SECONDS,
+    Budget,
+    LedgerBudget,
+    read_grants,
+    require_granted,
+    require_recorded_grants,
+)
 from training_client.client import AccountingService, Quote, Reservation
 from training_client.errors import BudgetExhaustedError, DataError, TrainingStoppedError
 from training_client.lab.checkpoint import Checkpoint
@@ -271,6 +279,7 @@ def reserve_budget(
     dataset: str,
     notify: Notify,
     noise: float | None = None,
+    record: Path | None = None,
 ) -> ChargedBudget:
     """Reserve budget in a dataset's ledger for a run's initial releases and its steps.
 
@@ -280,6 +289,7 @@ def reserve_budget(
         dataset: the name of the ledger's dataset.
         notify: called with messages for the user.
         noise: σ; by default the smallest that fits.
+        record: a file where each grant is recorded, as of `LedgerBudget`.
 
     Raises:
         BudgetExhaustedError: the plan does not fit; the message says what would. Nothing is held.
@@ -298,7 +308,7 @@ def reserve_budget(
         for release in spec.initial_releases:  # not a comprehension: what is held must be released
             releases.append(_reserve_release(accounting, dataset, release))  # noqa: PERF401
         if spec.changes_noise:
-            return _reserve_phases(accounting, spec, dataset, noise, releases, notify)
+            return _reserve_phases(accounting, spec, dataset, noise, releases, notify, record)
         plan, quote = _find_fitting_plan(accounting, spec, dataset, noise)
         reservation = accounting.reserve(dataset, plan.mechanism(spec.steps), _PURPOSE)
     except BaseException:  # an interrupt too: nobody else knows the reservations
@@ -311,7 +321,7 @@ def reserve_budget(
         notify(_describe_rest(quote.share, quote.steps, spec.steps))
     return LedgerBudget(
         accounting, plan, dataset, float(budget["delta"]), reservation, spec.initial_releases,
-        tuple(releases),
+        tuple(releases), record=record,
     )  # fmt: skip
 
 
@@ -333,6 +343,7 @@ def _reserve_phases(
     noise: float | None,
     releases: Sequence[Reservation],
     notify: Notify,
+    record: Path | None,
 ) -> PhasedLedgerBudget:
     """Reserve budget for each phase of a run with scheduled noise, or for none.
 
@@ -349,7 +360,7 @@ def _reserve_phases(
         try:
             budget = PhasedLedgerBudget.reserve(
                 accounting, plan, dataset, spec.steps, purpose=_PURPOSE,
-                before=spec.initial_releases, releases=tuple(releases),
+                before=spec.initial_releases, releases=tuple(releases), record=record,
             )  # fmt: skip
         except BudgetExhaustedError as error:
             refusal = error
@@ -443,6 +454,7 @@ def resume_budget(
     checkpoint: Checkpoint,
     initial_releases: tuple[Mechanism, ...],
     notify: Notify,
+    record: Path,
 ) -> ChargedBudget:
     """Return an interrupted run's reservations, with the steps not yet granted.
 
@@ -454,11 +466,16 @@ def resume_budget(
         checkpoint: the interrupted run.
         initial_releases: the releases before its first step, which were charged already.
         notify: called with messages for the user.
+        record: the file where the interrupted run recorded each grant.
 
     Raises:
-        NoGuaranteeError: the reservation is for another plan.
+        NoGuaranteeError: the reservation is for another plan, or the ledger granted fewer steps
+            than the run has made or recorded.
     """
-    budget, held = _reserved_budget(accounting, checkpoint, initial_releases)
+    for other in read_grants(record).keys() - set(checkpoint.reservations):  # initial releases
+        require_recorded_grants(record, accounting.reservation(other))
+    budget, held = _reserved_budget(accounting, checkpoint, initial_releases, record)
+    require_granted(checkpoint.steps, budget.made)
     notify(
         f"Resuming {', '.join(budget.reservations)} from a checkpoint after {checkpoint.steps} "
         "steps; "
@@ -473,15 +490,18 @@ def resume_budget(
 
 
 def _reserved_budget(
-    accounting: AccountingService, checkpoint: Checkpoint, before: tuple[Mechanism, ...]
+    accounting: AccountingService,
+    checkpoint: Checkpoint,
+    before: tuple[Mechanism, ...],
+    record: Path,
 ) -> tuple[ChargedBudget, Reservation]:
     """Return the budget of an interrupted run, and the reservation that its next step draws on."""
     plan, dataset = checkpoint.plan, checkpoint.dataset
     if plan.noise_schedule is not None:
         phased = PhasedLedgerBudget.resume(
-            accounting, plan, dataset, checkpoint.reservations, before=before
+            accounting, plan, dataset, checkpoint.reservations, before=before, record=record
         )
         return phased, phased.current_phase.reservation
     held = accounting.reservation(checkpoint.reservations[0])
     delta = float(accounting.dataset(dataset)["budget"]["delta"])
-    return LedgerBudget(accounting, plan, dataset, delta, held, before), held
+    return LedgerBudget(accounting, plan, dataset, delta, held, before, record=record), held

@@ -6,6 +6,7 @@ certificate.json       the ledger's certificate for the steps; with scheduled no
 pca.pt                 the principal components that examples are projected on
 pca-certificate.json   the ledger's certificate for the components
 checkpoint.pt          while a run with a ledger lasts
+granted.json           while a run with a ledger lasts: the steps that the ledger has granted
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from training_client.budget import Budget, NoBudget
+from training_client.budget import GRANTS, Budget, NoBudget
 from training_client.client import Json
-from training_client.errors import ServiceError, TrainingStoppedError
+from training_client.errors import ServiceError, ServiceRefusedError, TrainingStoppedError
 from training_client.lab.checkpoint import CHECKPOINT, Checkpoint
 from training_client.lab.pca import Projection
 from training_client.lab.recipe import Recipe
@@ -103,7 +104,7 @@ class RunFolder:
             self.save_model()
             if isinstance(self.budget, ChargedBudget):
                 self.write_checkpoint(self.budget.made)
-                if isinstance(error, ServiceError):
+                if not isinstance(error, ServiceRefusedError) and isinstance(error, ServiceError):
                     error.add_note("resume the run with --resume when the service is back")
             raise
 
@@ -121,12 +122,13 @@ class RunFolder:
         )
 
     def finish(self, result: Result) -> None:
-        """Write the privacy claim, commit the reservation and remove the checkpoint."""
+        """Write the privacy claim, commit the reservation, remove checkpoint and grant record."""
         # if the commit gets no answer, a resumed run has no step left to make and commits again
         self.write_checkpoint(result.steps)
         claim = self._bind_to_model(result.guarantee.document)
         settle(self.budget, result.steps, self.folder, claim)
         (self.folder / CHECKPOINT).unlink(missing_ok=True)
+        (self.folder / GRANTS).unlink(missing_ok=True)
 
     def _bind_to_model(self, claim: Json) -> Json:
         """Return a privacy claim with the saved model's SHA-256 added."""

@@ -96,7 +96,7 @@ def train(
     """
     budget = optimizer.allowance
     sampler = sampler_for_plan(budget.plan, len(data.train_labels), sampler)
-    optimizer.continue_epoch(sampler.position)
+    optimizer.continue_epoch(sampler)
     done, exhausted, requested = optimizer.steps_made, False, False
     scores = []
     with tune_process():

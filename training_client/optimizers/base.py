@@ -13,18 +13,21 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar, Final, NoReturn
 
 import torch
 from torch import nn
 
-from training_client.budget import Allowance, NoBudget
+from training_client.budget import Allowance, NoBudget, require_same_charge
 from training_client.errors import DataError, NoGuaranteeError
 from training_client.optimizers.state_source import NoisySource, StateSource, StepContext
 from training_client.plan import AdaptiveClipping, Plan, Schedule
 from training_client.private_step import Block, Loss, Transform
 from training_client.private_step.batches import Examples
-from training_client.private_step.private_sum import PrivateSum
+from training_client.private_step.private_sum import LOAD_EARLIER, PrivateSum
+from training_client.private_step.sampling import EpochProgress
+
+_CHARGED: Final = "charged_mechanism"  # the key of `Plan.charged_step` in a checkpoint
 
 
 class PrivateOptimizer(ABC):
@@ -140,13 +143,15 @@ class PrivateOptimizer(ABC):
         """Announce how many records were drawn for the step; `private_batches` calls it."""
         self.private_sum.expect_examples(count)
 
-    def continue_epoch(self, position: int) -> None:
-        """Resume an epoch at batch `position`; 0 starts a new epoch, skipping the old one's rest.
+    def continue_epoch(self, sampler: EpochProgress) -> None:
+        """Resume a sampler's epoch, or begin one with it; call it before drawing its batches.
+
+        With balls-in-bins sampling, each step then needs the next batch of this sampler.
 
         Raises:
-            NoGuaranteeError: the place is not that of the steps made.
+            NoGuaranteeError: the epoch, or the place in it, is not that of the steps made.
         """
-        self.private_sum.continue_epoch(position)
+        self.private_sum.continue_epoch(sampler)
 
     def step(self, examples: Examples, targets: torch.Tensor, loss: Loss) -> float:
         """Make one private step on a sampled batch; return the batch's mean loss.
@@ -176,7 +181,8 @@ class PrivateOptimizer(ABC):
         context = StepContext(
             noisy_mean, clipper, examples, targets, loss, size, self.private_sum.processes
         )
-        with torch.no_grad(), self._scaled_learning_rate(plan.learning_rate_schedule, step):
+        scaled = self._scaled_learning_rate(plan.learning_rate_schedule, step)
+        with torch.no_grad(), self.private_sum.reopened_by_errors(), scaled:
             self.update(context)
         self._adapt_clip_norm(plan.adaptive_clipping, noisy_mean.unclipped, is_ball)
         return noisy_mean.mean_loss
@@ -236,35 +242,65 @@ class PrivateOptimizer(ABC):
     def state_dict(self) -> dict[str, Any]:
         """Return the state that the optimizer keeps from step to step, for a checkpoint."""
         own = {name: getattr(self, name) for name in self.state_attributes}
-        return own | self.clipping_state()
+        return own | self.shared_state()
 
-    def clipping_state(self) -> dict[str, Any]:
-        """Return adaptive clipping's state for a checkpoint; empty without it."""
-        adapts = self.allowance.plan.adaptive_clipping is not None
-        return {"clip_factor": self.clip_factor} if adapts else {}
+    def shared_state(self) -> dict[str, Any]:
+        """Return what all optimizers keep: steps made, their cost, state of adaptive clipping."""
+        found: dict[str, Any] = {
+            "steps_made": self.steps_made,
+            _CHARGED: self.allowance.plan.charged_step(),
+        }
+        return found | ({"clip_factor": self.clip_factor} if self._adapts_clipping else {})
 
-    def load_clipping_state(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        """Restore adaptive clipping's state, if any; return the remaining state.
+    @property
+    def _adapts_clipping(self) -> bool:
+        """True if the clip norm is adapted from step to step."""
+        return self.allowance.plan.adaptive_clipping is not None
+
+    def load_shared_state(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """Restore what `shared_state` returned; return the rest, of this kind of optimizer.
+
+        A budget without a ledger counts the checkpoint's steps as made. A ledger has its own count.
 
         Raises:
-            DataError: the checkpoint has it and the plan has not, or the other way round.
+            DataError: the checkpoint has adaptive clipping and the plan has not, or the other way
+                round; or the number of steps is no integer.
+            NoGuaranteeError: the checkpoint's steps were made under another plan, or the ledger has
+                granted fewer of them.
         """
-        if ("clip_factor" in state) != bool(self.clipping_state()):
+        self.private_sum.require_no_open_step(LOAD_EARLIER)
+        rest = dict(state)
+        made, charged = rest.pop("steps_made", 0), rest.pop(_CHARGED, None)
+        if not isinstance(made, int):
+            raise DataError(f"the checkpoint is not one of this optimizer: steps_made is {made!r}")
+        if not isinstance(charged, str | None):
+            raise DataError(
+                f"the checkpoint is not one of this optimizer: {_CHARGED} is {charged!r}"
+            )
+        if ("clip_factor" in state) != self._adapts_clipping:
             raise DataError(
                 "the checkpoint and the plan do not agree on adaptive clipping: resume with the "
                 "plan of the run that wrote it"
             )
-        rest = dict(state)
+        if charged is not None:  # earlier versions did not write it
+            require_same_charge(charged, made, self.allowance.plan)
+        if made > self.steps_made:
+            self.private_sum.steps = max(self.steps_made, self.allowance.count_resumed(made))
         self.clip_factor = float(rest.pop("clip_factor", 1.0))
         return rest
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the state that `state_dict` returned.
 
+        For a new run that begins with the state of another, remove `steps_made` from it, and give
+        the other run's mechanism to the budget (`before`), so that the claim covers it too.
+
         Raises:
             DataError: another optimizer or model returned it.
+            NoGuaranteeError: the checkpoint's steps were made under another plan, or the ledger has
+                granted fewer of them.
         """
-        state = self.load_clipping_state(state)
+        state = self.load_shared_state(state)
         if set(state) != set(self.state_attributes):
             raise DataError(
                 f"the checkpoint has optimizer state {sorted(state)}, but this optimizer has "

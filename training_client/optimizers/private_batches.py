@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, default_colla
 
 from training_client.errors import BudgetExhaustedError, DataError
 from training_client.optimizers.base import PrivateOptimizer
-from training_client.private_step.sampling import Sampler, sampler_for_plan
+from training_client.private_step.sampling import Epoch, Sampler, sampler_for_plan
 
 Collate = Callable[[list[Any]], Any]
 
@@ -43,7 +43,8 @@ def private_batches(
         collate: makes a batch of a list of records; tensors have one record per row. A step with
             more or fewer rows than records is refused.
         sampler: draws the records; by default a new one that draws as the plan says.
-        workers: processes that load records ahead; none by default.
+        workers: processes that load records ahead; none by default. What they loaded ahead is lost
+            when the loop ends, and with it the place in an epoch of balls-in-bins sampling.
 
     Yields:
         What `collate` makes of the drawn records. A batch without records has the tensors of a
@@ -53,7 +54,8 @@ def private_batches(
         DataError: the dataset has no random access, no records or another number of them than the
             plan, or the sampler does not draw as the plan says.
         NoGuaranteeError: another run took steps of the same budget, a batch was not used for a
-            step, or the sampler is at another place in its epoch than the optimizer.
+            step, or the sampler is at another place in its epoch than the optimizer, or in another
+            epoch.
         ServiceError: the service gave no usable answer; no batch was drawn without one.
     """
     if isinstance(dataset, DataLoader):
@@ -67,8 +69,8 @@ def private_batches(
             "__getitem__, and not empty): of a stream, no record can be drawn at random"
         )
     sampler = sampler_for_plan(optimizer.plan, len(dataset), sampler)
-    optimizer.continue_epoch(sampler.position)
     drawn = _DrawnIndices(sampler, optimizer.share_of_records)
+    optimizer.continue_epoch(drawn)
     loader = DataLoader(
         dataset,
         batch_sampler=drawn,
@@ -82,15 +84,18 @@ def private_batches(
         except BudgetExhaustedError:
             return
         batch = next(batches)
-        optimizer.expect_examples(drawn.sizes.popleft())
+        optimizer.expect_examples(drawn.use_next())
         yield batch
 
 
 class _DrawnIndices:
     """An endless sequence of sampled batches, as lists of this process's record indices.
 
+    Workers load batches ahead, so the sampler may have drawn more of them than are used.
+
     Attributes:
-        sizes: the numbers of records in the batches that were drawn and not used yet.
+        epoch: the epoch of the last batch used.
+        position: the number of batches used in the current epoch; 0 at its end.
 
     Args:
         sampler: draws from all records.
@@ -99,15 +104,21 @@ class _DrawnIndices:
 
     def __init__(self, sampler: Sampler, share: tuple[int, int]) -> None:
         self._sampler, (self._rank, self._processes) = sampler, share
-        self.sizes = deque[int]()
+        self.epoch, self.position = sampler.epoch, sampler.position
+        self._unused = deque[tuple[int, Epoch | None, int]]()
 
     def __iter__(self) -> Iterator[list[int]]:
         """Yield the record indices of one batch after another."""
         while True:
             rows = self._sampler.draw()
             own = rows[rows % self._processes == self._rank].tolist()
-            self.sizes.append(len(own))
+            self._unused.append((len(own), self._sampler.epoch, self._sampler.position))
             yield own
+
+    def use_next(self) -> int:
+        """Move on to the next batch, and return its number of records."""
+        size, self.epoch, self.position = self._unused.popleft()
+        return size
 
 
 class _CollateOrEmpty:

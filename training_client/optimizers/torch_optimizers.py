@@ -56,12 +56,12 @@ class NoisyTorchOptimizer(PrivateOptimizer):
         self.torch_optimizer.zero_grad()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of PyTorch's optimizer, and that of adaptive clipping.
+        """Return the state of PyTorch's optimizer, and what every private optimizer has.
 
         For a model that `fully_shard` sharded, all of them must call it. Rank 0 gets
         whole tensors, as for an unsharded model, and the others an empty state.
         """
-        found = self.torch_optimizer.state_dict() | self.clipping_state()
+        found = self.torch_optimizer.state_dict() | self.shared_state()
         return self.trained.gather_state(found)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -69,9 +69,11 @@ class NoisyTorchOptimizer(PrivateOptimizer):
 
         Raises:
             DataError: another optimizer or model returned it.
+            NoGuaranteeError: the checkpoint's steps were made under another plan, or the ledger has
+                granted fewer of them.
         """
         own = self.torch_optimizer.state_dict()
-        state = self.load_clipping_state(state)
+        state = self.load_shared_state(state)
         try:
             for index, entries in state["state"].items():
                 for name, given in entries.items():

@@ -19,8 +19,9 @@ from training_client.private_step.clipped_sum import AccumulatedSum, BlockwiseSu
 from training_client.private_step.example_gradients import ExampleGradients
 from training_client.private_step.kernels.matmul import full_precision
 from training_client.private_step.layer_uses import EnginePath
-from training_client.private_step.model_checks import check_model, is_checked
+from training_client.private_step.model_checks import check_model, choose_rows, is_checked
 from training_client.private_step.model_pass import Loss, run_model_pass
+from training_client.private_step.replayed_layers import Places
 from training_client.private_step.rounding_bounds import (
     safe_bound_range,
     smallest_safe_factor,
@@ -78,6 +79,7 @@ class Clipper:
         self._sparse_inputs, self._path = sparse_inputs, path
         self._layers = find_trained_layers(model)
         self._batches = 0
+        self._places: Places = {}
         self.trained = trained or TrainedParameters(model)
         self.parameters = self.trained.whole
         self.blocks = cut_into_blocks(self.parameters)
@@ -118,7 +120,6 @@ class Clipper:
 
         def clip_physical_batch(examples: Examples, targets: torch.Tensor) -> ClippedSum:
             """Return the clipped sum of one physical batch."""
-            self._check_model_periodically(examples, targets, loss)
             gradients, mean_loss = self._example_gradients(examples, targets, loss)
             if transform.box:
                 return ClippedSum(gradients, None, mean_loss)
@@ -135,6 +136,7 @@ class Clipper:
             )
 
         with self.trained.gathered():
+            self._check_model_periodically(examples, targets, loss)
             return self._sum_physical_batches(
                 examples, targets, clip_physical_batch, transform.for_block
             )
@@ -246,7 +248,7 @@ class Clipper:
         sparse = examples if self._sparse_inputs and isinstance(examples, torch.Tensor) else None
         model_pass = run_model_pass(
             self._model, self._layers, examples, targets, loss,
-            path=self._path, sparse=sparse, keep_all=False,
+            path=self._path, sparse=sparse, keep_all=False, places=self._places,
         )  # fmt: skip
         gradients = model_pass.take_example_gradients(self.parameters)
         return gradients, float(model_pass.losses.mean())
@@ -256,17 +258,21 @@ class Clipper:
     ) -> None:
         """Check on the first, 16th, 256th … batch that the model's gradients can be clipped.
 
-        Once is not enough: a model may begin to mix examples later, or do so only at random.
+        Once is not enough: a model may begin to mix examples later, or do so only at random. The
+        examples are those of the whole batch, also where a physical batch has only one.
         """
-        if len(targets) < 2:
+        if len(targets) < 2 or len(targets) != count_examples(examples):
             return
         self._batches += 1
         if not is_checked(self._batches):
             return
         is_first_and_large = self._batches == 1 and len(targets) >= _LARGE_BATCH
         few = _FIRST_CHECKED_EXAMPLES if is_first_and_large else _CHECKED_EXAMPLES
-        part = slice(0, few)
-        run = partial(run_model_pass, self._model, self._layers, loss=loss, path=self._path)
+        part = choose_rows(targets, few)
+        run = partial(
+            run_model_pass, self._model, self._layers, loss=loss, path=self._path,
+            places=self._places,
+        )  # fmt: skip
         check_model(
             self._model, run, (select_examples(examples, part), targets[part]), self.parameters
         )

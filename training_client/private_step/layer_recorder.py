@@ -41,7 +41,7 @@ from training_client.private_step.layer_uses import (
     projection_gradients,
 )
 from training_client.private_step.recurrent_layers import run_recurrent_cell, run_recurrent_layer
-from training_client.private_step.replayed_layers import LayerCall, floating_outputs
+from training_client.private_step.replayed_layers import LayerCall, Places, floating_outputs
 
 Gradients = dict[torch.Tensor, ExampleGradients]
 
@@ -66,6 +66,7 @@ class LayerRecorder:
     path: EnginePath | None = None
     sparse: torch.Tensor | None = None
     keep_all: bool = True
+    places: Places = field(default_factory=dict)
     uses: list[LayerUse] = field(default_factory=list)
     parts: list[Parts] = field(default_factory=list)
 
@@ -209,8 +210,9 @@ class LayerRecorder:
         outputs = floating_outputs(output)
         wanted = tuple(at for at, each in enumerate(outputs) if each.requires_grad)
         call, inputs = LayerCall.from_arguments(
-            layer, trained_parameters(layer), (args, kwargs), self.examples, wanted
-        )
+            layer, trained_parameters(layer), (args, kwargs), self.examples, wanted,
+            self.places.setdefault((layer, self._calls(layer)), set()),
+        )  # fmt: skip
         if not inputs:
             raise self.unsupported_error(
                 layer, f"is given no tensor with one row for each of the {self.examples} examples: "
@@ -224,9 +226,16 @@ class LayerRecorder:
         edges = tuple(get_gradient_edge(each) for each in differentiated)
         shapes = tuple(each.shape for each in differentiated)
         self.uses.append(
-            LayerUse(layer, edges, shapes, inputs, call.example_gradients, is_bilinear=False)
-        )
+            LayerUse(
+                layer, edges, shapes, inputs, call.example_gradients, is_bilinear=False,
+                shared=call.shared,
+            )
+        )  # fmt: skip
         return output
+
+    def _calls(self, layer: nn.Module) -> int:
+        """Return how often the layer was recorded in this pass."""
+        return sum(each.layer is layer for each in self.uses)
 
     def _bag_inputs(
         self,

@@ -42,6 +42,7 @@ class LayerUse:
         inputs: what the layer was given, one example per row of the first dimension.
         differentiate: maps the inputs, and the loss gradients of the outputs, to the per-example
             gradients of the layer's parameters.
+        shared: tensors that the layer was given for all examples together.
         is_bilinear: whether absolute values of inputs and gradients give the sum of the magnitudes
             of the terms that a gradient is the sum of.
     """
@@ -52,6 +53,7 @@ class LayerUse:
     inputs: tuple[torch.Tensor, ...]
     differentiate: Differentiate
     is_bilinear: bool = True
+    shared: tuple[torch.Tensor, ...] = ()
 
     def example_gradients(self, inputs: Tensors, gradients: Tensors) -> Parts:
         """Return the layer's per-example gradients, in the precision of its parameters.

@@ -47,6 +47,25 @@ def is_checked(batch: int) -> bool:
     return batch == 1
 
 
+def choose_rows(targets: torch.Tensor, count: int) -> torch.Tensor:
+    """Return the rows of a batch to check: spread over it, and with different labels if it has any.
+
+    A batch is in the order of the dataset, which may be sorted by label. A loss that depends on the
+    labels of a batch, such as one with weights of classes, is seen only where they differ.
+
+    Args:
+        targets: of the batch, at least two.
+        count: the number of rows, which may be more than there are.
+    """
+    size = len(targets)
+    rows = torch.linspace(0, size - 1, min(count, size), device=targets.device).long()
+    if targets.dim() == 1:
+        other = (targets != targets[rows[0]]).nonzero().flatten()
+        if len(other) and bool((targets[rows] == targets[rows[0]]).all()):
+            rows[-1] = other[0]
+    return rows
+
+
 def check_model(
     model: nn.Module, run: RunModel, batch: Batch, parameters: Sequence[nn.Parameter]
 ) -> None:
@@ -70,7 +89,13 @@ def check_model(
     kept = torch.arange(len(labels), device=labels.device) % 2 == 0
     with _restored_random_state(labels.device):
         before = _random_state(labels.device)
+        sums = _buffer_sums(model)
         original = run(few, labels, differentiate=parameters)
+        if _buffer_sums(model) != sums:  # not seen by the count of a tensor's changes
+            raise UnsupportedModelError(
+                "the forward pass changes the model's buffers, which would store information about "
+                "examples without noise: turn that off"
+            )
         is_random = not torch.equal(before, _random_state(labels.device))
     with _restored_random_state(labels.device):
         altered = run(_replace_others(few, kept), _replace_rows(labels, kept))
@@ -204,8 +229,24 @@ def _require_equal_passes(
     """Raise unless layers got equal inputs and gradients for the same examples in both passes."""
     for one, other in _paired_uses(first, second):
         pairs = zip((*one.inputs, *one.gradients), (*other.inputs, *other.gradients), strict=True)
-        if not all(_is_close(a[first_rows], b[second_rows]) for a, b in pairs):
+        shared = zip(one.use.shared, other.use.shared, strict=True)
+        are_equal = all(_is_close(a[first_rows], b[second_rows]) for a, b in pairs) and all(
+            a.shape == b.shape and _is_close(a, b) for a, b in shared
+        )
+        if not are_equal:
             raise _mixing_error(one.use.layer)
+
+
+def _buffer_sums(model: nn.Module) -> list[str]:
+    """Return two sums of every buffer as text, so that NaN equals NaN.
+
+    They differ after almost any change of its values.
+    """
+    found = []
+    for each in model.buffers():
+        values = each.detach().double() if not each.is_complex() else each.detach().abs().double()
+        found.append(f"{float(values.sum())} {float(values.square().sum())}")
+    return found
 
 
 def _paired_uses(first: ModelPass, second: ModelPass) -> Iterator[tuple[UsePass, UsePass]]:

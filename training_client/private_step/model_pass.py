@@ -22,6 +22,7 @@ from training_client.private_step.layer_uses import (
     Tensors,
     merge_parts,
 )
+from training_client.private_step.replayed_layers import Places
 
 Loss = Callable[[Any, torch.Tensor], torch.Tensor]  # one value per example
 
@@ -101,6 +102,7 @@ def run_model_pass(
     path: EnginePath | None = None,
     sparse: torch.Tensor | None = None,
     keep_all: bool = True,
+    places: Places | None = None,
 ) -> ModelPass:
     """Run a batch through a model forward and backward; return the recorded layer calls.
 
@@ -116,13 +118,15 @@ def run_model_pass(
             any shape, skips zeros.
         keep_all: keep what every layer was given. Otherwise the gradients of normalisation layers
             are computed while the loss is differentiated, and the rest of the memory is freed.
+        places: which arguments of replayed layers have one row per example, known from earlier
+            passes; it is updated.
 
     Raises:
         UnsupportedModelError: a layer cannot be observed, the loss does not return one value per
             example, or the pass changes the model's state.
     """
     count = count_examples(examples)
-    recorder = LayerRecorder(model, count, path, sparse, keep_all)
+    recorder = LayerRecorder(model, count, path, sparse, keep_all, {} if places is None else places)
     with recorder.recording(layers), _require_unchanged_state(model) as state:
         losses = loss(call_model(model, examples), targets)
     if losses.shape != (count,):

@@ -6,10 +6,14 @@ this is where the budget is asked: no noisy mean is released without a step take
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -21,7 +25,9 @@ from training_client.private_step import AffineMap, Block, BlockwiseSum, Clipper
 from training_client.private_step.batches import Examples, count_examples, device_of
 from training_client.private_step.blocks import unflatten_vector
 from training_client.private_step.noise import FreshGenerator, gaussian_like
+from training_client.private_step.sampling import Epoch, EpochProgress
 from training_client.private_step.shared_budget import SharedBudget
+from training_client.private_step.single_process import require_same_process
 from training_client.private_step.step_processes import (
     OneProcess,
     SharedStep,
@@ -29,6 +35,15 @@ from training_client.private_step.step_processes import (
     StepTerms,
 )
 from training_client.private_step.trained_parameters import TrainedParameters
+
+LOAD_EARLIER: Final = (
+    "a checkpoint would change its number. Load it into a new optimizer, before a batch is drawn"
+)
+_BEGIN_ANEW: Final = (
+    "a record of its batch may have caused that, and noise does not hide it. Begin a new run, with "
+    "a new optimizer"
+)
+_COPY_LATER: Final = "a copy would release it again. Copy the optimizer between its steps"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,16 +74,18 @@ class _StepSum:
     Attributes:
         total: the clipped sum.
         noise_deviation: the standard deviation of the noise on each coordinate of the mean.
+        unread: the blocks whose noisy mean was not read yet; each may be read once.
     """
 
     total: BlockwiseSum
     noise_deviation: float
+    unread: deque[Block]
 
 
 class NoisyMean:
     """The noisy mean gradient that a step releases, readable once, block by block.
 
-    The noise of a block is drawn when the block is read.
+    The noise of a block is drawn when the block is read. The step is finished with the last block.
 
     Attributes:
         mean_loss: the batch's mean loss, without noise: for the data owner's eyes only.
@@ -99,8 +116,7 @@ class NoisyMean:
     ) -> None:
         self.mean_loss, self.noise_deviation = mean_loss, noise_deviation
         self.unclipped = unclipped
-        self._blocks: Sequence[Block] | None = blocks
-        self._parameters, self._make_block = parameters, make_block
+        self._blocks, self._parameters, self._make_block = blocks, parameters, make_block
         self._trained = trained
 
     def for_each_block(self, process: Callable[[NoisyBlock], None]) -> None:
@@ -109,7 +125,7 @@ class NoisyMean:
         Raises:
             RuntimeError: the mean has been read already.
         """
-        for block in self._take_blocks():
+        for block in self._blocks:
             process(self._make_block(block, self._parameters[0].new_empty(block.size)))
 
     def to_tensors(self) -> list[torch.Tensor]:
@@ -120,9 +136,8 @@ class NoisyMean:
         """
         if self._trained is not None and self._trained.is_sharded:
             return self._to_sharded_tensors(self._trained)
-        blocks = self._take_blocks()
-        means = self._parameters[0].new_empty(sum(block.size for block in blocks))
-        for block in blocks:
+        means = self._parameters[0].new_empty(sum(block.size for block in self._blocks))
+        for block in self._blocks:
             self._make_block(block, block.view_in(means))
         return unflatten_vector(means, self._parameters)
 
@@ -138,19 +153,12 @@ class NoisyMean:
         self.for_each_block(keep_own_rows)
         return trained.as_held(means)
 
-    def _take_blocks(self) -> Sequence[Block]:
-        """Return the blocks; raise if the noisy mean was read before."""
-        blocks, self._blocks = self._blocks, None
-        if blocks is None:
-            raise RuntimeError(
-                "a step's noisy mean can be read once: reading it again would draw other noise for "
-                "the same sum"
-            )
-        return blocks
-
 
 class PrivateSum:
     """Releases the noisy mean of clipped gradients, once for each step that a budget covers.
+
+    A step is open from `take` until its noisy mean was read to the end. Only the process that made
+    the object releases it, not a forked one, and one thread at most.
 
     Attributes:
         allowance: the budget that covers the steps.
@@ -199,10 +207,27 @@ class PrivateSum:
         self._device = self.clipper.parameters[0].device
         self._generator = generator or FreshGenerator(self._device)
         self.steps = allowance.made
-        self._is_step_open = False  # the last step was taken, and nothing was released for it yet
+        self._process, self._lock = os.getpid(), threading.RLock()
+        self._is_step_open = False  # the last step was taken, and not all of its mean was read
         self._is_batch_read = False  # the batch of that step was looked at
         self._examples_drawn: int | None = None  # for that step, if `expect_examples` was called
         self._needs_drawn_examples = self.processes.are_several
+        self._sampler: EpochProgress | None = None  # draws the batches, if they have epochs
+        self._epoch: Epoch | None = None  # of the batch of the last step
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy has.
+
+        Raises:
+            NoGuaranteeError: a step is open, which the copy would release a second time.
+        """
+        self.require_no_open_step(_COPY_LATER)
+        return {name: value for name, value in vars(self).items() if name != "_lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore a copy, for the process that made it."""
+        vars(self).update(state)
+        self._process, self._lock = os.getpid(), threading.RLock()
 
     @property
     def plan(self) -> Plan:
@@ -222,22 +247,47 @@ class PrivateSum:
 
         Raises:
             BudgetExhaustedError: the budget covers no further step.
-            NoGuaranteeError: another run took the step, the step before was not finished, or
-                several processes train that do not share the budget.
+            NoGuaranteeError: another run took the step, the step before was not finished, several
+                processes train that do not share the budget, this process is a fork, or
+                `continue_epoch` was not called for balls-in-bins sampling.
             ProcessLostError: another process ended or did not answer in time.
             ServiceError: no usable answer.
         """
+        require_same_process(self._process)
         self.processes.require_usable()
+        with self._lock:
+            self.require_no_open_step(_BEGIN_ANEW)
+            self._require_sampler()
+            self.allowance.take(self.steps + 1)
+            self.steps += 1
+            self._is_step_open, self._is_batch_read = True, False
+            self._examples_drawn = None
+
+    def require_no_open_step(self, problem: str) -> None:
+        """Raise if a step was taken and is not finished.
+
+        Args:
+            problem: why that is a problem here, and the way out.
+
+        Raises:
+            NoGuaranteeError: see above.
+        """
         if self._is_step_open:
             raise NoGuaranteeError(
-                f"step {self.steps} was taken from the budget but not finished: a record of its "
-                "batch may have caused that, and noise does not hide it. Begin a new run, with a "
-                "new optimizer"
+                f"step {self.steps} was taken from the budget but not finished: {problem}"
             )
-        self.allowance.take(self.steps + 1)
-        self.steps += 1
-        self._is_step_open, self._is_batch_read = True, False
-        self._examples_drawn = None
+
+    @contextmanager
+    def reopened_by_errors(self) -> Iterator[None]:
+        """Context manager for the use of a noisy mean: after an error, its step is unfinished.
+
+        The batch is still in memory, so whether there is enough for the update may depend on it.
+        """
+        try:
+            yield
+        except BaseException:
+            self._is_step_open = True
+            raise
 
     def expect_examples(self, count: int) -> None:
         """Announce how many records this process drew for the step that budget was spent on.
@@ -247,25 +297,78 @@ class PrivateSum:
         """
         self._examples_drawn, self._needs_drawn_examples = count, True
 
-    def continue_epoch(self, position: int) -> None:
-        """Resume an epoch at batch `position`; 0 starts a new epoch, skipping the old one's rest.
+    def continue_epoch(self, sampler: EpochProgress) -> None:
+        """Resume a sampler's epoch, or begin one with it and skip the rest of the one before.
 
         An epoch of balls-in-bins sampling is charged as one draw of its bins. After others are
-        drawn, the steps left of it cover nothing.
+        drawn, the steps left of it cover nothing. From now on each step needs the next batch of
+        this sampler.
 
         Args:
-            position: the number of batches that the sampler drew in its current epoch.
+            sampler: draws the batches, or shows which of them was used last.
 
         Raises:
-            NoGuaranteeError: it is not the number of steps made in the epoch.
+            NoGuaranteeError: the sampler is in another epoch than the steps made, or at another
+                place in it; or a step is unfinished.
         """
-        self.steps = self.steps if position else self.plan.whole_charges(self.steps)
-        if self.steps % self.plan.steps_per_charge != position:
+        if not hasattr(sampler, "epoch"):
             raise NoGuaranteeError(
-                f"the sampler drew {position} batches of its epoch, and {self.steps} steps are "
-                f"made, in epochs of {self.plan.steps_per_charge}: each batch needs one step. "
-                "Train with a new sampler, which begins a new epoch"
+                f"expected the sampler that draws the batches, got {sampler!r}: call "
+                "continue_epoch(sampler) before its first batch"
             )
+        with self._lock:
+            self.require_no_open_step(_BEGIN_ANEW)
+            steps = self.steps if sampler.position else self.plan.whole_charges(self.steps)
+            place, epoch = steps % self.plan.steps_per_charge, sampler.epoch
+            is_known = epoch is not None and (
+                epoch == self._epoch or (self._epoch is None and epoch.is_restored)
+            )
+            if sampler.position != place or (place and not is_known):
+                raise self._wrong_place(sampler, steps, place)
+            self.steps, self._sampler, self._epoch = steps, sampler, epoch
+
+    def _require_sampler(self) -> EpochProgress | None:
+        """Return the sampler that draws the batches; None if they have no epochs.
+
+        Raises:
+            NoGuaranteeError: they have, and the sampler is not known.
+        """
+        if self.plan.steps_per_charge == 1:
+            return None
+        if self._sampler is None:
+            raise NoGuaranteeError(
+                "each step of balls-in-bins sampling needs the next batch of an epoch, and the "
+                "sampler that draws them is not known: call continue_epoch(sampler) before its "
+                "first batch, or train with private_batches"
+            )
+        return self._sampler
+
+    def _require_next_batch(self) -> Epoch | None:
+        """Return the epoch of the batch that the sampler drew for this step.
+
+        Raises:
+            NoGuaranteeError: the sampler drew none, several, or one of another epoch.
+        """
+        sampler = self._require_sampler()
+        if sampler is None:
+            return None
+        made, length = self.current_step - 1, self.plan.steps_per_charge
+        is_first, is_same = made % length == 0, sampler.epoch == self._epoch
+        place = (made + 1) % length
+        if sampler.position != place or is_first == is_same:
+            raise self._wrong_place(sampler, made, place)
+        return sampler.epoch
+
+    def _wrong_place(self, sampler: EpochProgress, made: int, place: int) -> NoGuaranteeError:
+        """Return the error of a sampler that is not at `place` in the epoch of the steps made."""
+        which = "another" if sampler.position == place else "its"
+        return NoGuaranteeError(
+            f"the sampler drew {sampler.position} batches of {which} epoch, and {made} steps are "
+            f"made, in epochs of {self.plan.steps_per_charge}: each step needs the next batch of "
+            "one epoch, drawn for it by the sampler that continue_epoch was called with. Workers "
+            "of private_batches draw ahead, and what its loop leaves is lost: train in one loop, "
+            "or with a new sampler and continue_epoch(sampler), which begins a new epoch"
+        )
 
     def release(
         self, examples: Examples, targets: torch.Tensor, loss: Loss, transform: Transform
@@ -277,16 +380,19 @@ class PrivateSum:
             DataError: the examples are on another device than the model, or not those drawn.
             ProcessLostError: another process ended, failed or did not answer in time.
         """
+        require_same_process(self._process)
         device = device_of(examples)
         if device != self._device:
             raise DataError(
                 f"the examples are on {device}, the model on {self._device}: move one of them"
             )
-        self._require_drawn_batch()
-        if not self._is_step_open or self._is_batch_read:
-            self.take()
-        self._is_batch_read = True
-        drawn, self._examples_drawn = self._examples_drawn, None
+        with self._lock:
+            self._require_drawn_batch()
+            epoch = self._require_next_batch()
+            if not self._is_step_open or self._is_batch_read:
+                self.take()
+            self._is_batch_read, self._epoch = True, epoch
+            drawn, self._examples_drawn = self._examples_drawn, None
         terms = StepTerms(self.steps, transform.bound, self._noise_deviation(transform))
         clipping, size = self.plan.adaptive_clipping, self.plan.expected_batch_size
         with self.trained.gathered():
@@ -298,13 +404,13 @@ class PrivateSum:
         unclipped = None
         if clipping is not None and transform.counts:
             unclipped = self._noisy_count(total.unclipped, clipping.count_noise) / size
-        self._is_step_open = False
+        step = _StepSum(total, terms.noise_deviation, deque(self.clipper.blocks))
         return NoisyMean(
             mean_loss,
             terms.noise_deviation,
             self.clipper.blocks,
             self.clipper.parameters,
-            partial(self._noisy_block, _StepSum(total, terms.noise_deviation), transform),
+            partial(self._noisy_block, step, transform),
             unclipped,
             self.trained,
         )
@@ -332,6 +438,13 @@ class PrivateSum:
         self, step: _StepSum, transform: Transform, block: Block, mean: torch.Tensor
     ) -> NoisyBlock:
         """Write (clipped sum + noise) / expected batch size into `mean`, for one block."""
+        require_same_process(self._process)
+        if not step.unread or step.unread.popleft() is not block:
+            raise RuntimeError(
+                "a step's noisy mean can be read once: reading it again would draw other noise for "
+                "the same sum"
+            )
+        is_last = not step.unread
         affine, deviation = transform.for_block(block), step.noise_deviation
         factor = transform.gain / self.plan.expected_batch_size
         step.total.write_block(block, affine, mean)
@@ -341,6 +454,8 @@ class PrivateSum:
         else:
             mean.mul_(factor)
         self.processes.add_up(mean)
+        if is_last:
+            self._is_step_open = False
         return NoisyBlock(block, mean, affine, deviation)
 
     def _noisy_count(self, count: int, deviation: float) -> float:

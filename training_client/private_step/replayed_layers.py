@@ -23,6 +23,8 @@ from training_client.private_step.kernels.matmul import full_precision
 _CHUNK_SIZE: Final = 1 << 20  # coordinates of inputs and gradients of the examples run at once
 
 Values = tuple[torch.Tensor, ...]
+# which arguments of a layer's n-th call in a pass have one row per example
+Places = dict[tuple[nn.Module, int], set[int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,20 +55,41 @@ class LayerCall:
         arguments: tuple[tuple[Any, ...], dict[str, Any]],
         examples: int,
         wanted: tuple[int, ...],
+        known: set[int],
     ) -> tuple[LayerCall, Values]:
-        """Split a call into a `LayerCall` without per-example tensors, and these tensors."""
+        """Split a call into a `LayerCall` without per-example tensors, and these tensors.
+
+        Args:
+            layer: the layer.
+            parameters: its own trained parameters.
+            arguments: of the call.
+            examples: their number.
+            wanted: which outputs have gradients.
+            known: the places that had one row per example in earlier passes, or nothing before the
+                first; it is updated. A tensor for all examples may have as many rows by chance.
+        """
         leaves, structure = tree_flatten(arguments)
-        places = tuple(
+        found = {
             place
             for place, leaf in enumerate(leaves)
             if isinstance(leaf, torch.Tensor) and leaf.dim() > 0 and len(leaf) == examples
-        )
+        }
+        if known:
+            known &= found
+        else:
+            known |= found
+        places = tuple(sorted(known))
         inputs = tuple(leaves[place].detach() for place in places)
         rest = tuple(
             None if place in places else leaf.detach() if isinstance(leaf, torch.Tensor) else leaf
             for place, leaf in enumerate(leaves)
         )
         return cls(layer, parameters, rest, structure, places, wanted), inputs
+
+    @property
+    def shared(self) -> Values:
+        """The tensors that the layer was given for all examples together."""
+        return tuple(leaf for leaf in self.leaves if isinstance(leaf, torch.Tensor))
 
     def run(self, parameters: Mapping[str, torch.Tensor], inputs: Sequence[torch.Tensor]) -> Values:
         """Repeat the call with other parameters and inputs; return outputs that need gradients."""

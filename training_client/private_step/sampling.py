@@ -8,6 +8,8 @@ epoch, as if the data were shuffled, but batches have random sizes.
 
 from __future__ import annotations
 
+import secrets
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, Protocol
 
 import torch
@@ -20,20 +22,44 @@ _UNIFORM_SPACING: Final = 2.0**-53  # of uniform random numbers in double precis
 _WORDS: Final = 2**53  # PyTorch draws integers below a power of two equally often
 
 
-class Sampler(Protocol):
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    """One assignment of the records to the batches of an epoch.
+
+    Attributes:
+        identifier: random; an assignment that is saved and restored keeps it.
+        is_restored: whether it was loaded from a sampler's state.
+    """
+
+    identifier: str = field(default_factory=lambda: secrets.token_hex(8))
+    is_restored: bool = field(default=False, compare=False)
+
+
+class EpochProgress(Protocol):
+    """Interface of what shows which epoch the last batch is of, and how many were drawn before.
+
+    Attributes:
+        epoch: the epoch of the last batch; None before the first, and if batches have no epochs.
+        position: the number of batches drawn in the current epoch; 0 at its end, and if batches
+            have no epochs.
+    """
+
+    epoch: Epoch | None
+    position: int
+
+
+class Sampler(EpochProgress, Protocol):
     """Interface of samplers, which draw the batches of a run.
 
     Attributes:
         sampling: its name in a plan.
         dataset_size: N, the number of records.
         sample_rate: q, the probability of each record to be in a batch.
-        position: the number of batches drawn in the current epoch; 0 if batches have no epochs.
     """
 
     sampling: ClassVar[str]
     dataset_size: int
     sample_rate: float
-    position: int
 
     def draw(self) -> torch.Tensor:
         """Draw one batch; return the indices of its records in ascending order."""
@@ -83,6 +109,7 @@ class PoissonSampler:
     """
 
     sampling: ClassVar[str] = POISSON
+    epoch: Epoch | None = None
     position = 0
 
     def __init__(
@@ -110,6 +137,7 @@ class BallsInBinsSampler:
         dataset_size: N, the number of records.
         bins: b, the number of batches in an epoch.
         sample_rate: 1/b, the probability of each record to be in a batch.
+        epoch: the epoch of the last batch; None before the first.
         position: the number of batches drawn in the current epoch; 0 at its end.
 
     Args:
@@ -126,6 +154,7 @@ class BallsInBinsSampler:
         self.dataset_size, self.bins, self.sample_rate = dataset_size, bins, 1 / bins
         self._generator = generator or FreshGenerator(torch.device("cpu"))
         self._batches: tuple[torch.Tensor, ...] = ()
+        self.epoch: Epoch | None = None
         self.position = 0
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -136,6 +165,7 @@ class BallsInBinsSampler:
         """Return the indices of the next batch's records in ascending order."""
         if self.position == 0:
             self._batches = draw_epoch(self.dataset_size, self.bins, self._generator)
+            self.epoch = Epoch()
         batch = self._batches[self.position]
         self.position = (self.position + 1) % self.bins
         return batch
@@ -152,6 +182,7 @@ class BallsInBinsSampler:
             "dataset_size": self.dataset_size,
             "bins": self.bins,
             "left": [each.clone() for each in left],
+            "epoch": self.epoch.identifier if self.epoch else None,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -168,6 +199,8 @@ class BallsInBinsSampler:
         left = tuple(state["left"])
         self.position = (self.bins - len(left)) % self.bins
         self._batches = (torch.empty(0, dtype=torch.int64),) * self.position + left
+        # earlier versions did not save the identifier
+        self.epoch = Epoch(state.get("epoch") or Epoch().identifier, is_restored=True)
 
 
 def draw_epoch(

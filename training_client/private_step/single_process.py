@@ -1,4 +1,4 @@
-"""Refuses to train in several processes that do not share one budget."""
+"""Refuses to train in several processes that do not share one budget, and in forked ones."""
 
 from __future__ import annotations
 
@@ -30,6 +30,20 @@ def require_one_process() -> None:
             "and each would be a run of its own on the same records: start one process, or make "
             "one run of them with init_process_group and share_budget "
             "(docs/how-to/several-processes.md)"
+        )
+
+
+def require_same_process(process: int) -> None:
+    """Raise unless this is the process with the given number, and no fork of it.
+
+    Raises:
+        NoGuaranteeError: it is another process.
+    """
+    if os.getpid() != process:
+        raise NoGuaranteeError(
+            "the optimizer belongs to this process's parent, which may make the same step: each "
+            "would release its batch with noise of its own. Create the budget and the optimizer in "
+            "the process that trains"
         )
 
 

@@ -64,7 +64,7 @@ class TokenGradients(ChunkedGradients):
             padding: a token whose row gets no gradient.
         """
         count = len(tokens)
-        keys = tokens * count + torch.arange(count, device=tokens.device)[:, None]
+        keys = tokens.long() * count + torch.arange(count, device=tokens.device)[:, None]
         return cls._from_keys(keys.flatten(), gradients.flatten(0, 1), count, vocabulary, padding)
 
     @classmethod

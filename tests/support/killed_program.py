@@ -1,0 +1,168 @@
+"""A training program that tests kill and start again, with a ledger behind it."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from accountant_service.api.ledger_views import encode_answer
+from accountant_service.guarantee import NeighbouringRelation
+from accountant_service.ledger import database as opening
+from accountant_service.ledger.api_keys import Keys, Scope
+from accountant_service.ledger.repository import Repository
+from accountant_service.ledger.rules import NewDataset, Reservation
+from accountant_service.ledger.service import Ledger, WriteRequest
+from accountant_service.ledger.verification import verify
+from tests.support.databases import free_port
+from tests.support.pages import ROOT
+from tests.support.server import Server
+
+COUNTING = """
+import os, runpy, time
+from training_client.private_step.private_sum import PrivateSum
+genuine, count = PrivateSum.release, os.open({count!r}, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+def release(self, *of):
+    os.write(count, b".")
+    time.sleep(0.01)
+    return genuine(self, *of)
+PrivateSum.release = release
+runpy.run_path({program!r}, run_name="__main__")
+"""
+
+
+def loop_of(program: str) -> list[str]:
+    """Return the lines of a program that it marks as the loop."""
+    loop = program.partition("# the loop\n")[2].partition("# the end of the loop")[0]
+    return loop.strip().splitlines()
+
+
+class KilledProgram:
+    """A training program, with a ledger and its server; each process counts the steps it begins.
+
+    Attributes:
+        server: the server, which the program must be told.
+        environment: of the program; it has a key for the ledger.
+
+    Args:
+        folder: for the ledger and the counts.
+        dataset: name, number of records and ε of the budget in the ledger.
+        python: the interpreter; this one by default.
+    """
+
+    def __init__(
+        self, folder: Path, dataset: tuple[str, int, float], python: Path | None = None
+    ) -> None:
+        url = f"sqlite:///{folder}/ledger.db"
+        self.repository: Repository = opening.open_repository(url)
+        token, admin = Keys(self.repository).create([Scope.ADMIN])
+        self.name, size, epsilon = dataset
+        relation = NeighbouringRelation.ADD_OR_REMOVE_ONE
+        Ledger(self.repository, encode_answer).create_dataset(
+            WriteRequest(admin, "first", "bench", None),
+            NewDataset(self.name, size, epsilon, 1e-5, relation, "record"),
+        )
+        self.folder, self.python = folder, python or Path(sys.executable)
+        self.server = Server(url, folder)
+        self.server.wait()
+        self.environment = os.environ | {
+            "ACCOUNTANT_API_KEY": token, "PYTHONPATH": f"{folder}:{ROOT}",
+            "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo",
+        }  # fmt: skip
+
+    def start(
+        self, program: Path, arguments: Sequence[str] = (), processes: int = 1
+    ) -> list[subprocess.Popen[str]]:
+        """Start the program in processes as torchrun does, or alone."""
+        port = str(free_port())
+        started = []
+        for rank in range(processes):
+            file = self.folder / f"counted-{rank}.py"
+            counts = str(self.count_file(rank))
+            file.write_text(COUNTING.format(count=counts, program=str(program)))
+            launched = {
+                "RANK": str(rank), "WORLD_SIZE": str(processes),
+                "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
+            }  # fmt: skip
+            process = subprocess.Popen(
+                [self.python, file, *arguments],
+                env=self.environment | (launched if processes > 1 else {}),
+                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            )  # fmt: skip
+            started.append(process)
+        return started
+
+    def count_file(self, rank: int) -> Path:
+        """Return the file to which a rank adds a byte at the beginning of each step."""
+        return self.folder / f"steps-{rank}"
+
+    def begun(self, rank: int = 0) -> int:
+        """Return the number of steps that a rank began, in all its processes."""
+        file = self.count_file(rank)
+        return file.stat().st_size if file.exists() else 0
+
+    def reservation(self) -> Reservation:
+        """Return the one reservation: the program goes on with it."""
+        with self.repository.reading() as reading:
+            dataset = reading.find_dataset(self.name)
+            assert dataset is not None
+            (found,) = reading.list_reservations(dataset)
+        return found
+
+    def kill_after(
+        self, steps: int, processes: list[subprocess.Popen[str]], victim: int = 0
+    ) -> dict[int, str]:
+        """Kill one process somewhat after its next steps; the others must fail by themselves.
+
+        Returns:
+            What each of the others printed.
+        """
+        limit, deadline = self.begun(victim) + steps, time.monotonic() + 120
+        while self.begun(victim) < limit:
+            assert time.monotonic() < deadline
+            assert processes[victim].poll() is None, processes[victim].communicate()[0]
+            time.sleep(0.002)
+        time.sleep(random.random() * 0.02)
+        processes[victim].send_signal(signal.SIGKILL)
+        outputs = [process.communicate(timeout=120)[0] for process in processes]
+        assert processes[victim].returncode == -signal.SIGKILL
+        others = {rank: text for rank, text in enumerate(outputs) if rank != victim}
+        assert all(processes[rank].returncode > 0 for rank in others)
+        return others
+
+    def require_charged(self, processes: int = 1) -> None:
+        """No process began more steps than are charged."""
+        granted = self.reservation().steps_granted
+        for rank in range(processes):
+            assert self.begun(rank) <= granted
+
+    def require_finished(
+        self, processes: list[subprocess.Popen[str]], run: Path, steps: int
+    ) -> tuple[str, dict[str, Any]]:
+        """Wait for the rest of the run; return what rank 0 printed, and the certificate's claim.
+
+        Args:
+            processes: as they were started.
+            run: the folder with the results.
+            steps: the number of steps in the plan.
+        """
+        outputs = [process.communicate(timeout=240)[0] for process in processes]
+        assert [process.returncode for process in processes] == [0] * len(processes), outputs
+        held = self.reservation()
+        assert (held.state, held.steps_granted) == ("committed", steps)
+        claim = json.loads((run / "certificate.json").read_text())
+        assert (claim["steps"], claim["reservation"]) == (steps, held.identifier)
+        assert verify(self.repository).faults == []
+        return outputs[0], claim
+
+    def close(self) -> None:
+        """Stop the server, and close the ledger."""
+        self.server.kill()
+        self.repository.close()

@@ -82,7 +82,7 @@ test-flower: $(READY) $(FLOWER_READY)  ## Flower's messages, and eight sites tha
 	$(BIN)/python -m pytest tests/e2e/test_federated_sites.py
 
 test-browser: $(READY)  ## the web pages in Chromium; screenshots in build/screenshots
-	$(BIN)/python -m pytest -m browser
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m browser
 
 test-all: $(READY)  ## all tests except the nightly ones
 	$(BIN)/python -m pytest $(PARALLEL) -m "not nightly"
@@ -93,7 +93,7 @@ test-nightly: $(READY)  ## 10 000 random mechanisms, more kills and generated re
 bench: $(READY)  ## print the benchmark tables
 	$(BIN)/python benchmarks/accounting.py $(BENCH_OPTIONS)
 	$(BIN)/python benchmarks/http.py
-	$(BIN)/python benchmarks/hostile_load.py
+	$(BIN)/python benchmarks/hostile_load.py $(filter --quick,$(BENCH_OPTIONS))
 
 ##@ Write the documentation
 docs: $(READY)  ## serve the documentation on http://127.0.0.1:8001; reloads on every change

@@ -39,6 +39,7 @@ from accountant_service.numerics.laws.fixed_size_replacement import (
 )
 from accountant_service.numerics.laws.profile_pair import ProfilePair, RenyiPair
 from accountant_service.numerics.laws.replaced_laplace import ReplacedLaplacePair
+from accountant_service.numerics.laws.replaced_person import ReplacedPersonPair
 from accountant_service.numerics.laws.replaced_record import ReplacedRecord
 from accountant_service.numerics.laws.revealed_sample import RevealedSamplePair
 from accountant_service.numerics.laws.several_records import SeveralRecordsPair
@@ -256,9 +257,12 @@ def _several_records_pair(group: ReleaseGroup) -> SeveralRecordsPair:
     return SeveralRecordsPair(int(records), group.rate, 1 / group.sigma)  # type: ignore[arg-type]
 
 
-def _several_records_law(group: ReleaseGroup, relation: NeighbouringRelation) -> ReleaseLaw:  # noqa: ARG001
+def _several_records_law(group: ReleaseGroup, relation: NeighbouringRelation) -> ReleaseLaw:
     """Return the dominating pair of a release in which one person owns several sampled records."""
-    return Release(_several_records_pair(group))
+    pair = _several_records_pair(group)
+    if relation is NeighbouringRelation.REPLACE_ONE:  # 2C apart, each C from absence
+        return Release(ReplacedPersonPair(replace(pair, mu=0.5 * pair.mu)))
+    return Release(pair)
 
 
 def _truncated_poisson(group: ReleaseGroup, relation: NeighbouringRelation) -> ReleaseLaw:
@@ -574,7 +578,6 @@ _KINDS: Final[Mapping[str, _Kind]] = {
         _several_records_law,
         "Ganesh 2024, arXiv 2401.10294v2, Theorem 3.1; proved in docs/accountants/kinds.md",
         "a person has at most the stated number of records, each clipped and sampled by itself",
-        relations=frozenset([NeighbouringRelation.ADD_OR_REMOVE_ONE]),
         samples_itself=True,
     ),
     "truncated_poisson_sampled": _Kind(

@@ -46,6 +46,7 @@ kind the bounds hold only while the term is there.
     saddle_point        `laws.sampled_gaussian.log_moments`     test_numerics.py
                         `ReplacedRecord.log_moments`            test_replaced_record.py
                         `FixedSizeReplacement.log_moments`      test_fixed_size_replacement.py
+                        `ReplacedPersonPair.log_moments`        test_replaced_person.py
     laws.lognormal_sum  `_BestBounds`, `_ClassMoments`,         test_balls_in_bins.py
                         `compose_class`, `sum_above`,       test_complex_balls.py
                         `_sum_blocks`, `_bound_wrapped`,

@@ -28,6 +28,7 @@ most kμ; to the left of the first, R lies between w₀ and its value there.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import ClassVar, Final
@@ -56,6 +57,7 @@ _STRIP: Final = np.linspace(0.02, 0.98, 49)
 _WEIGHT_MIN: Final = -100.0  # log of the least weight that is kept of many sampled records
 _TABLE: Final = 4096  # nodes from which Newton's method starts
 _NEWTON_STEPS: Final = 6
+LEAST_OUTPUT: Final = 41.0  # distance from 0 beyond which a normal law has no mass
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,14 +79,14 @@ class SeveralRecordsPair:
     @property
     def infinite_masses(self) -> tuple[float, float]:
         """0, and the probability that more records are sampled than the computation considers."""
-        kept = len(self._weights()[0])
+        kept = len(self.weights()[0])
         dropped = (self.records + 1 - kept) * math.exp(_WEIGHT_MIN)
         return 0.0, dropped if kept <= self.records else 0.0
 
     @property
     def largest_shift(self) -> float:
         """The mean output if the largest number of records that is considered is sampled."""
-        return float(self._weights()[0][-1]) * self.mu
+        return float(self.weights()[0][-1]) * self.mu
 
     def masses(self, edges: Array) -> IntervalMasses:
         """Return each log-likelihood-ratio interval's probability, without and with the person."""
@@ -94,7 +96,7 @@ class SeveralRecordsPair:
         error = np.concatenate([np.zeros(below), residual, np.zeros(above)])
         without_record, rounding = normal_masses(z, self.mu)
         with_record, with_rounding = np.zeros_like(without_record), np.zeros_like(rounding)
-        for participations, log_weight in zip(*self._weights(), strict=True):
+        for participations, log_weight in zip(*self.weights(), strict=True):
             shift, weight = participations * self.mu, math.exp(log_weight)
             mass, own = normal_masses(z - shift, shift)
             with_record += weight * mass
@@ -110,46 +112,55 @@ class SeveralRecordsPair:
             with_rounding + off * with_record,
         )
 
-    def _weights(self) -> tuple[Array, Array]:
+    def weights(self) -> tuple[Array, Array]:
         """Return the numbers of records that may be sampled, and the log probability of each."""
         return _binomial_weights(self.records, self.sample_rate)
 
     def log_ratio(self, z: Array) -> Array:
         """Return the log-likelihood ratio Λ at each output z."""
-        participations, log_weight = self._weights()
+        participations, log_weight = self.weights()
         shift = participations * self.mu
         total = np.full_like(z, -np.inf)
         for at, weight in zip(shift, log_weight, strict=True):
             total = np.logaddexp(total, weight + at * z - 0.5 * at * at)
         return total
 
-    def _slope(self, z: Array, log_ratio: Array) -> Array:
+    def slope(self, z: Array, log_ratio: Array) -> Array:
         """Return the slope dΛ/dz of the log-likelihood ratio Λ at each output z."""
         slope = np.zeros_like(z)
-        for participations, weight in zip(*self._weights(), strict=True):
+        for participations, weight in zip(*self.weights(), strict=True):
             at = participations * self.mu
             slope += at * np.exp(weight + at * z - 0.5 * at * at - log_ratio)
         return slope
+
+    def ratio_rounding(self, z: Array) -> Array:
+        """Return bounds on the rounding errors of `log_ratio` at each output z."""
+        last = self.largest_shift
+        return 8 * _EPS * (1 + last * np.abs(z) + 0.5 * last * last)
+
+    def largest_output(self) -> float:
+        """Return an output whose log-likelihood ratio is beyond all that are discretised."""
+        last = self.largest_shift
+        reach = LOSS_MAX + 50.0 - float(self.weights()[1][-1])
+        return max(reach / last + 0.5 * last, LEAST_OUTPUT)
 
     def _outputs_at(self, log_ratios: Array) -> tuple[Array, Array]:
         """Return the output z at each log-likelihood ratio, and bounds on the ratios' errors.
 
         Λ is increasing and convex, and at least k·log(1 − q): smaller values have no output.
         """
-        last = self.largest_shift
-        high = (LOSS_MAX + 50.0 - float(self._weights()[1][-1])) / last + 0.5 * last
-        table = np.linspace(-40.0, max(high, 40.0), _TABLE)
-        values = self.log_ratio(table)
-        z = np.interp(log_ratios, values, table)
-        for _ in range(_NEWTON_STEPS):
+        lowest = self.log_ratio(np.array([-LEAST_OUTPUT]))[0]
+
+        def ratio_and_slope(z: Array) -> tuple[Array, Array]:
+            """Return Λ and its slope at each output z."""
             ratio = self.log_ratio(z)
-            step = (ratio - log_ratios) / np.maximum(self._slope(z, ratio), 1e-300)
-            z = np.clip(z - np.clip(step, -1.0, 1.0), -41.0, table[-1])
-        z = np.where(log_ratios <= values[0], -np.inf, z)
-        with np.errstate(invalid="ignore"):
-            inside: Array = np.maximum(z, -41.0)
-            off = np.abs(self.log_ratio(inside) - log_ratios)
-        return np.maximum.accumulate(z), np.where(np.isfinite(z), off, 0.0)
+            return ratio, self.slope(z, ratio)
+
+        limits = (-LEAST_OUTPUT, self.largest_output())
+        z = invert_increasing(ratio_and_slope, log_ratios, limits)
+        off = np.abs(self.log_ratio(z) - log_ratios) + self.ratio_rounding(z)
+        unreached = log_ratios <= lowest
+        return np.where(unreached, -np.inf, z), np.where(unreached, 0.0, off)
 
     def limits(self, tail_deviations: float) -> tuple[float, float]:
         """Return limits of the log-likelihood ratio; `tail_deviations` sets the mass outside."""
@@ -176,7 +187,7 @@ class SeveralRecordsPair:
         slope = max(order, 0.0) * self.largest_shift
         right = order * float(ratio[-1]) + slope * (0.5 * slope - float(z[-1]))
         right += float(log_normal_tail(np.array([z[-1] - slope]))[0])
-        lowest = float(ratio[0]) if order > 0 else float(self._weights()[1][0])
+        lowest = float(ratio[0]) if order > 0 else float(self.weights()[1][0])
         left = order * lowest + float(special.log_ndtr(z[0]))
         missing = np.logaddexp(np.logaddexp(left, right), total + _LOG_ERROR + math.log(4))
         error = 8 * _EPS * (8 + abs(order) * (1 + float(np.abs(ratio).max())) + float(z[-1] ** 2))
@@ -197,7 +208,7 @@ class SeveralRecordsPair:
         nodes = (self._last_node(tilt + 1) + _TAIL_DEVIATIONS) / min(
             self._spacing(tilt + 1), self._spacing(-tilt)
         )
-        return nodes * (len(self._weights()[0]) + 1)
+        return nodes * (len(self.weights()[0]) + 1)
 
     def total_variation(self) -> float:
         """Return an upper bound on the total variation of outputs without and with the person."""
@@ -206,6 +217,27 @@ class SeveralRecordsPair:
         return difference + float(
             masses.with_record_rounding[1] + masses.without_record_rounding[1]
         )
+
+
+def invert_increasing(
+    value_and_slope: Callable[[Array], tuple[Array, Array]],
+    values: Array,
+    limits: tuple[float, float],
+) -> Array:
+    """Return about where an increasing function has each of the increasing `values`.
+
+    Args:
+        value_and_slope: returns the function's values and slopes.
+        values: to be reached.
+        limits: between which the answers lie; values beyond are answered by the limits.
+    """
+    table = np.linspace(*limits, _TABLE)
+    x: Array = np.interp(values, value_and_slope(table)[0], table)
+    for _ in range(_NEWTON_STEPS):
+        value, slope = value_and_slope(x)
+        step = (value - values) / np.maximum(slope, 1e-300)
+        x = np.clip(x - np.clip(step, -1.0, 1.0), *limits)
+    return np.maximum.accumulate(x)
 
 
 @lru_cache(maxsize=16)

@@ -97,20 +97,43 @@ def trained(
     return whole_parameters(net), losses, seen
 
 
+class Shift(nn.Module):
+    """Adds a buffer, which each process has drawn for itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("shift", torch.randn(6))
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return the shifted rows."""
+        found: torch.Tensor = rows + self.shift
+        return found
+
+
+def with_frozen_parts(net: nn.Module) -> nn.Module:
+    """Freeze the first layer of a `Model`, and put a layer with a buffer before it."""
+    net.layers[0].requires_grad_(False)
+    net.layers = nn.Sequential(Shift(), *net.layers)
+    return net
+
+
 def whole_parameters(net: nn.Module) -> list[torch.Tensor]:
     """Return copies of a model's parameters, in one piece."""
     found: list[Any] = [each.detach() for each in net.parameters()]
     return [each.full_tensor() if hasattr(each, "full_tensor") else each.clone() for each in found]
 
 
-def require_model_of_one(found: Sequence[Any], case: Case) -> None:
+def require_model_of_one(
+    found: Sequence[Any], case: Case, change: Callable[[nn.Module], nn.Module] = lambda net: net
+) -> None:
     """Each process must have the model that one process makes of the same samples and noise.
 
     Args:
         found: what `trained` returned in each process.
         case: the optimizer.
+        change: what each process did to the model before.
     """
-    alone, losses, seen = trained(0, case)
+    alone, losses, seen = trained(0, case, change)
     for parameters, other_losses, _ in found:
         for one, other in zip(alone, parameters, strict=True):
             assert torch.allclose(one, other, rtol=1e-5, atol=1e-5)

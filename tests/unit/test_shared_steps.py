@@ -22,6 +22,7 @@ from tests.support.shared_runs import (
     seeded,
     step_with,
     trained,
+    with_frozen_parts,
 )
 from tests.support.stub_service import linear_accountant, service
 from training_client.budget import Allowance, Budget
@@ -144,7 +145,8 @@ def late(rank: int) -> list[str]:
 
 
 def of_two(rank: int) -> Any:
-    return trained_in_turn(rank), asked_once(rank), refused(rank)
+    frozen = trained(rank, CASES[0], with_frozen_parts)
+    return trained_in_turn(rank), asked_once(rank), refused(rank), frozen
 
 
 @pytest.fixture(scope="module")
@@ -157,6 +159,11 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Any:
 @pytest.mark.slow
 def test_two_processes_train_the_model_of_one(two: Any) -> None:
     require_models_of_one(two[0])
+
+
+def test_frozen_parameters_and_buffers_are_those_of_rank_zero(two: Any) -> None:
+    """Each process drew its own; the trained layers are those of one process only if they agree."""
+    require_model_of_one(two[3], CASES[0], with_frozen_parts)
 
 
 @pytest.mark.slow

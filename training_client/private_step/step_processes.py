@@ -99,20 +99,21 @@ class SharedStep:
 
     Args:
         group: the processes.
-        parameters: the trained parameters that every process holds as a whole; those of rank 0
-            replace the others'.
+        tensors: the model's parameters, also frozen ones, and buffers that every process holds as a
+            whole; those of rank 0 replace the others'.
         device: the device that tensors are exchanged on.
     """
 
     are_several = True
 
     def __init__(
-        self, group: ProcessGroup, parameters: Sequence[torch.Tensor], device: torch.device
+        self, group: ProcessGroup, tensors: Sequence[torch.Tensor], device: torch.device
     ) -> None:
-        self._group, self._parameters, self._device = group, parameters, device
+        self._group, self._device = group, device
+        self._compared = [each for each in tensors if each.is_floating_point()]
         self.adds_noise, self.share_of_records = group.rank == 0, (group.rank, group.size)
-        for parameter in parameters:
-            group.broadcast(parameter.data)
+        for tensor in tensors:
+            group.broadcast(tensor.data)
 
     def require_usable(self) -> None:
         """Raise if the launcher started processes that do not take part in this run."""
@@ -149,9 +150,9 @@ class SharedStep:
 
     def _magnitude(self, step: int) -> float:
         """Return Σ|parameters| on checked steps, to compare processes; 0 on other steps."""
-        if not self._parameters or not is_checked(step):
+        if not self._compared or not is_checked(step):
             return 0.0
-        sums = [each.detach().abs().sum(dtype=torch.float64) for each in self._parameters]
+        sums = [each.detach().abs().sum(dtype=torch.float64) for each in self._compared]
         return float(torch.stack(sums).sum())
 
 

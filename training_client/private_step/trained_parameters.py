@@ -26,6 +26,8 @@ class TrainedParameters:
     """A model's trained parameters, which `fully_shard` may have sharded among processes.
 
     Attributes:
+        replicated: all tensors of the model that every process holds as a whole: trained and
+            frozen parameters, and buffers.
         held: the parameters as the model has them between steps: a `DTensor` of this process's rows
             where they are sharded. Optimizers update these.
         whole: the same parameters as the model has them inside `gathered`. Outside of it those of a
@@ -52,6 +54,8 @@ class TrainedParameters:
         for module in self._modules:
             _require_known_interface(module)
             module.reshard()  # it may be whole since the model was last used
+        tensors = [*model.parameters(), *model.buffers()]
+        self.replicated = [each for each in tensors if not _is_sharded(each)]
         self.held = _trained(model)
         for parameter in model.parameters():
             _require_sharded_rows(parameter)
@@ -60,11 +64,6 @@ class TrainedParameters:
             self.whole = _trained(model)
             for one, other in zip(self.held, self.whole, strict=True):
                 _require_same_kind(one, other)
-
-    @property
-    def replicated(self) -> list[nn.Parameter]:
-        """The trained parameters that every process holds as a whole."""
-        return [each for each in self.held if not _is_sharded(each)]
 
     @contextmanager
     def gathered(self) -> Iterator[None]:

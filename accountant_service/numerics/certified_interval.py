@@ -58,6 +58,7 @@ _ACCURACY_SHARE: Final = 0.01  # of the tolerance, where a line integral is cost
 _SMOOTHING_SHARE: Final = 0.15  # of the tolerance that smoothing may cost
 _RARE_SHARE: Final = 0.05  # of the tolerance: the error of δ allowed where δ is steep
 _LATTICE_SHARE: Final = 0.4  # of the tolerance that the first lattice aims at
+_COSTLY_SHARE: Final = 0.6  # the same, of laws whose discretisation takes most of the time
 _OTHER_SHARE: Final = 1.0  # the same, in the direction that is probably the better one
 _LOCATING_WIDTH: Final = 0.05  # relative, of the bounds that a coarse lattice aims at
 _SLOPE_STEP: Final = 0.02  # of ε, over which a slope is computed
@@ -494,11 +495,14 @@ class _DirectionSearch:
 
         It is coarse if the other direction may be the worse one.
         """
-        share = _LATTICE_SHARE if best_lower <= self.lower else _OTHER_SHARE
+        releases = self.question.releases
+        is_costly = any(getattr(law, "is_costly_to_discretise", False) for law, _ in releases)
+        share = _COSTLY_SHARE if is_costly else _LATTICE_SHARE
+        share = share if best_lower <= self.lower else _OTHER_SHARE
         width = share * target_width * self.question.epsilon_scale(self.saddle)
         # the lattice takes the tilt for the slope of log δ: it is finer where that is too low
         width *= min(1.0, (1 + self.saddle.tilt) / (1 + self.slope))
-        return RefinedLattice.around(self.question.releases, self.saddle, self.log_delta, width)
+        return RefinedLattice.around(releases, self.saddle, self.log_delta, width)
 
     def _width_ratio(self, best_lower: float, width: float) -> float:
         """Return the relative width of the bounds on ε or δ, divided by the `width` aimed at.

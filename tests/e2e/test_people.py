@@ -15,7 +15,7 @@ SLOW = (TRAINS, "operator", "privacy_officer")
 CASES = [pytest.param(each, marks=[pytest.mark.slow] * (each in SLOW)) for each in PEOPLE]
 SAYS = {
     "researcher": "noise multiplier  0.9591017807",
-    "engineer": "noise multiplier  2.111821413",
+    "engineer": "noise multiplier  2.112036729",
     "privacy_officer": "wrote registry.yaml (registry)",
     "training_engineer": "it is about this model: SHA-256 ",
     "operator": "all is well; datasets: 1, entries: 1",

@@ -26,7 +26,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Final, Literal
+from typing import ClassVar, Final, Literal
 
 import numpy as np
 
@@ -68,6 +68,7 @@ class BallsInBins:
         bins: number of steps, at least 2.
     """
 
+    is_costly_to_discretise: ClassVar[bool] = True  # it takes longer than composing the losses
     mu: float
     bins: int
 

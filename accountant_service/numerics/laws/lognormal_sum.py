@@ -36,7 +36,11 @@ from accountant_service.numerics.floats.complex_balls import (
     invert_transform,
     transform_masses,
 )
-from accountant_service.numerics.floats.special_functions import Array, log_sum_exp
+from accountant_service.numerics.floats.special_functions import (
+    Array,
+    geometric_points,
+    log_sum_exp,
+)
 from accountant_service.numerics.laws.lognormal_cells import cell_masses as _cell_masses
 from accountant_service.numerics.time_limit import check_time
 
@@ -315,7 +319,8 @@ class _Blocks:
 def _block_starts(points: int, centre: int, blocks: int) -> NDArray[np.int64]:
     """Return where each block of grid points starts; blocks grow with distance from `centre`."""
     single = np.arange(blocks // 4)
-    growing = np.geomspace(len(single), max(points, len(single) + 1), blocks // 4).astype(np.int64)
+    reach = max(points, len(single) + 1)
+    growing = geometric_points(len(single), reach, blocks // 4).astype(np.int64)
     offsets = np.concatenate([single, growing])
     starts = np.unique(np.concatenate([[0], centre - offsets, centre + offsets]))
     return starts[(starts >= 0) & (starts < points)]
@@ -338,7 +343,7 @@ class _ClassMoments:
         inverse = 1 / max(lattice.low, 1e-200)
         slowest = min(0.5 / deviation, inverse)
         fastest = _FASTEST * max(inverse, 1 / deviation, 0.1)
-        self.rates_down: Array = np.geomspace(slowest, fastest, _RATES)
+        self.rates_down: Array = geometric_points(slowest, fastest, _RATES)
         self._known: dict[tuple[float, float], Array] = {}  # by the first and the last rate
 
     def _merged(self, blocks: int) -> tuple[list[_Blocks], list[_Blocks]]:

@@ -12,7 +12,11 @@ from typing import Final, Literal
 import numpy as np
 from scipy import special
 
-from accountant_service.numerics.floats.special_functions import Array, log_sum_exp
+from accountant_service.numerics.floats.special_functions import (
+    Array,
+    geometric_points,
+    log_sum_exp,
+)
 from accountant_service.numerics.laws.dominating_pair import LOSS_MAX
 from accountant_service.numerics.laws.lognormal_sum import (
     TERMS_MAX,
@@ -25,7 +29,7 @@ _DEVIATIONS_MAX: Final = 38.0  # beyond it a normal law has no mass in double pr
 _DEVIATIONS: Final = [2.0 * 1.2**n for n in range(16)] + [_DEVIATIONS_MAX]  # that are tried
 _POINTS_MAX: Final = 1 << 21  # of a class's window
 _STEP_SHARE: Final = 0.9  # of the step at which the sum's lattice costs as much as the losses'
-_BLOCK_SHARE: Final = 0.35  # of the spacing of losses that a block of lattice points covers
+_BLOCK_SHARE: Final = 0.6  # of the spacing of losses that a block of lattice points covers
 _BLOCKS_LEAST: Final = 64  # of a class's window
 _LARGE: Final = 0.2  # expected number of summands above the first class
 _MANY: Final = 6.0  # the same, above a first class of small sums: few terms of a sum are left out
@@ -59,10 +63,10 @@ def ratio_limits(mu: float, bins: int, deviations: float) -> tuple[float, float]
     x, log_mass = _quadrature(mu, -deviations, deviations + mu)
     tail = 0.5 * deviations * deviations
     fastest = max(10 / x[0], 2 * deviations / mu)  # the best rate is about deviations/(μ√b)
-    rates = np.geomspace(0.1 / x[-1], fastest, _LIMIT_RATES)
+    rates = geometric_points(0.1 / x[-1], fastest, _LIMIT_RATES)
     down = log_sum_exp(log_mass - rates[:, None] * x)
     low = float(((-tail - bins * down) / (bins * rates)).max())
-    rates = np.geomspace(0.1, LOSS_MAX, _LIMIT_RATES) / x[-1]
+    rates = geometric_points(0.1, LOSS_MAX, _LIMIT_RATES) / x[-1]
     exponent = log_mass + rates[:, None] * x
     up = (bins - 1) * log_sum_exp(exponent) + log_sum_exp(exponent + np.log(x))
     high = float(((tail + up) / (bins * rates)).min())
@@ -214,10 +218,10 @@ class _ClassEstimates:
         mean = float(np.exp(log_mass) @ np.abs(x - 1) ** 2)
         deviation = math.sqrt(bins * mean)
         slowest = min(0.05 / deviation, 0.5 / cut)
-        self.rates_up = np.geomspace(slowest, max(600 * slowest, _FASTEST / cut), _RATES)
+        self.rates_up = geometric_points(slowest, max(600 * slowest, _FASTEST / cut), _RATES)
         slowest = 0.05 / deviation
         fastest = max(1200 * slowest, _FASTEST / max(above, lowest))
-        self.rates_down = -np.geomspace(slowest, fastest, _RATES)
+        self.rates_down = -geometric_points(slowest, fastest, _RATES)
 
     def log_moments(self, rates: Array) -> tuple[Array, Array]:
         """Estimate log E[e^{rS}], and the expected number of large summands, per rate r."""

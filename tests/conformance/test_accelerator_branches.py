@@ -1,4 +1,4 @@
-"""What runs on a GPU instead of the CPU's own kernels, run on a CPU that says it is none.
+"""The engine's way of a GPU, run on a CPU that says it is none.
 
 `Tensor.is_cpu` decides about compiled loops, oneDNN, sparse products, and the sizes of blocks and
 chunks. With it False, the engine takes the way of every other device. GPUs' own kernels and

@@ -300,6 +300,10 @@ def _count_other_atoms(mechanism: Mechanism, pointer: str) -> dict[Atom, int]:
             form = _form_of_atoms(_count_atoms(inner, f"{pointer}/mechanism"))
             return {_shuffled_reports_atom(reports, form, pointer): 1}
         case Parallel(inners):
+            records = _records_per_person(mechanism)
+            if records > 1 and len(inners) > 1:  # a person's records may be in several parts
+                whole = UserLevel(records, _without_user_level(mechanism))
+                return _count_other_atoms(whole, pointer)
             return _count_parallel_atoms(inners, pointer)
         case _:
             return {_release_atom(mechanism, pointer): 1}

@@ -114,7 +114,8 @@ class ReplacedPersonPair:
             return up - down, self.person.slope(z, up) + self.person.slope(-z, down)
 
         end = self.person.largest_output()
-        z = invert_increasing(ratio_and_slope, log_ratios, (-end, end))
+        limits = (-end, end)
+        z = invert_increasing(ratio_and_slope, log_ratios, limits, self.person.largest_shift)
         return z, np.abs(self.log_ratio(z) - log_ratios) + 2 * self.person.ratio_rounding(z)
 
     def limits(self, tail_deviations: float) -> tuple[float, float]:

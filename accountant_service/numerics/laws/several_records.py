@@ -135,8 +135,9 @@ class SeveralRecordsPair:
 
     def ratio_rounding(self, z: Array) -> Array:
         """Return bounds on the rounding errors of `log_ratio` at each output z."""
-        last = self.largest_shift
-        return 8 * _EPS * (1 + last * np.abs(z) + 0.5 * last * last)
+        last, kept = self.largest_shift, len(self.weights()[0])
+        of_terms = kept + special.gammaln(self.records + 1.0)  # of their sum, and of binomials
+        return 8 * _EPS * (1 + of_terms + last * np.abs(z) + 0.5 * last * last)
 
     def largest_output(self) -> float:
         """Return an output whose log-likelihood ratio is beyond all that are discretised."""
@@ -157,7 +158,7 @@ class SeveralRecordsPair:
             return ratio, self.slope(z, ratio)
 
         limits = (-LEAST_OUTPUT, self.largest_output())
-        z = invert_increasing(ratio_and_slope, log_ratios, limits)
+        z = invert_increasing(ratio_and_slope, log_ratios, limits, self.largest_shift)
         off = np.abs(self.log_ratio(z) - log_ratios) + self.ratio_rounding(z)
         unreached = log_ratios <= lowest
         return np.where(unreached, -np.inf, z), np.where(unreached, 0.0, off)
@@ -223,6 +224,7 @@ def invert_increasing(
     value_and_slope: Callable[[Array], tuple[Array, Array]],
     values: Array,
     limits: tuple[float, float],
+    middle: float,
 ) -> Array:
     """Return about where an increasing function has each of the increasing `values`.
 
@@ -230,8 +232,12 @@ def invert_increasing(
         value_and_slope: returns the function's values and slopes.
         values: to be reached.
         limits: between which the answers lie; values beyond are answered by the limits.
+        middle: half of the first guesses are for answers up to about this far from 0, in units
+            of standard deviations: there the masses are.
     """
-    table = np.linspace(*limits, _TABLE)
+    near = min(LEAST_OUTPUT + middle, limits[1])
+    inner = np.linspace(max(limits[0], -near), near, _TABLE // 2)
+    table = np.union1d(np.linspace(*limits, _TABLE // 2), inner)
     x: Array = np.interp(values, value_and_slope(table)[0], table)
     for _ in range(_NEWTON_STEPS):
         value, slope = value_and_slope(x)

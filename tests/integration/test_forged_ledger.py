@@ -133,6 +133,9 @@ class ReferenceForger(Forger):
                     (name,),
                 )
             connection.execute("DELETE FROM dataset WHERE name != ?", (name,))
+            connection.execute(
+                "DELETE FROM audit_event WHERE action = 'dataset-created' AND subject != ?", (name,)
+            )
             connection.commit()
 
     def _balance(self, entries: Entries) -> tuple[str, str]:
@@ -148,7 +151,7 @@ class ReferenceForger(Forger):
         found = [entries[0], *(each for each in filters if isinstance(each, dict))][-1]
         names = ("filter", "reference", "reference_steps", "planned", "slack_share")
         if all(name in found for name in names) and found["filter"] == "reference":
-            policy = json.dumps({name: found[name] for name in names})
+            policy = json.dumps({name: found[name] for name in names} | {"epsilons": []})
             connection.execute("UPDATE dataset SET policy = ? WHERE id = ?", (policy, identifier))
 
     def _fit(self, connection: sqlite3.Connection, identifier: str, own: Entries) -> None:

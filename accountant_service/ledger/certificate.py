@@ -276,10 +276,17 @@ def _find_signature_faults(document: Document, public_key: str | None) -> list[s
 
 
 def _recompute(document: Document) -> Guarantee:
-    """Compute the guarantee of the mechanism that a certificate states."""
+    """Compute the guarantee of the mechanism that a certificate states.
+
+    Raises:
+        ValueError: the certificate's δ is no δ.
+    """
+    delta = float(document["guarantee"]["delta"])
+    if not 0 <= delta < 1:
+        raise ValueError(f"δ must be at least 0 and below 1, not {delta}")
     mechanism = mechanisms.from_json(document["mechanism"])
     relation = NeighbouringRelation(document["neighbouring_relation"])
-    return calculator.prove_epsilon(mechanism, relation, float(document["guarantee"]["delta"]))
+    return calculator.prove_epsilon(mechanism, relation, delta)
 
 
 def _find_claim_faults(document: Document, found: Guarantee) -> list[str]:

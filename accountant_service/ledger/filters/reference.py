@@ -194,7 +194,7 @@ class ReferenceFilter(PrivacyFilter):
         if taken[0] > self.steps:
             return math.inf
         if not self.epsilons:
-            return _tabulate(self).epsilon_of(taken)
+            return self.tabulated().epsilon_of(taken)
         counts = _tabulated_counts(self.steps, len(self.epsilons))
         return self.epsilons[int(np.searchsorted(counts, taken[0]))]
 
@@ -204,7 +204,7 @@ class ReferenceFilter(PrivacyFilter):
             return self
         step = Question(canonical_form(self.reference), self.relation, adds_curves=False)
         points = _EPSILON_POINTS if has_quick_curve(step) else _EPSILON_POINTS_FEW
-        return replace(self, epsilons=self._compute_table(step, points))
+        return replace(self, epsilons=_compute_table(self, points))
 
     def is_table_sound(self) -> bool:
         """Return whether the table of ε states at least what is proved, without a table too.
@@ -217,14 +217,16 @@ class ReferenceFilter(PrivacyFilter):
             return False
         if any(type(each) is not float for each in self.epsilons):
             return False
-        step = Question(canonical_form(self.reference), self.relation, adds_curves=False)
-        proved = np.array(self._compute_table(step, len(self.epsilons)))
+        proved = np.array(_compute_table(self, len(self.epsilons)))
         stated = np.array(self.epsilons)
         is_increasing = bool(np.all(np.diff(stated) >= 0)) and stated[-1] <= self.epsilon
         return is_increasing and bool(np.all(stated >= _PROVED_SHARE * proved))
 
-    def _compute_table(self, step: Question, points: int) -> tuple[float, ...]:
+    def compute_table(self, points: int) -> tuple[float, ...]:
         """Return ε of `points` increasing numbers of reference steps, at most the budget's ε."""
+        if self.reference is None:
+            raise ValueError("the dataset has no reference yet")
+        step = Question(canonical_form(self.reference), self.relation, adds_curves=False)
         counts = _tabulated_counts(self.steps, points)
         different = sorted(set(counts.tolist()))
         try:
@@ -596,10 +598,10 @@ def _limit_comparison_time(plan: StepPlan, relation: NeighbouringRelation) -> It
         ) from None
 
 
-@lru_cache(maxsize=256)  # the table is not compared, so a filter without one finds it
-def _tabulate(policy: ReferenceFilter) -> ReferenceFilter:
-    """Return a filter with its table of ε."""
-    return policy.tabulated()
+@lru_cache(maxsize=1024)  # a filter's own table is not compared, so one without it finds this
+def _compute_table(policy: ReferenceFilter, points: int) -> tuple[float, ...]:
+    """Return a filter's table of ε, computed anew once."""
+    return policy.compute_table(points)
 
 
 def _tabulated_counts(steps: int, points: int) -> np.ndarray:

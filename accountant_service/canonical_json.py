@@ -1,4 +1,4 @@
-"""Canonical JSON: the exact text of a document that is hashed or signed.
+"""Canonical JSON: the exact text of a document that is hashed or signed; and reading it strictly.
 
 Equal documents give equal text, because keys are sorted. Each caller names the format that its
 hashes and signatures have always used: stored ledgers and published certificates must still verify.
@@ -7,7 +7,7 @@ hashes and signatures have always used: stored ledgers and published certificate
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -21,6 +21,35 @@ def canonical_json(document: Any, *, compact: bool = True, ascii_only: bool = Fa
         ascii_only: escape every character that is not ASCII.
     """
     return _encoder(compact, ascii_only)(document)
+
+
+def read_json(text: str) -> Any:
+    """Return a parsed JSON text that all programs read alike.
+
+    Raises:
+        ValueError: the text is not JSON, an object has a name twice, so that programs would read
+            different values, or a string has half a surrogate pair, which is not Unicode.
+    """
+    document = json.loads(
+        text, object_pairs_hook=_require_unique_names, parse_constant=_refuse_constant
+    )
+    canonical_json(document).encode()
+    return document
+
+
+def _require_unique_names(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """Return a JSON object's fields; refuse an object that names a field twice."""
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        names = [name for name, _ in pairs]
+        repeated = sorted(name for name in fields if names.count(name) > 1)
+        raise ValueError(f"the name {repeated[0]!r} occurs more than once in one object")
+    return fields
+
+
+def _refuse_constant(text: str) -> float:
+    """Raise ValueError for NaN and infinities, which JSON does not have."""
+    raise ValueError(f"{text} is not valid JSON")
 
 
 @cache

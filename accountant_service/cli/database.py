@@ -59,11 +59,19 @@ def back_up(
 @db.command("move", epilog="Example: accountant db move accountant.db")
 def move(
     file: Annotated[Path, typer.Argument(help="The SQLite file whose ledger is moved.")],
+    unfinished: Annotated[
+        bool,
+        typer.Option(
+            "--unfinished",
+            help="Move a file that an earlier move has closed to another database. Only if you "
+            "are sure that no database has its ledger: two would spend its budgets twice.",
+        ),
+    ] = False,
 ) -> None:
     """Move a ledger from an SQLite file into the configured, empty PostgreSQL database.
 
-    The file is closed for good: no server grants from it afterwards. If the move fails, call it
-    again.
+    The file is closed for good: no server grants from it afterwards, and it moves to no other
+    database. If the move fails, call it again.
     """
     from accountant_service.ledger import database, moving
     from accountant_service.ledger.errors import LedgerError
@@ -79,7 +87,7 @@ def move(
                     tasks[table] = bars.add_task(table, total=count)
                 bars.update(tasks[table], completed=copied)
 
-            moved = moving.move_ledger(file, Settings().database, show)
+            moved = moving.move_ledger(file, Settings().database, show, is_unfinished=unfinished)
     except (LedgerError, database.DatabaseRefusedError, moving.MoveRefusedError) as error:
         print(f"error: {error}", file=sys.stderr)
         raise typer.Exit(2) from None

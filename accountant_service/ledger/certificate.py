@@ -17,16 +17,14 @@ when the certificate was issued.
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
 from accountant_service import calculator, mechanisms, number_format
 from accountant_service.accountants import Question
-from accountant_service.canonical_json import canonical_json
+from accountant_service.canonical_json import canonical_json, read_json
 from accountant_service.errors import AccountingError
 from accountant_service.guarantee import Guarantee, Interval, NeighbouringRelation, Status
 from accountant_service.ledger.rules import (
@@ -47,6 +45,11 @@ _FORMAT_1: Final = "privacy-accountant-certificate/1"
 _FORMATS: Final = (FORMAT, _FORMAT_2, _FORMAT_1)
 _PROVED_SHARE: Final = 0.99  # of the bound: earlier versions may have proved a little less
 _LIST: Final = "certificates"  # the only name in a file with several
+# the errors with which a document is refused that no issuer has made
+_UNREADABLE: Final = (
+    AccountingError, ArithmeticError, AttributeError, LookupError, RecursionError, TypeError,
+    ValueError, mechanisms.MechanismError,
+)  # fmt: skip
 Document = dict[str, Any]
 
 
@@ -175,12 +178,10 @@ def read(text: str) -> Document:
     """Parse a certificate's JSON text.
 
     Raises:
-        ValueError: the text is not a JSON object, or an object has a name twice, so that programs
-            would read different values.
+        ValueError: the text is not a JSON object, an object has a name twice, so that programs
+            would read different values, or a string is not Unicode.
     """
-    document = json.loads(
-        text, object_pairs_hook=_require_unique_names, parse_constant=_refuse_constant
-    )
+    document = read_json(text)
     if not isinstance(document, dict):
         raise ValueError("it must be a JSON object")
     return document
@@ -198,20 +199,6 @@ def split(document: Document) -> list[Document]:
     if not (isinstance(listed, list) and listed and all(isinstance(x, dict) for x in listed)):
         raise ValueError(f"{_LIST} must be a list of certificates")
     return listed
-
-
-def _require_unique_names(pairs: Sequence[tuple[str, Any]]) -> Document:
-    """Return a JSON object's fields; refuse an object that names a field twice."""
-    names = [name for name, _ in pairs]
-    repeated = sorted({name for name in names if names.count(name) > 1})
-    if repeated:
-        raise ValueError(f"the name {repeated[0]!r} occurs more than once in one object")
-    return dict(pairs)
-
-
-def _refuse_constant(text: str) -> float:
-    """Raise ValueError for NaN and infinities, which JSON does not have."""
-    raise ValueError(f"{text} is not valid JSON")
 
 
 def list_gaps(document: Document) -> list[str]:
@@ -263,12 +250,12 @@ def check(document: Document, public_key: str | None = None) -> tuple[list[str],
         return [f"the format is not {FORMAT}"], None
     try:
         faults = _find_signature_faults(document, public_key)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except _UNREADABLE as error:
         return [f"it is not a certificate: {error!r}"], None
     try:
         found = _recompute(document)
         return faults + _find_claim_faults(document, found), found
-    except (AccountingError, mechanisms.MechanismError, KeyError, TypeError, ValueError) as error:
+    except _UNREADABLE as error:
         return [*faults, f"its mechanism cannot be accounted for: {error}"], None
 
 
@@ -289,10 +276,17 @@ def _find_signature_faults(document: Document, public_key: str | None) -> list[s
 
 
 def _recompute(document: Document) -> Guarantee:
-    """Compute the guarantee of the mechanism that a certificate states."""
+    """Compute the guarantee of the mechanism that a certificate states.
+
+    Raises:
+        ValueError: the certificate's δ is no δ.
+    """
+    delta = float(document["guarantee"]["delta"])
+    if not 0 <= delta < 1:
+        raise ValueError(f"δ must be at least 0 and below 1, not {delta}")
     mechanism = mechanisms.from_json(document["mechanism"])
     relation = NeighbouringRelation(document["neighbouring_relation"])
-    return calculator.prove_epsilon(mechanism, relation, float(document["guarantee"]["delta"]))
+    return calculator.prove_epsilon(mechanism, relation, delta)
 
 
 def _find_claim_faults(document: Document, found: Guarantee) -> list[str]:

@@ -14,7 +14,7 @@ import sqlite3
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -92,6 +92,7 @@ _RETRY_WRITE: Final = (
     "nothing is granted; retry with the same Idempotency-Key: retries take effect once"
 )
 PAGE_SIZE: Final = 200  # entries
+Row = dict[str, Any]  # a table row, by column
 
 
 # the statements of every grant, built once: to build one costs more than to run it
@@ -381,33 +382,25 @@ class Transaction:
         row = self.connection.execute(
             _WITH_LOCK[query] if lock else query, {"row_key": name_or_id}
         ).first()
-        return None if row is None else _read_dataset(row)
+        return None if row is None else read_dataset(row._mapping)
 
     def list_datasets(self, limit: int | None = None) -> list[Dataset]:
         """Return the datasets sorted by name, at most `limit` of them."""
         query = select(DATASET).order_by(DATASET.c.name).limit(limit)
         rows = self.connection.execute(query)
-        return [_read_dataset(row) for row in rows]
+        return [read_dataset(row) for row in rows.mappings()]
 
-    def list_dataset_names(self) -> list[str]:
-        """Return the names of all datasets, sorted."""
-        return list(
-            self.connection.execute(select(DATASET.c.name).order_by(DATASET.c.name)).scalars()
-        )
+    def list_dataset_rows(self) -> list[Row]:
+        """Return the rows of all datasets as they are stored, sorted by name."""
+        rows = self.connection.execute(select(DATASET).order_by(DATASET.c.name))
+        return [dict(row) for row in rows.mappings()]
 
     def add_dataset(self, dataset: Dataset, key: str) -> Dataset:
         """Store a new dataset and the first entry of its chain."""
         policy = dataset.policy
-        self.connection.execute(
-            DATASET.insert().values(
-                id=dataset.identifier, name=dataset.name, size=dataset.size,
-                privacy_unit=dataset.privacy_unit, relation=policy.relation.value,
-                epsilon=policy.epsilon, delta=policy.delta, policy=json.dumps(policy.to_json()),
-                spent=json.dumps(policy.nothing), held=json.dumps(policy.nothing), version=0,
-                head=hash_chain.GENESIS, created_at=dataset.created_at,
-            )
-        )  # fmt: skip
         unchanged = Balance(policy.nothing, policy.nothing)
+        new = replace(dataset, balance=unchanged, version=0, head=hash_chain.GENESIS)
+        self.connection.execute(DATASET.insert().values(write_dataset(new)))
         return self._append_entry(
             dataset, EntryKind.CREATE, unchanged, key, rules.describe_dataset(dataset)
         )
@@ -430,7 +423,7 @@ class Transaction:
     def find_reservation(self, identifier: str) -> Reservation | None:
         """Return a reservation by its public identifier."""
         row = self.connection.execute(_RESERVATION_BY_ID, {"row_key": identifier}).first()
-        return None if row is None else _read_reservation(row)
+        return None if row is None else read_reservation(row._mapping)
 
     def list_overdue_reservations(self, dataset: Dataset, at: int) -> list[Reservation]:
         """Return a dataset's open reservations whose lease has ended."""
@@ -441,33 +434,18 @@ class Transaction:
             .where(RESERVATION.c.expires_at <= at)
             .order_by(RESERVATION.c.expires_at)
         )
-        return [_read_reservation(row) for row in rows]
+        return [read_reservation(row) for row in rows.mappings()]
 
     def apply_change(self, dataset: Dataset, change: Change, key: str) -> Dataset:
         """Store a reservation's change with its balance and entry; return the dataset."""
         after = change.reservation
-        values = {
-            "state": after.state.value,
-            "steps_granted": after.steps_granted,
-            "expires_at": after.expires_at,
-            "taken": json.dumps(after.taken),
-        }
         if change.kind is EntryKind.RESERVE:
-            self.connection.execute(
-                RESERVATION.insert().values(
-                    id=after.identifier, dataset=after.dataset,
-                    mechanism=json.dumps(after.mechanism),
-                    mechanism_hash=after.mechanism_hash,
-                    charge=json.dumps(after.charge.to_json()),
-                    steps_reserved=after.steps_reserved, purpose=after.purpose, key_id=after.key,
-                    team=after.team, **values,
-                )
-            )  # fmt: skip
+            self.connection.execute(RESERVATION.insert().values(write_reservation(after)))
         elif change.kind is EntryKind.GRANT:
             granted = {"row_key": after.identifier, "new_steps_granted": after.steps_granted}
             self.connection.execute(_UPDATE_STEPS_GRANTED, granted)
         else:
-            renamed = {f"new_{name}": value for name, value in values.items()}
+            renamed = {f"new_{name}": value for name, value in _write_progress(after).items()}
             self.connection.execute(_UPDATE_RESERVATION, {"row_key": after.identifier} | renamed)
         if change.policy is not None:
             dataset = replace(dataset, policy=change.policy)
@@ -682,10 +660,14 @@ class Transaction:
 
     def list_reservations(self, dataset: Dataset) -> list[Reservation]:
         """Return all reservations of a dataset."""
+        return [read_reservation(row) for row in self.list_reservation_rows(dataset)]
+
+    def list_reservation_rows(self, dataset: Dataset) -> list[Row]:
+        """Return the rows of all reservations of a dataset as they are stored."""
         rows = self.connection.execute(
             select(RESERVATION).where(RESERVATION.c.dataset == dataset.identifier)
         )
-        return [_read_reservation(row) for row in rows]
+        return [dict(row) for row in rows.mappings()]
 
     def count_reservations(self, dataset: Dataset) -> int:
         """Return the number of a dataset's reservations."""
@@ -702,7 +684,7 @@ class Transaction:
             .offset(skip)
             .limit(limit)
         )
-        return [_read_reservation(row) for row in rows]
+        return [read_reservation(row) for row in rows.mappings()]
 
     # --- caps
 
@@ -938,14 +920,27 @@ def _read_event(row: Any) -> Event:
     )  # fmt: skip
 
 
-def _read_dataset(row: Any) -> Dataset:
+def read_dataset(row: Mapping[Any, Any]) -> Dataset:
     """Return the dataset that a table row describes."""
-    policy = _read_policy(row.policy, row.epsilon, row.delta, row.relation)
-    balance = Balance(tuple(json.loads(row.spent)), tuple(json.loads(row.held)))
+    policy = _read_policy(row["policy"], row["epsilon"], row["delta"], row["relation"])
+    balance = Balance(tuple(json.loads(row["spent"])), tuple(json.loads(row["held"])))
     return Dataset(
-        row.id, row.name, row.size, row.privacy_unit, policy, balance, row.version, row.head,
-        row.created_at, row.closed_at,
+        row["id"], row["name"], row["size"], row["privacy_unit"], policy, balance, row["version"],
+        row["head"], row["created_at"], row["closed_at"],
     )  # fmt: skip
+
+
+def write_dataset(dataset: Dataset) -> Row:
+    """Return the table row that stores a dataset."""
+    policy, balance = dataset.policy, dataset.balance
+    return {
+        "id": dataset.identifier, "name": dataset.name, "size": dataset.size,
+        "privacy_unit": dataset.privacy_unit, "relation": policy.relation.value,
+        "epsilon": policy.epsilon, "delta": policy.delta, "policy": json.dumps(policy.to_json()),
+        "spent": json.dumps(balance.spent), "held": json.dumps(balance.held),
+        "version": dataset.version, "head": dataset.head, "created_at": dataset.created_at,
+        "closed_at": dataset.closed_at,
+    }  # fmt: skip
 
 
 @lru_cache(maxsize=1024)  # every grant reads its dataset's policy
@@ -954,14 +949,35 @@ def _read_policy(stored: str, epsilon: float, delta: float, relation: str) -> Pr
     return filters.from_json(json.loads(stored), epsilon, delta, NeighbouringRelation(relation))
 
 
-def _read_reservation(row: Any) -> Reservation:
+def read_reservation(row: Mapping[Any, Any]) -> Reservation:
     """Return the reservation that a table row describes."""
-    charge = filters.read_charge(json.loads(row.charge), row.steps_reserved)
+    charge = filters.read_charge(json.loads(row["charge"]), row["steps_reserved"])
     return Reservation(
-        row.id, row.dataset, State(row.state), json.loads(row.mechanism), row.mechanism_hash,
-        charge, row.steps_reserved, row.steps_granted, row.expires_at, row.purpose, row.key_id,
-        tuple(json.loads(row.taken)), row.team,
+        row["id"], row["dataset"], State(row["state"]), json.loads(row["mechanism"]),
+        row["mechanism_hash"], charge, row["steps_reserved"], row["steps_granted"],
+        row["expires_at"], row["purpose"], row["key_id"], tuple(json.loads(row["taken"])),
+        row["team"],
     )  # fmt: skip
+
+
+def write_reservation(run: Reservation) -> Row:
+    """Return the table row that stores a reservation."""
+    return {
+        "id": run.identifier, "dataset": run.dataset, "mechanism": json.dumps(run.mechanism),
+        "mechanism_hash": run.mechanism_hash, "charge": json.dumps(run.charge.to_json()),
+        "steps_reserved": run.steps_reserved, "purpose": run.purpose, "key_id": run.key,
+        "team": run.team,
+    } | _write_progress(run)  # fmt: skip
+
+
+def _write_progress(run: Reservation) -> Row:
+    """Return the columns of a reservation's row that change after it was reserved."""
+    return {
+        "state": run.state.value,
+        "steps_granted": run.steps_granted,
+        "expires_at": run.expires_at,
+        "taken": json.dumps(run.taken),
+    }
 
 
 def _read_cap(row: Any) -> Cap:

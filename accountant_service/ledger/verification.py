@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -10,11 +11,20 @@ from typing import Any, Final
 from accountant_service import mechanisms
 from accountant_service.errors import AccountingError
 from accountant_service.guarantee import NeighbouringRelation
-from accountant_service.ledger import certificate, filters, hash_chain, rules
+from accountant_service.ledger import certificate, filters, hash_chain, rules, stored_rows
 from accountant_service.ledger.errors import LedgerError
 from accountant_service.ledger.filters import PrivacyFilter, ReferenceFilter, RenyiFilter
 from accountant_service.ledger.filters.base import Amounts, add, negate
-from accountant_service.ledger.repository import PAGE_SIZE, Repository, Transaction
+from accountant_service.ledger.repository import (
+    PAGE_SIZE,
+    Repository,
+    Row,
+    Transaction,
+    read_dataset,
+    read_reservation,
+    write_dataset,
+    write_reservation,
+)
 from accountant_service.ledger.rules import (
     Balance,
     Cap,
@@ -27,6 +37,7 @@ from accountant_service.ledger.rules import (
     State,
 )
 from accountant_service.ledger.step_plan import StepPlan
+from accountant_service.ledger.tables import DATASET, ENTRY, RESERVATION
 
 _FINAL_STATES: Final = {
     EntryKind.COMMIT: State.COMMITTED,
@@ -35,8 +46,8 @@ _FINAL_STATES: Final = {
 }
 # what a row or an entry raises that the ledger did not write
 _UNREADABLE: Final = (
-    ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError, AccountingError,
-    mechanisms.MechanismError,
+    AccountingError, ArithmeticError, AssertionError, AttributeError, LedgerError, LookupError,
+    RecursionError, TypeError, ValueError, mechanisms.MechanismError,
 )  # fmt: skip
 
 
@@ -51,21 +62,42 @@ class VerificationReport:
 
 def verify(repository: Repository) -> VerificationReport:
     """Recompute every dataset's hash chain, balance and costs; report all differences."""
-    faults: list[str] = []
-    count = 0
     with repository.snapshot() as transaction:
-        names = transaction.list_dataset_names()
-        for name in names:
-            try:
-                dataset = transaction.find_dataset(name)
-            except _UNREADABLE as error:
-                faults.append(f"dataset {name!r}: its row cannot be read: {error!r}")
-                continue
-            assert dataset is not None
-            checker = _DatasetChecker(transaction, dataset)
-            faults += [f"dataset {name!r}: {fault}" for fault in checker.find_faults()]
-            count += checker.number
-    return VerificationReport(len(names), count, faults)
+        return verify_snapshot(transaction)
+
+
+def verify_snapshot(transaction: Transaction) -> VerificationReport:
+    """Verify the ledger that a transaction sees, as `verify` does."""
+    count = 0
+    with stored_rows.decode_any_text(transaction):
+        faults = list(stored_rows.find_stray_rows(transaction))
+        rows = transaction.list_dataset_rows()
+        for row in rows:
+            found, entries = _verify_dataset(transaction, row)
+            faults += _name_faults(row["name"], found)
+            count += entries
+    for name, times in Counter(repr(row["name"]) for row in rows).items():
+        if times > 1:
+            faults.append(f"dataset {name}: {times} datasets have this name")
+    return VerificationReport(len(rows), count, faults)
+
+
+def _verify_dataset(transaction: Transaction, row: Row) -> tuple[list[str], int]:
+    """Return the faults of the dataset that a row describes, and the number of its entries."""
+    faults = list(stored_rows.find_type_faults(DATASET, row))
+    if faults:
+        return faults, 0
+    try:
+        dataset = read_dataset(row)
+    except _UNREADABLE as error:
+        return [f"its row cannot be read: {error!r}"], 0
+    checker = _DatasetChecker(transaction, dataset, row)
+    try:
+        for fault in checker.find_faults():
+            faults.append(fault)  # noqa: PERF402  # those found before an error stay
+    except _UNREADABLE as error:
+        faults.append(f"it cannot be verified after entry {checker.number}: {error!r}")
+    return faults, checker.number
 
 
 class _ChainChecker:
@@ -99,21 +131,22 @@ class _ChainChecker:
         if number != self.number + 1:
             yield f"entry {self.number + 1} is missing"
         self.number = number
-        self.head = hash_chain.hash_entry(self.head, body)
-        if self.head != stored_hash:
-            yield f"entry {number} or its hash was altered"
-            self.head = stored_hash
         try:
+            self.head = hash_chain.hash_entry(self.head, body)
+            if self.head != stored_hash:
+                yield f"entry {number} or its hash was altered"
+                self.head = stored_hash
             entry = json.loads(body)
             for fault in self._check_rules(entry, body):
                 yield f"entry {number}: {fault}"
             change = Balance(*self._policy.read_balance(entry))
             self._balance = self._balance.plus(change)
+            balance = self._balance
+            if not self._policy.admits(balance.taken) or min(*balance.spent, *balance.held) < 0:
+                yield f"after entry {number} the balance {balance} is outside the budget"
         except _UNREADABLE as error:
+            self.head = stored_hash
             yield f"entry {number} cannot be read: {error!r}"
-        balance = self._balance
-        if not self._policy.admits(balance.taken) or min(*balance.spent, *balance.held) < 0:
-            yield f"after entry {number} the balance {self._balance} is outside the budget"
 
     def _check_rules(self, entry: dict[str, Any], body: str) -> Iterator[str]:
         """Yield a fault if an entry differs from the one that the ledger's rules write."""
@@ -237,9 +270,9 @@ class _ChainChecker:
 class _DatasetChecker(_ChainChecker):
     """A chain checker that also compares the dataset's database rows with its chain."""
 
-    def __init__(self, transaction: Transaction, dataset: Dataset) -> None:
+    def __init__(self, transaction: Transaction, dataset: Dataset, row: Row) -> None:
         super().__init__(dataset)
-        self._transaction = transaction
+        self._transaction, self._row = transaction, row
 
     def find_faults(self) -> Iterator[str]:
         """Check the dataset's whole chain; yield a description of each fault, in order."""
@@ -249,9 +282,24 @@ class _DatasetChecker(_ChainChecker):
             yield f"the dataset breaks a rule: {error}"
             return
         yield from self.check_first_policy()
-        while rows := self._transaction.list_entries(self._dataset, self.number, PAGE_SIZE):
+        yield from self._check_entries()
+        yield from self._check_row()
+        yield from self._check_reservations()
+
+    def _check_entries(self) -> Iterator[str]:
+        """Yield the faults of all entries of the dataset, in order."""
+        after: Any = 0
+        while rows := self._transaction.list_entries(self._dataset, after, PAGE_SIZE):
             for row in rows:
-                yield from self.check_entry(row.number, row.body, row.hash)
+                stored = dict(row._mapping) | {"dataset": self._dataset.identifier}
+                wrong = list(stored_rows.find_type_faults(ENTRY, stored))
+                yield from (f"entry {row.number!r}: {fault}" for fault in wrong)
+                if not wrong:
+                    yield from self.check_entry(row.number, row.body, row.hash)
+            after = rows[-1].number
+
+    def _check_row(self) -> Iterator[str]:
+        """Yield a fault for each part of the dataset's row that differs from the entries."""
         dataset = self._dataset
         if self.number != dataset.version or self.head != dataset.head:
             yield (
@@ -263,21 +311,40 @@ class _DatasetChecker(_ChainChecker):
         if self._policy != dataset.policy:
             stored, recorded = dataset.policy.to_json(), self._policy.to_json()
             yield f"the filter is stored as {stored}, but recorded as {recorded}"
+        elif not dataset.policy.is_table_sound():
+            yield "its table of ε states less than is proved: the ε that is shown is too small"
         if self._closed_at != dataset.closed_at:
             yield f"closed_at is {dataset.closed_at}, but recorded as {self._closed_at}"
-        yield from self._check_reservations()
+        if self._policy == dataset.policy and self._balance == dataset.balance:
+            written = replace(dataset, balance=self._balance)  # equal, and of whole numbers
+            yield from stored_rows.find_json_faults(DATASET, self._row, write_dataset(written))
 
     def _check_reservations(self) -> Iterator[str]:
         """Yield a fault for each reservation whose database row differs from the entries."""
-        try:
-            stored = {r.identifier: r for r in self._transaction.list_reservations(self._dataset)}
-        except _UNREADABLE as error:
-            yield f"the row of a reservation cannot be read: {error!r}"
-            return
-        for identifier in sorted(stored.keys() | self._reservations.keys()):
-            row, run = stored.get(identifier), self._reservations.get(identifier)
-            if row != run:
-                yield f"reservation {identifier} is stored as {row}, but recorded as {run}"
+        missing = dict(self._reservations)
+        rows = self._transaction.list_reservation_rows(self._dataset)
+        for row in sorted(rows, key=lambda each: str(each["id"])):
+            identifier = row["id"]
+            try:
+                faults = list(_find_reservation_faults(row, missing.pop(identifier, None)))
+            except _UNREADABLE as error:
+                faults = [f"its row cannot be read: {error!r}"]
+            yield from (f"reservation {identifier}: {fault}" for fault in faults)
+        for identifier in missing:
+            yield f"reservation {identifier} is in the entries, but has no row"
+
+
+def _find_reservation_faults(row: Row, recorded: Reservation | None) -> Iterator[str]:
+    """Yield the differences between a reservation's row and what the entries record."""
+    wrong_types = list(stored_rows.find_type_faults(RESERVATION, row))
+    if wrong_types:
+        yield from wrong_types
+        return
+    stored = read_reservation(row)
+    if recorded is None or stored != recorded:
+        yield f"it is stored as {stored}, but recorded as {recorded}"
+        return
+    yield from stored_rows.find_json_faults(RESERVATION, row, write_reservation(recorded))
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,6 +371,7 @@ def verify_export(lines: Iterable[str]) -> ExportReport:
     """
     checkers: dict[str, _ChainChecker] = {}
     faults: list[str] = []
+    owners: dict[str, str] = {}  # the dataset of each reservation
     for at, line in enumerate(lines, 1):
         try:
             entry = certificate.read(line)
@@ -318,11 +386,15 @@ def verify_export(lines: Iterable[str]) -> ExportReport:
             continue
         text = hash_chain.encode_entry(body)
         faults += _name_faults(name, checkers[name].check_entry(number, text, stored))
+        run = body.get("reservation")
+        if isinstance(run, str) and owners.setdefault(run, name) != name:
+            other = owners[run]
+            faults.append(f"dataset {name!r}: entry {number}: run {run} is one of {other!r} too")
     heads = {name: (checker.number, checker.head) for name, checker in checkers.items()}
     return ExportReport(heads, faults)
 
 
-def _name_faults(dataset: str, faults: Iterable[str]) -> list[str]:
+def _name_faults(dataset: Any, faults: Iterable[str]) -> list[str]:
     """Return faults, each preceded by the name of their dataset."""
     return [f"dataset {dataset!r}: {fault}" for fault in faults]
 

@@ -84,3 +84,20 @@ def test_a_mu_that_is_too_small_is_a_fault() -> None:
     document["guarantee"]["gaussian_dp"]["mu"] *= 0.9
     faults, _ = certificate.check(document)
     assert any(fault.startswith("the stated μ is 0.47") for fault in faults)
+
+
+@pytest.mark.parametrize("name", [NAMES[0], *LATER])
+@pytest.mark.parametrize("number", ["1e999", "1" + "0" * 400, '"\\ud800"'])
+def test_a_number_that_no_issuer_writes_is_a_fault(name: str, number: str, tmp_path: Path) -> None:
+    """It ended with a traceback once."""
+    document: dict[str, Any] = json.loads((ISSUED / f"{name}.json").read_text())
+    file = tmp_path / "certificate.json"
+    for field in ("dataset_size", "steps", "steps_reserved", "epsilon", "delta"):
+        altered = json.loads(json.dumps(document))
+        part = altered["guarantee"] if field in altered["guarantee"] else altered
+        part[field] = "HERE"
+        file.write_text(json.dumps(altered).replace('"HERE"', number))
+        told = verified(file)
+        assert told.exit_code in (1, 2), (field, told.output)
+        assert told.exception is None or isinstance(told.exception, SystemExit), field
+        assert told.stderr

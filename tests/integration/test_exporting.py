@@ -219,7 +219,7 @@ def test_what_was_altered_in_an_export_is_found(service: Service) -> None:
         assert any(fault in found for found in faults), (fault, faults)
 
 
-@pytest.mark.parametrize("revision", ["0001", "0003", "0004"])
+@pytest.mark.parametrize("revision", ["0001", "0003", "0004", "0005"])
 def test_exports_of_earlier_ledgers_verify(revision: str, tmp_path: Path) -> None:
     """Datasets of every filter, exchanges, and runs that ended early."""
     url = f"sqlite:///{tmp_path}/ledger.db"
@@ -303,3 +303,31 @@ def test_exporting_and_verifying_on_the_command_line(
             assert (status, "forbidden" in said) == (2, True)
         finally:
             server.kill()
+
+
+def test_an_export_with_values_that_no_ledger_writes_names_their_line(service: Service) -> None:
+    lines = lines_of(service, "&dataset=a")
+    faults = verification.verify_export(edit(lines, 1, purpose="\ud800")).faults
+    assert "line 2 cannot be read" in faults[0]
+    endless = [lines[0], lines[1].replace('"number": 2', '"number": 1e999'), *lines[2:]]
+    assert "line 2 cannot be read" in verification.verify_export(endless).faults[0]
+
+
+def test_a_run_of_two_datasets_is_named_in_an_export(service: Service) -> None:
+    lines = lines_of(service)
+    runs = [json.loads(line).get("reservation") for line in lines]
+    first, second = dict.fromkeys(run for run in runs if run)
+    same = rehash_each([line.replace(second, first) for line in lines])
+    faults = verification.verify_export(same).faults
+    assert faults
+    assert all("is one of 'a' too" in fault for fault in faults), faults
+
+
+def rehash_each(lines: list[str]) -> list[str]:
+    """Return the lines of several datasets with the hashes that a forger would compute."""
+    names = dict.fromkeys(json.loads(line)["dataset"] for line in lines)
+    return [
+        line
+        for name in names
+        for line in rehash([each for each in lines if json.loads(each)["dataset"] == name])
+    ]

@@ -133,6 +133,9 @@ class ReferenceForger(Forger):
                     (name,),
                 )
             connection.execute("DELETE FROM dataset WHERE name != ?", (name,))
+            connection.execute(
+                "DELETE FROM audit_event WHERE action = 'dataset-created' AND subject != ?", (name,)
+            )
             connection.commit()
 
     def _balance(self, entries: Entries) -> tuple[str, str]:
@@ -148,7 +151,7 @@ class ReferenceForger(Forger):
         found = [entries[0], *(each for each in filters if isinstance(each, dict))][-1]
         names = ("filter", "reference", "reference_steps", "planned", "slack_share")
         if all(name in found for name in names) and found["filter"] == "reference":
-            policy = json.dumps({name: found[name] for name in names})
+            policy = json.dumps({name: found[name] for name in names} | {"epsilons": []})
             connection.execute("UPDATE dataset SET policy = ? WHERE id = ?", (policy, identifier))
 
     def _fit(self, connection: sqlite3.Connection, identifier: str, own: Entries) -> None:
@@ -663,3 +666,141 @@ def test_a_mechanism_for_more_records_than_there_are_is_named(
     at = len(forger.entries) + 1
     told = f"entry {at}: {part}/dataset_size of"
     assert [told in each for each in faults] == [named] * named + [False]
+
+
+# --- rows that no chain has
+
+NEWEST = "ledger-0005.sql"
+OF_PLANNED = "(SELECT id FROM dataset WHERE name = 'planned')"
+
+
+def verify_after(folder: Path, *statements: str) -> list[str]:
+    """Return the faults of the newest fixture after SQL that checks no foreign keys."""
+    file = folder / "ledger.db"
+    with closing(sqlite3.connect(file)) as connection:
+        connection.executescript((FIXTURES / NEWEST).read_text())
+        for statement in statements:
+            connection.execute(statement)
+        connection.commit()
+    repository = database.open_repository(f"sqlite:///{file}")
+    try:
+        return verify(repository).faults
+    finally:
+        repository.close()
+
+
+def test_the_newest_fixture_has_no_faults(tmp_path: Path) -> None:
+    assert verify_after(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("statements", "named"),
+    [
+        (
+            ["DELETE FROM dataset WHERE name = 'planned'"],
+            [r"\d+ entries belong to", r"\d+ reservations belong to", "it was created, but it has"],
+        ),
+        (
+            [
+                "DELETE FROM entry WHERE dataset = " + OF_PLANNED,
+                "DELETE FROM reservation WHERE dataset = " + OF_PLANNED,
+                "DELETE FROM webhook_event WHERE dataset = 'planned'",
+                "DELETE FROM dataset WHERE name = 'planned'",
+            ],
+            ["it was created, but it has"],
+        ),
+        (
+            [
+                "INSERT INTO entry SELECT 'x', number, body, hash FROM entry "
+                f"WHERE dataset = {OF_PLANNED}",
+                "UPDATE reservation SET dataset = 'x' WHERE dataset = " + OF_PLANNED,
+                "UPDATE dataset SET id = 'x' WHERE name = 'planned'",
+            ],
+            [r"\d+ entries belong to"],
+        ),
+        (["INSERT INTO entry VALUES ('x', 0, '', '')"], ["1 entries belong to"]),
+        (["INSERT INTO cap VALUES ('x', 'key', 'k', 0.5)"], ["1 caps belong to"]),
+        (
+            ["INSERT INTO entry SELECT id, 0, 'nonsense', 'z' FROM dataset WHERE name = 'planned'"],
+            ["1 entries have a number below 1"],
+        ),
+        (
+            [
+                "INSERT INTO audit_event SELECT 'x', at, key_id, action, subject, detail "
+                "FROM audit_event WHERE subject = 'planned' AND action = 'dataset-created'"
+            ],
+            ["it was created 2 times"],
+        ),
+    ],
+)
+def test_rows_of_no_dataset_are_named(
+    statements: list[str], named: list[str], tmp_path: Path
+) -> None:
+    """A dataset of the same name would begin with its whole budget again."""
+    faults = verify_after(tmp_path, *statements)
+    for pattern in named:
+        assert any(re.search(pattern, fault) for fault in faults), (pattern, faults)
+
+
+# --- values that the ledger does not write
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE dataset SET size = 'x'",
+        "UPDATE dataset SET size = 60000.5",
+        "UPDATE dataset SET privacy_unit = x'ff'",
+        "UPDATE dataset SET privacy_unit = CAST(x'ff' AS TEXT)",
+        "UPDATE dataset SET head = 7.5",
+        "UPDATE dataset SET version = 'x'",
+        "UPDATE dataset SET policy = json_set(policy, '$.extra', 1)",
+        "UPDATE dataset SET policy = json_set(policy, '$.planned', 1)",
+        "UPDATE dataset SET policy = json_set(policy, '$.slack_share', '0.001')",
+        "UPDATE dataset SET policy = json_set(policy, '$.reference.steps', 1.0)",
+        "UPDATE dataset SET policy = json_set(policy, '$.epsilons[127]', 0.01)",
+        "UPDATE dataset SET policy = json_set(policy, '$.epsilons[0]', 0.01)",
+        "UPDATE dataset SET policy = json_set(policy, '$.epsilons[0]', 'x')",
+        "UPDATE dataset SET policy = json_set(policy, '$.epsilons', json('[0.01]'))",
+        "UPDATE dataset SET spent = replace(spent, ',', '.0,')",
+        "UPDATE reservation SET taken = replace(taken, ',', '.0,')",
+        "UPDATE reservation SET charge = json_set(charge, '$.extra', 1)",
+        "UPDATE reservation SET charge = json_set(charge, '$.is_reference', 1)",
+        "UPDATE reservation SET charge = '{\"slack\": 0, ' || substr(charge, 2)",
+        "UPDATE reservation SET mechanism = json_set(mechanism, '$.steps', 30.0)",
+        "UPDATE reservation SET steps_granted = 'x'",
+        "UPDATE reservation SET key_id = CAST(x'ff' AS TEXT)",
+        "UPDATE OR IGNORE reservation SET id = x'78'",
+        "UPDATE entry SET number = 'x' WHERE number = 3",
+        "UPDATE entry SET body = x'ff' WHERE number = 3",
+        "UPDATE entry SET body = CAST(x'ff' AS TEXT) WHERE number = 3",
+        "UPDATE entry SET hash = x'ff' WHERE number = 3",
+    ],
+)
+def test_other_text_and_types_than_the_ledger_writes_are_named(
+    statement: str, tmp_path: Path
+) -> None:
+    """And they keep no other dataset from being verified: each of these is in 'planned' alone."""
+    column = "name" if statement.startswith("UPDATE dataset") else "dataset"
+    alone = f"{column} = " + ("'planned'" if column == "name" else OF_PLANNED)
+    faults = verify_after(
+        tmp_path, f"{statement} {'AND' if 'WHERE' in statement else 'WHERE'} {alone}"
+    )
+    assert faults
+    assert all(fault.startswith("dataset 'planned': ") for fault in faults), faults
+
+
+def test_a_replaced_reference_gets_a_table_of_its_own() -> None:
+    """It kept the table of the first reference once, and showed its ε."""
+    relation = NeighbouringRelation.ADD_OR_REMOVE_ONE
+    first_plan, second_plan = (
+        StepPlan.of(from_json({"kind": "dp_sgd", "noise_multiplier": noise, "sample_rate": 0.1,
+                               "steps": 30}))
+        for noise in (6.0, 4.0)
+    )  # fmt: skip
+    empty = ReferenceFilter(3.0, 1e-5, relation)
+    once = empty.after_reserving(first_plan, empty.nothing).tabulated()
+    twice = once.after_reserving(second_plan, once.nothing).tabulated()
+    alone = empty.after_reserving(second_plan, empty.nothing).tabulated()
+    assert twice.epsilons == alone.epsilons != once.epsilons
+    assert twice.epsilon_of((10, 0)) == alone.epsilon_of((10, 0))

@@ -5,11 +5,14 @@ from __future__ import annotations
 import shlex
 import sqlite3
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
+from sqlalchemy import Connection, Engine, event
 from typer.testing import CliRunner, Result
 
 from accountant_service import cli
@@ -17,6 +20,7 @@ from accountant_service.app import create_app
 from accountant_service.ledger import database as opening
 from accountant_service.ledger import moving
 from accountant_service.ledger.api_keys import Scope
+from accountant_service.ledger.errors import LedgerError
 from accountant_service.ledger.tables import METADATA
 from accountant_service.ledger.verification import verify
 from accountant_service.ledger.webhook_delivery import WebhookDelivery
@@ -91,9 +95,49 @@ def target(tmp_path: Path) -> Iterator[str]:
         yield url
 
 
-def move(target: str) -> Result:
+@pytest.fixture
+def other_target(tmp_path: Path) -> Iterator[str]:
+    with database("postgresql", tmp_path) as url:
+        yield url
+
+
+def move(target: str, *options: str) -> Result:
     environment = {"ACCOUNTANT_DATABASE_URL": target}
-    return CliRunner().invoke(cli.app, shlex.split(COMMAND)[1:], env=environment)
+    return CliRunner().invoke(cli.app, [*shlex.split(COMMAND)[1:], *options], env=environment)
+
+
+@contextmanager
+def cut_before_the_copy_is_committed() -> Iterator[None]:
+    """Context manager in which the target goes away once the source is closed."""
+    commits = []
+
+    def cut(connection: Connection) -> None:
+        if connection.dialect.name == "postgresql":
+            commits.append(connection)
+            if len(commits) == 3:  # after the tables and the mark of the move
+                raise moving.MoveRefusedError("the network was cut")
+
+    event.listen(Engine, "commit", cut)
+    try:
+        yield
+    finally:
+        event.remove(Engine, "commit", cut)
+    assert len(commits) == 3
+
+
+def close_as_an_earlier_version(file: Path) -> None:
+    """Make a closed file what an earlier version left: it did not record the move."""
+    with sqlite3.connect(file) as closed:
+        closed.execute("DROP TABLE ledger_move")
+    closed.close()
+
+
+def names_and_rows(url: str) -> dict[str, int]:
+    """Return the number of rows of every table of a ledger."""
+    repository = opening.open_repository(url)
+    found = {table.name: len(read_rows(repository, table.name)) for table in METADATA.sorted_tables}
+    repository.close()
+    return found
 
 
 def test_every_row_is_moved_and_the_run_goes_on_in_the_new_database(
@@ -162,30 +206,129 @@ def test_the_old_file_cannot_be_opened_again(running: Service, file: Path, targe
 
 @pytest.mark.parametrize("by_an_earlier_version", [False, True])
 def test_a_move_that_failed_is_continued_by_the_same_command(
-    running: Service,
-    file: Path,
-    target: str,
-    monkeypatch: pytest.MonkeyPatch,
-    by_an_earlier_version: bool,
+    running: Service, file: Path, target: str, other_target: str, by_an_earlier_version: bool
 ) -> None:
-    def fail(*_: Any) -> Any:
-        raise moving.MoveRefusedError("the network was cut")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(moving, "_copy_table", fail)
+    with cut_before_the_copy_is_committed():
         assert move(target).exit_code == 2
     with pytest.raises(opening.MovedDatabaseError):
         opening.open_repository(f"sqlite:///{file}")
     if by_an_earlier_version:  # it renamed the table of the entries only
+        close_as_an_earlier_version(file)
         with sqlite3.connect(file) as closed:
             for table in METADATA.sorted_tables:
                 if table.name != "entry":
                     closed.execute(f"ALTER TABLE {table.name}_moved RENAME TO {table.name}")
         closed.close()
-    assert move(target).exit_code == 0
+    refused = move(target if by_an_earlier_version else other_target)
+    assert (refused.exit_code, "--unfinished" in refused.stderr) == (2, True), refused.output
+    assert move(target, *(["--unfinished"] if by_an_earlier_version else [])).exit_code == 0
     moved = opening.open_repository(target)
     assert verify(moved).entries > 5
     moved.close()
+    refused = move(other_target, "--unfinished")
+    assert (refused.exit_code, "already" in refused.stderr) == (2, True), refused.output
+
+
+def test_an_interrupted_move_goes_to_another_database_only_if_that_is_confirmed(
+    running: Service, file: Path, target: str, other_target: str
+) -> None:
+    with cut_before_the_copy_is_committed():
+        assert move(target).exit_code == 2
+    assert move(other_target).exit_code == 2
+    assert set(names_and_rows(other_target).values()) == {0}
+    assert move(other_target, "--unfinished").exit_code == 0
+    assert names_and_rows(other_target)["dataset"] == 2
+    refused = move(target)
+    assert (refused.exit_code, "already" in refused.stderr) == (2, True)
+
+
+def test_a_moved_ledger_is_moved_to_no_second_database(
+    running: Service, file: Path, target: str, other_target: str
+) -> None:
+    """Both would grant the whole budget."""
+    assert move(target).exit_code == 0
+    for url, options in ((other_target, []), (other_target, ["--unfinished"]), (target, [])):
+        refused = move(url, *options)
+        assert (refused.exit_code, "moved to" in refused.stderr) == (2, True), refused.output
+    assert set(names_and_rows(other_target).values()) == {0}
+
+
+def test_a_file_that_an_earlier_version_moved_is_moved_again_only_if_that_is_confirmed(
+    running: Service, file: Path, target: str, other_target: str
+) -> None:
+    assert move(target).exit_code == 0
+    close_as_an_earlier_version(file)
+    refused = move(other_target)
+    assert (refused.exit_code, "earlier version" in refused.stderr) == (2, True), refused.output
+    assert set(names_and_rows(other_target).values()) == {0}
+
+
+def test_a_move_whose_end_was_not_recorded_is_verified_and_not_copied_again(
+    running: Service, file: Path, target: str
+) -> None:
+    assert move(target).exit_code == 0
+    rows = names_and_rows(target)
+    with sqlite3.connect(file) as closed:
+        closed.execute("UPDATE ledger_move SET is_finished = 0")
+    closed.close()
+    again = move(target)
+    assert (again.exit_code, "moved 2 datasets" in again.stdout) == (0, True), again.output
+    assert names_and_rows(target) == rows
+    assert "already" in move(target).stderr
+
+
+def test_of_two_moves_at_once_one_succeeds(
+    running: Service, file: Path, target: str, other_target: str
+) -> None:
+    def try_to_move(url: str) -> Any:
+        try:
+            return moving.move_ledger(file, url, lambda *_: None)
+        except (moving.MoveRefusedError, LedgerError) as error:
+            return error
+
+    with ThreadPoolExecutor(2) as threads:
+        found = list(threads.map(try_to_move, (target, other_target)))
+    assert sorted(isinstance(each, moving.Move) for each in found) == [False, True], found
+    counts = [names_and_rows(url)["dataset"] for url in (target, other_target)]
+    assert sorted(counts) == [0, 2]
+
+
+def test_rows_that_a_server_writes_during_the_move_are_not_merged(
+    running: Service, file: Path, target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server starts on the new database after it was found empty, and before the copy."""
+    genuine = moving._lock_target
+
+    def start_server_first(*arguments: Any) -> None:
+        other = Service(target)
+        other.create_key()
+        other.close()
+        genuine(*arguments)
+
+    monkeypatch.setattr(moving, "_lock_target", start_server_first)
+    refused = move(target)
+    assert (refused.exit_code, "not empty" in refused.stderr) == (2, True), refused.output
+    opening.open_repository(f"sqlite:///{file}").close()
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "DELETE FROM dataset WHERE name = 'd'",
+        "UPDATE webhook SET url = 'a' || char(0)",
+        "DELETE FROM webhook",
+    ],
+)
+def test_a_ledger_that_the_target_would_refuse_is_not_closed(
+    running: Service, file: Path, target: str, statement: str
+) -> None:
+    with sqlite3.connect(file) as connection:  # which checks no foreign keys
+        connection.execute(statement)
+    connection.close()
+    refused = move(target)
+    assert refused.exit_code == 2, (refused.output, refused.exception)
+    opening.open_repository(f"sqlite:///{file}").close()
+    assert set(names_and_rows(target).values()) == {0}
 
 
 def test_a_database_with_rows_is_refused_and_the_file_stays_open(

@@ -212,6 +212,10 @@ class PrivacyFilter(ABC):
         """Return whether a filter with these parameters guarantees (ε, δ)-DP."""
         return True
 
+    def is_table_sound(self) -> bool:
+        """Return whether every ε that is stored for display bounds the ε of its amounts."""
+        return True
+
     @abstractmethod
     def entry_fields(self) -> Json:
         """Return the fields that state this filter in the first ledger entry of a dataset."""

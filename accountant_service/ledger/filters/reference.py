@@ -15,6 +15,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import ClassVar, Final
 
 import numpy as np
@@ -58,6 +59,8 @@ _SLACK_EACH: Final = 8  # an exchange may use an eighth of the slack left
 _SECONDS_MAX: Final = 3.0  # to decide one exchange
 _EPSILON_POINTS: Final = 128  # numbers of reference steps whose ε is tabulated
 _EPSILON_POINTS_FEW: Final = 16  # the same, where each needs a computation of its own
+_TABLE_LENGTHS: Final = (_EPSILON_POINTS, _EPSILON_POINTS_FEW)
+_PROVED_SHARE: Final = 0.99  # of a tabulated ε: earlier versions may have proved a little less
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +139,7 @@ class ReferenceFilter(PrivacyFilter):
             reservation replaces it as long as nothing is spent or held.
         slack_share: the share of δ that all comparisons together may use up.
         epsilons: ε of increasing numbers of reference steps, tabulated for display; empty until the
-            reference is reserved.
+            reference is reserved. Without it, `epsilon_of` computes the table.
     """
 
     name: ClassVar[str] = "reference"
@@ -191,8 +194,7 @@ class ReferenceFilter(PrivacyFilter):
         if taken[0] > self.steps:
             return math.inf
         if not self.epsilons:
-            question = Question(canonical_form(self.reference), self.relation, adds_curves=False)
-            return min(self._epsilon_of_question(question.repeated(taken[0])), self.epsilon)
+            return self.tabulated().epsilon_of(taken)
         counts = _tabulated_counts(self.steps, len(self.epsilons))
         return self.epsilons[int(np.searchsorted(counts, taken[0]))]
 
@@ -202,6 +204,29 @@ class ReferenceFilter(PrivacyFilter):
             return self
         step = Question(canonical_form(self.reference), self.relation, adds_curves=False)
         points = _EPSILON_POINTS if has_quick_curve(step) else _EPSILON_POINTS_FEW
+        return replace(self, epsilons=_compute_table(self, points))
+
+    def is_table_sound(self) -> bool:
+        """Return whether the table of ε states at least what is proved, without a table too.
+
+        A larger ε is a bound as well: an earlier version may have proved less.
+        """
+        if not self.epsilons:
+            return True
+        if not self.steps or self.reference is None or len(self.epsilons) not in _TABLE_LENGTHS:
+            return False
+        if any(type(each) is not float for each in self.epsilons):
+            return False
+        proved = np.array(_compute_table(self, len(self.epsilons)))
+        stated = np.array(self.epsilons)
+        is_increasing = bool(np.all(np.diff(stated) >= 0)) and stated[-1] <= self.epsilon
+        return is_increasing and bool(np.all(stated >= _PROVED_SHARE * proved))
+
+    def compute_table(self, points: int) -> tuple[float, ...]:
+        """Return ε of `points` increasing numbers of reference steps, at most the budget's ε."""
+        if self.reference is None:
+            raise ValueError("the dataset has no reference yet")
+        step = Question(canonical_form(self.reference), self.relation, adds_curves=False)
         counts = _tabulated_counts(self.steps, points)
         different = sorted(set(counts.tolist()))
         try:
@@ -210,7 +235,7 @@ class ReferenceFilter(PrivacyFilter):
         except AccountingError:  # then every number of steps is shown with the whole budget's ε
             known = {}
         values = [min(known.get(each, self.epsilon), self.epsilon) for each in counts.tolist()]
-        return replace(self, epsilons=tuple(np.maximum.accumulate(values).tolist()))
+        return tuple(np.maximum.accumulate(values).tolist())
 
     @property
     def _steps_delta(self) -> float:
@@ -286,7 +311,7 @@ class ReferenceFilter(PrivacyFilter):
                 '"renyi"',
                 error.pointer,
             ) from error
-        return replace(self, reference=step, steps=steps, is_planned=is_planned)
+        return replace(self, reference=step, steps=steps, is_planned=is_planned, epsilons=())
 
     def _count_reference_steps(self, step: CanonicalForm) -> int:
         """Return the most repetitions of a step whose ε is within the budget's."""
@@ -571,6 +596,12 @@ def _limit_comparison_time(plan: StepPlan, relation: NeighbouringRelation) -> It
             "takes; nothing was charged. Use fewer different releases, or a mechanism more like "
             "the reference"
         ) from None
+
+
+@lru_cache(maxsize=1024)  # a filter's own table is not compared, so one without it finds this
+def _compute_table(policy: ReferenceFilter, points: int) -> tuple[float, ...]:
+    """Return a filter's table of ε, computed anew once."""
+    return policy.compute_table(points)
 
 
 def _tabulated_counts(steps: int, points: int) -> np.ndarray:

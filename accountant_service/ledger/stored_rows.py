@@ -1,0 +1,146 @@
+"""Faults of stored rows that no hash chain shows: rows of no dataset, wrong types, other JSON text.
+
+A dataset whose row is deleted leaves its entries, its reservations and the audit event of its
+creation. A dataset of the same name would begin with its whole budget again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+from sqlalchemy import Column, Float, Integer, String, Table, exists, func, select
+
+from accountant_service.canonical_json import canonical_json, read_json
+from accountant_service.ledger.repository import Row, Transaction
+from accountant_service.ledger.tables import (
+    AUDIT_EVENT,
+    CAP,
+    DATASET,
+    ENTRY,
+    RESERVATION,
+    WEBHOOK_EVENT,
+)
+
+JSON_COLUMNS: Final = {
+    DATASET: ("policy", "spent", "held"),
+    RESERVATION: ("mechanism", "charge", "taken"),
+}
+_NAMED: Final = DATASET.c.name == AUDIT_EVENT.c.subject
+_CREATED: Final = "dataset-created"  # the audit event of a new dataset
+_TYPES: Final = (
+    (Integer, int, "a whole number"),
+    (Float, float, "a number"),
+    (String, str, "text"),
+)
+
+
+@contextmanager
+def decode_any_text(transaction: Transaction) -> Iterator[None]:
+    """Context manager in which text that is not UTF-8 is read, so that it shows as a difference.
+
+    SQLite stores such text, and its driver would end the transaction. PostgreSQL refuses it.
+    """
+    if transaction.connection.dialect.name != "sqlite":
+        yield
+        return
+    driver: Any = transaction.connection.connection.driver_connection
+    driver.text_factory = lambda text: text.decode(errors="surrogateescape")
+    try:
+        yield
+    finally:
+        driver.text_factory = str
+
+
+def find_stray_rows(transaction: Transaction) -> Iterator[str]:
+    """Yield a fault for all rows of the database that belong to no dataset, or to a second one."""
+    for table, what in ((ENTRY, "entries"), (RESERVATION, "reservations"), (CAP, "caps")):
+        for identifier, count in _count_strays(transaction, table.c.dataset, DATASET.c.id):
+            yield (
+                f"{count} {what} belong to the dataset with id {identifier!r}, which does not "
+                "exist: its row was deleted, or its id was changed"
+            )
+    events = _count_strays(transaction, WEBHOOK_EVENT.c.dataset, DATASET.c.name)
+    for name, count in events:
+        if name != "":  # an event about a key
+            yield f"{count} webhook events are about dataset {name!r}, which does not exist"
+    yield from _find_numbers_below_one(transaction)
+    yield from _find_lost_datasets(transaction)
+
+
+def _count_strays(
+    transaction: Transaction, reference: Column[Any], referred: Column[Any]
+) -> Iterable[tuple[Any, int]]:
+    """Return the values of a column that the column they refer to lacks, with their counts."""
+    rows = transaction.connection.execute(
+        select(reference, func.count())
+        .where(~exists().where(referred == reference))
+        .group_by(reference)
+        .order_by(reference)
+    )
+    return [(value, count) for value, count in rows]
+
+
+def _find_numbers_below_one(transaction: Transaction) -> Iterator[str]:
+    """Yield a fault for each dataset that has entries before its first one."""
+    rows = transaction.connection.execute(
+        select(DATASET.c.name, func.count())
+        .join(ENTRY, ENTRY.c.dataset == DATASET.c.id)
+        .where(ENTRY.c.number < 1)
+        .group_by(DATASET.c.name)
+        .order_by(DATASET.c.name)
+    )
+    for name, count in rows:
+        yield f"dataset {name!r}: {count} entries have a number below 1, so they are not its own"
+
+
+def _find_lost_datasets(transaction: Transaction) -> Iterator[str]:
+    """Yield a fault for each name that was created twice, or created and is no dataset's now.
+
+    A name is never used again: no dataset is ever deleted.
+    """
+    created = AUDIT_EVENT.c.action == _CREATED
+    rows = transaction.connection.execute(
+        select(AUDIT_EVENT.c.subject, func.count(), exists().where(_NAMED))
+        .where(created)
+        .group_by(AUDIT_EVENT.c.subject)
+        .order_by(AUDIT_EVENT.c.subject)
+    )
+    for name, count, is_there in rows:
+        if not is_there:
+            yield f"dataset {name!r}: the audit events say that it was created, but it has no row"
+        if count > 1:
+            yield (
+                f"dataset {name!r}: the audit events say that it was created {count} times: the "
+                "row of an earlier one was deleted"
+            )
+
+
+def find_type_faults(table: Table, row: Row) -> Iterator[str]:
+    """Yield a fault for each column of a row whose value has not the column's type."""
+    for column in table.columns:
+        value = row[column.name]
+        if value is None and column.nullable:
+            continue
+        expected, what = next(
+            (python, words) for kind, python, words in _TYPES if isinstance(column.type, kind)
+        )
+        if type(value) is not expected:
+            yield f"its {column.name} is {value!r}, not {what}"
+
+
+def find_json_faults(table: Table, stored: Row, written: Row) -> Iterator[str]:
+    """Yield a fault for each JSON column that is not what the ledger writes for the same values.
+
+    Spaces and the order of names do not matter.
+
+    Args:
+        table: of the rows.
+        stored: the row in the database.
+        written: the row that the ledger writes.
+    """
+    for name in JSON_COLUMNS[table]:
+        found = canonical_json(read_json(stored[name]))
+        if found != canonical_json(read_json(written[name])):
+            yield f"its {name} is {stored[name]!r}, but the ledger writes {written[name]!r}"

@@ -103,7 +103,7 @@ def test_reservations_of_another_plan_are_refused(ledger: AccountingService) -> 
 
 @pytest.mark.slow
 def test_reservations_of_another_dataset_are_refused(
-    ledger: AccountingService, app_alone: TestClient
+    ledger: AccountingService, app_alone: TestClient, tmp_path: Path
 ) -> None:
     """Their steps would be charged to it, and claimed for records that they do not protect."""
     key = app_alone.app.state.keys.create([Scope.ADMIN])[0]  # type: ignore[attr-defined]
@@ -130,7 +130,7 @@ def test_reservations_of_another_dataset_are_refused(
     ]
     with pytest.raises(NoGuaranteeError, match="patients, toy"):
         PhasedLedgerBudget(PLAN, mixed)
-    rounds = RoundBudget(ledger, "patients", 1e-5, plan, rounds=50)
+    rounds = RoundBudget(ledger, "patients", 1e-5, plan, rounds=50, folder=tmp_path)
     with pytest.raises(NoGuaranteeError, match="on dataset 'toy', not on 'patients'"):
         rounds.grant_round(toy)
     # a release before the first step, such as a private PCA

@@ -68,6 +68,10 @@ class GrantedRound(Allowance):
         """Return the guarantee of the whole plan, for a run that stopped after `steps` steps."""
         return self._budget.guarantee(steps)
 
+    def checkpoint_keys(self) -> dict[str, Any]:
+        """Return what a checkpoint must name of its steps."""
+        return self._budget.checkpoint_keys()
+
     def _require_allowed(self, step: int) -> None:
         """Raise if the step is not one of this round."""
         if step > self.last:
@@ -207,7 +211,9 @@ class RoundBudget:
             else:
                 granted = self._granted_steps(identifier)
             if granted is None or granted < steps:
-                raise NoGuaranteeError(_describe_lost_rounds(self.folder, identifier, steps, granted))
+                raise NoGuaranteeError(
+                    _describe_lost_rounds(self.folder, identifier, steps, granted)
+                )
             _SEEN[self.service.url, identifier] = granted
 
     def _granted_steps(self, identifier: str) -> int | None:
@@ -220,7 +226,7 @@ class RoundBudget:
             return None
 
     def _read_record(self) -> dict[str, int]:
-        """Return the steps granted to each of the dataset's reservations, as the ledger counts them.
+        """Return the steps granted to each of the dataset's reservations, counted as by the ledger.
 
         In a record of an earlier version, which has no such number, each line is one round.
         """

@@ -132,7 +132,9 @@ def test_a_restored_ledger_that_lost_the_reservation_grants_no_round(
             spend(other)
     record = Path("site/rounds.jsonl")
     record.write_text("")  # the missing steps are entered
-    assert rounds.grant_round(other).last == 1
+    granted = rounds.grant_round(other)
+    assert granted.last == 1
+    assert granted.checkpoint_keys()["reservations"] == [other.identifier]
 
 
 def test_an_earlier_reservation_of_which_the_ledger_lost_rounds_is_noticed(

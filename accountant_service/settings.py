@@ -85,8 +85,9 @@ class Settings(BaseSettings):
     waiting_max: int = Field(
         default=256,
         ge=2,
-        description="requests that may wait for a process, and at most half of them from one "
-        "address or key; further ones get 503",
+        description="requests that may wait for a process; one address or key may have half of "
+        "these places, and further requests get 503. The ledger's calculations have as many places "
+        "of their own",
     )
     batch_bytes_max: int = Field(
         default=2 << 20, ge=1, description="bytes of the answer to one batch request"
@@ -119,8 +120,8 @@ class Settings(BaseSettings):
         default=30,
         ge=30,
         le=36500,
-        description="days during which a repeated write gets its first answer; at least the "
-        "longest lease",
+        description="days during which a repeated write gets its first answer; at least 30, "
+        "which is the longest lease",
     )
     budget_shares: Annotated[str, AfterValidator(_validate_shares)] = Field(
         default="0.5,0.8,0.95",

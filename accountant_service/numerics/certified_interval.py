@@ -51,6 +51,8 @@ from accountant_service.numerics.laws.dominating_pair import (
 )
 
 _ROUNDS_MAX: Final = 6
+_USELESS_ROUNDS: Final = 2  # in a row, after which no finer grid is tried
+_NARROWER: Final = 0.9  # of a width: more is no progress
 _FIRST_TARGET_WIDTH: Final = 1e-3  # the widest relative width to aim at
 _DELTA_REFINED_MAX: Final = 0.99  # beyond it nobody is protected, and every engine is slow
 _ACCURACY: Final = 1e-8  # relative, of δ, where a line integral is cheap
@@ -369,14 +371,24 @@ def _narrow_by_lattices(
 ) -> None:
     """Narrow all searches' bounds to `stop_width`, by FFTs on ever finer grids of losses.
 
-    A direction whose upper bound lies below the other's lower bound no longer matters.
+    A direction whose upper bound lies below the other's lower bound no longer matters. Where two
+    finer grids in turn narrow nothing, another error than that of the grid decides, and finer ones
+    would only take longer.
     """
     for search in searches:
         search.locate_by_lattice(max(search.lower for search in searches), stop_width)
+    useless, ratios = 0, [math.inf] * len(searches)
     for _ in range(_ROUNDS_MAX):
         for search in searches:
             best = max(search.lower for search in searches)
             search.narrow_by_lattice(best, target_width, stop_width)
+        before, best = ratios, max(search.lower for search in searches)
+        ratios = [search.width_ratio(best, stop_width) for search in searches]
+        wide = [(one, other) for one, other in zip(before, ratios, strict=True) if other > 1]
+        is_narrower = any(other < _NARROWER * one for one, other in wide)
+        useless = 0 if is_narrower else useless + 1
+        if not wide or useless == _USELESS_ROUNDS:
+            return
 
 
 class _DirectionSearch:
@@ -420,7 +432,7 @@ class _DirectionSearch:
                 self.saddle = self.question.next_saddle(self.saddle, Bounds(self.lower, self.upper))
                 if settings.smoothing:  # smoothing costs more where δ is steeper than the tilt
                     self.smoothing_factor *= min(
-                        1.0, math.sqrt(0.5 / max(self._width_ratio(self.lower, target_width), 1e-9))
+                        1.0, math.sqrt(0.5 / max(self.width_ratio(self.lower, target_width), 1e-9))
                     )
             # before the next attempt is prepared
             if self._is_settled(other_lower_bound, stop_width):
@@ -434,7 +446,7 @@ class _DirectionSearch:
         """
         if self.upper <= other_lower_bound:
             return True
-        return self._width_ratio(self.lower, stop_width) <= 1
+        return self.width_ratio(self.lower, stop_width) <= 1
 
     def _integrals_to_try(
         self, target_width: float
@@ -504,7 +516,7 @@ class _DirectionSearch:
         width *= min(1.0, (1 + self.saddle.tilt) / (1 + self.slope))
         return RefinedLattice.around(releases, self.saddle, self.log_delta, width)
 
-    def _width_ratio(self, best_lower: float, width: float) -> float:
+    def width_ratio(self, best_lower: float, width: float) -> float:
         """Return the relative width of the bounds on ε or δ, divided by the `width` aimed at.
 
         The interval reaches from the best lower bound to this direction's upper bound.
@@ -538,12 +550,12 @@ class _DirectionSearch:
             target_width: the relative width to aim at.
             stop_width: the relative width at which to stop.
         """
-        if self.question.accepts_wide_bounds or self._width_ratio(best_lower, stop_width) <= 1:
+        if self.question.accepts_wide_bounds or self.width_ratio(best_lower, stop_width) <= 1:
             return
         if self.lattice is None:
             self.lattice = self._first_lattice(target_width, best_lower)
         else:
-            self.lattice.refine(math.sqrt(1 / self._width_ratio(best_lower, target_width)))
+            self.lattice.refine(math.sqrt(1 / self.width_ratio(best_lower, target_width)))
         read = self.question.bound_from_profile
         upper, lower = self.lattice.profiles(lambda profile: read(profile) > best_lower)
         if upper is not None:

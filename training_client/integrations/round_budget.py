@@ -204,12 +204,14 @@ class RoundBudget:
             NoGuaranteeError: a recorded reservation is unknown, or fewer of its steps are granted.
         """
         for identifier, steps in self._read_record().items():
-            if current is not None and identifier == current.identifier:
-                granted: int | None = current.steps_granted
-            elif current is not None and _SEEN.get((self.service.url, identifier), 0) >= steps:
+            known = 0
+            if current is not None:
+                is_current = identifier == current.identifier
+                seen = _SEEN.get((self.service.url, identifier), 0)
+                known = current.steps_granted if is_current else seen
+            if known >= steps:
                 continue
-            else:
-                granted = self._granted_steps(identifier)
+            granted = self._granted_steps(identifier)
             if granted is None or granted < steps:
                 raise NoGuaranteeError(
                     _describe_lost_rounds(self.folder, identifier, steps, granted)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -74,7 +74,60 @@ def test_each_record_is_in_one_batch_of_an_epoch_of_balls_in_bins() -> None:
     records, optimizer = Records(30), optimizer_of(plan, 10)
     for batch in private_batches(optimizer, records):
         optimizer.step({"input": batch["input"]}, batch["label"], cross_entropy)
-    assert set(records.read[1:]) == {2}  # two epochs; the first record also gives shapes
+    once_more = range(0, 30, 4)  # each alone, to compare widths; the first also for empty batches
+    assert {records.read[i] for i in range(1, 30) if i not in once_more} == {2}  # two epochs
+    assert {records.read[i] for i in once_more[1:]} == {3}
+
+
+class Sequences(Dataset[Any]):
+    """Sequences of 3 to 6 numbers."""
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.ones(3 + index % 4)
+
+
+def padded(width: int | None) -> Callable[[list[torch.Tensor]], Any]:
+    """Return a function that pads records to a width, or to their longest."""
+
+    def collate(records: list[torch.Tensor]) -> Any:
+        to = width or max(map(len, records))
+        rows = [nn.functional.pad(each, (0, to - len(each))) for each in records]
+        return {"input": torch.stack(rows), "label": torch.zeros(len(rows), dtype=torch.int64)}
+
+    return collate
+
+
+def test_batches_that_are_padded_to_their_longest_record_are_refused() -> None:
+    optimizer = optimizer_of(poisson(40, 0.5), 5)
+    with pytest.raises(DataError, match=r"shape 3 and one number in a batch, and 6 and .*max_leng"):
+        next(private_batches(optimizer, Sequences(), collate=padded(None)))
+    with pytest.raises(NoGuaranteeError, match="step 1 was taken from the budget but not finished"):
+        optimizer.take()
+
+
+def test_batches_that_are_padded_to_one_width_are_used() -> None:
+    optimizer = optimizer_of(poisson(40, 0.5), 5)
+    for batch in private_batches(optimizer, Sequences(), collate=padded(6)):
+        optimizer.step({"input": batch["input"]}, batch["label"], cross_entropy)
+    assert optimizer.steps_made == 5
+
+
+@pytest.mark.parametrize("changed", ["examples", "targets"])
+def test_a_loop_of_ones_own_keeps_the_width_of_its_batches(changed: str) -> None:
+    def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return outputs.sum(dim=(1, 2)) + targets.flatten(1).sum(dim=1)
+
+    optimizer = make_optimizer("dp_sgd", nn.Linear(6, 4), NoBudget(poisson(40, 0.5), 5, "a test"))
+    optimizer.step(torch.ones(9, 7, 6), torch.ones(9, 2), loss)
+    optimizer.step(torch.ones(0, 7, 6), torch.ones(0, 2), loss)
+    wider = (8, 2) if changed == "examples" else (7, 3)
+    with pytest.raises(DataError, match=r"shape .* in a batch, and 7×6 and 2 in earlier ones"):
+        optimizer.step(torch.ones(9, wider[0], 6), torch.ones(9, wider[1]), loss)
+    with pytest.raises(NoGuaranteeError, match="not finished"):
+        optimizer.take()
 
 
 def test_a_batch_that_is_not_used_ends_the_run() -> None:

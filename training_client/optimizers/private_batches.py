@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch.utils._pytree import tree_map_only
@@ -15,9 +15,11 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, default_colla
 
 from training_client.errors import BudgetExhaustedError, DataError
 from training_client.optimizers.base import PrivateOptimizer
+from training_client.private_step.batches import require_shapes, shapes_of
 from training_client.private_step.sampling import Epoch, Sampler, sampler_for_plan
 
 Collate = Callable[[list[Any]], Any]
+_RECORDS_TRIED: Final = 8  # alone, to see whether a batch's width depends on what is in it
 
 
 def private_batches(
@@ -41,7 +43,8 @@ def private_batches(
         optimizer: its plan says how records are drawn.
         dataset: the private records, by index; as many as the plan says, in every process.
         collate: makes a batch of a list of records; tensors have one record per row. A step with
-            more or fewer rows than records is refused.
+            more or fewer rows than records is refused. So is a collate that pads to the longest
+            record of a batch: a few records, each alone, must get the width of the first batch.
         sampler: draws the records; by default a new one that draws as the plan says.
         workers: processes that load records ahead; none by default. What they loaded ahead is lost
             when the loop ends, and with it the place in an epoch of balls-in-bins sampling.
@@ -52,7 +55,7 @@ def private_batches(
 
     Raises:
         DataError: the dataset has no random access, no records or another number of them than the
-            plan, or the sampler does not draw as the plan says.
+            plan, the sampler does not draw as the plan says, or batches differ in width.
         NoGuaranteeError: another run took steps of the same budget, a batch was not used for a
             step, or the sampler is at another place in its epoch than the optimizer, or in another
             epoch.
@@ -77,15 +80,26 @@ def private_batches(
         collate_fn=_CollateOrEmpty(dataset, collate),
         num_workers=workers,
     )
-    batches = iter(loader)
+    batches, is_first = iter(loader), True
     while True:
         try:
             optimizer.take()
         except BudgetExhaustedError:
             return
         batch = next(batches)
+        if is_first:
+            _require_same_width(batch, dataset, collate)
+            is_first = False
         optimizer.expect_examples(drawn.use_next())
         yield batch
+
+
+def _require_same_width(batch: Any, dataset: Any, collate: Collate) -> None:
+    """Raise unless some records get the shapes of a batch when each is collated with itself."""
+    size = len(dataset)
+    for index in range(0, size, -(-size // _RECORDS_TRIED)):
+        record = dataset[index]
+        require_shapes(collate([record, record]), shapes_of(batch), "a batch of other records")
 
 
 class _DrawnIndices:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.utils.rnn import PackedSequence
+from torch.utils._pytree import tree_leaves
 
 from training_client.errors import DataError
 
@@ -58,6 +59,39 @@ def count_examples(examples: Examples) -> int:
             f"the first dimension; got tensors of {sorted(sizes)} rows"
         )
     return sizes.pop()
+
+
+def shapes_of(batch: Any) -> list[tuple[int, ...]]:
+    """Return the shape of one example in each tensor of a batch of any structure."""
+    leaves = tree_leaves(dict(batch) if isinstance(batch, Mapping) else batch)
+    return [tuple(each.shape[1:]) for each in leaves if isinstance(each, torch.Tensor)]
+
+
+def require_shapes(batch: Any, shapes: list[tuple[int, ...]], others: str) -> None:
+    """Raise unless the examples of a batch have the given shapes.
+
+    If a batch were padded to its longest record, one record would change how all others are
+    computed and rounded, which no bound on its own gradient covers.
+
+    Args:
+        batch: of any structure.
+        shapes: what `shapes_of` returned for another batch.
+        others: the name of that batch.
+
+    Raises:
+        DataError: they have others.
+    """
+    if (found := shapes_of(batch)) != shapes:
+        raise DataError(
+            f"examples have the shape {_join(found)} in a batch, and {_join(shapes)} in {others}. "
+            "A record would change how the others are padded: pad or cut every record to the same "
+            'width, whatever is beside it (padding="max_length" of a Hugging Face tokenizer)'
+        )
+
+
+def _join(shapes: list[tuple[int, ...]]) -> str:
+    """Return shapes as text, such as 128 and 3×32×32."""
+    return " and ".join("×".join(map(str, each)) or "one number" for each in shapes) or "none"
 
 
 def select_examples(examples: Examples, rows: Rows) -> Examples:

@@ -22,7 +22,14 @@ from training_client.budget import Allowance
 from training_client.errors import DataError, NoGuaranteeError
 from training_client.plan import Plan
 from training_client.private_step import AffineMap, Block, BlockwiseSum, Clipper, Loss, Transform
-from training_client.private_step.batches import Examples, count_examples, device_of
+from training_client.private_step.batches import (
+    Examples,
+    count_examples,
+    device_of,
+    require_shapes,
+    shapes_of,
+    tensors_of,
+)
 from training_client.private_step.blocks import unflatten_vector
 from training_client.private_step.noise import FreshGenerator, gaussian_like
 from training_client.private_step.sampling import Epoch, EpochProgress
@@ -212,6 +219,7 @@ class PrivateSum:
         self._is_batch_read = False  # the batch of that step was looked at
         self._examples_drawn: int | None = None  # for that step, if `expect_examples` was called
         self._needs_drawn_examples = self.processes.are_several
+        self._shapes: list[tuple[int, ...]] | None = None  # of an example, in this run's batches
         self._sampler: EpochProgress | None = None  # draws the batches, if they have epochs
         self._epoch: Epoch | None = None  # of the batch of the last step
 
@@ -477,7 +485,7 @@ class PrivateSum:
         """Return a batch's clipped sum; raise unless its size is the number of `drawn` records.
 
         Raises:
-            DataError: it has more or fewer.
+            DataError: it has more or fewer, or examples of another shape than earlier batches.
         """
         if drawn not in (None, count := count_examples(examples)):
             raise DataError(
@@ -485,6 +493,10 @@ class PrivateSum:
                 "share a record would give it more influence than is charged: make one example of "
                 "each record, and give those to leave out a loss of 0"
             )
+        batch = [*tensors_of(examples), targets]
+        if self._shapes is not None:
+            require_shapes(batch, self._shapes, "earlier ones")
+        self._shapes = shapes_of(batch)
         return self.clipped_sum(examples, targets, loss, transform)
 
     def clipped_sum(

@@ -40,8 +40,8 @@ def _unexpected_batch(given: object) -> DataError:
     """Return the error for examples that are no tensor and no dictionary of tensors."""
     return DataError(
         f"expected examples as a tensor or a dictionary of tensors, got {type(given).__name__}. "
-        "Pass sequences as one tensor, padded to the same length in every batch, with their lengths "
-        "as another, and pack them in the model's forward method"
+        "Pass sequences as one tensor, padded to the same length in every batch, with their "
+        "lengths as another, and pack them in the model's forward method"
     )
 
 

@@ -15,12 +15,12 @@ import os
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
 from training_client.answers import Guarantee
 from training_client.client import (
@@ -46,6 +46,13 @@ RELEASE_PATIENCE_SECONDS: Final = 3.0
 _ASKING_SHARE_MAX: Final = 0.0025  # of the time that the steps take
 _STEPS_MAX: Final = 10**9  # the most steps that the service accounts for
 _NO_EPSILON: Final = "no-finite-epsilon"
+CHARGED: Final = "charged_mechanism"  # the keys of `Allowance.checkpoint_keys`
+BEFORE: Final = "released_before"
+RESERVATIONS: Final = "reservations"
+_BEGIN_ANEW: Final = (
+    "load the model's parameters only, without the checkpoint's number of steps, and give the "
+    "earlier run's mechanism to the budget: before=(…,)"
+)
 
 
 def require_granted(steps: int, granted: int) -> None:
@@ -63,25 +70,49 @@ def require_granted(steps: int, granted: int) -> None:
         )
 
 
-def require_same_charge(charged: str, steps: int, plan: Plan) -> None:
-    """Raise unless a checkpoint's steps were charged as a plan's steps are.
+def require_same_charge(saved: Json, steps: int, own: Json) -> None:
+    """Raise unless the budget that resumes a checkpoint covers what the checkpoint rests on.
+
+    A key that one of the two lacks is not compared: checkpoints of earlier versions lack some, and
+    a `NoBudget`, which claims nothing, needs no releases before its steps.
 
     Args:
-        charged: `Plan.charged_step` of the plan under which they were made.
-        steps: their number.
-        plan: the plan of the run that is resumed.
+        saved: a checkpoint, with the `checkpoint_keys` of the budget of the run that wrote it.
+        steps: the number of its steps.
+        own: the `checkpoint_keys` of the budget that resumes.
 
     Raises:
-        NoGuaranteeError: the plans differ in noise, sample rate or sampling, at some step.
+        NoGuaranteeError: the plans differ in noise, sample rate or sampling at some step, or the
+            releases before the first step differ, or other reservations paid for the steps.
     """
-    if steps and charged != plan.charged_step():
+    same = {key for key in saved.keys() & own.keys() if saved[key] == own[key]}
+    differ = saved.keys() & own.keys() - same if steps else set()
+    if CHARGED in differ:
         raise NoGuaranteeError(
-            f"each of the checkpoint's {steps} steps was charged as {charged}, but this plan "
-            f"charges {plan.charged_step()}, which would not cover them: resume with the plan of "
-            "the run that wrote the checkpoint. To train on with another plan, load the model's "
-            "parameters only, without the checkpoint's number of steps, and give the earlier run's "
-            "mechanism to the budget: before=(…,)"
+            f"each of the checkpoint's {steps} steps was charged as {saved[CHARGED]}, but this "
+            f"plan charges {own[CHARGED]}, which would not cover them: resume with the plan of "
+            f"the run that wrote the checkpoint. To train on with another plan, {_BEGIN_ANEW}"
         )
+    if BEFORE in differ:
+        raise NoGuaranteeError(
+            f"before the first of the checkpoint's {steps} steps its run released "
+            f"{saved[BEFORE]}, but this budget has before={own[BEFORE]}, so its claim would not "
+            "cover the same releases: resume with the same mechanisms in `before`"
+        )
+    if RESERVATIONS in differ and own[RESERVATIONS]:
+        if set(saved[RESERVATIONS]) & set(own[RESERVATIONS]):
+            return
+        raise NoGuaranteeError(
+            f"the checkpoint's {steps} steps were charged to "
+            f"{_name_reservations(saved[RESERVATIONS])}, but this budget holds "
+            f"{_name_reservations(own[RESERVATIONS])}, and its claim would leave them out: resume "
+            f"with the checkpoint's reservation. To train on with another, {_BEGIN_ANEW}"
+        )
+
+
+def _name_reservations(identifiers: Sequence[str]) -> str:
+    """Return reservations by their identifiers, for a message."""
+    return f"reservation {', '.join(identifiers)}" if identifiers else "no reservation"
 
 
 def read_grants(file: Path) -> dict[str, int]:
@@ -249,6 +280,14 @@ class Allowance(ABC):
     def give_up(self) -> None:  # noqa: B027 - without a ledger there is nothing to free
         """Release the budget that is reserved for steps not yet granted."""
 
+    def checkpoint_keys(self) -> dict[str, Any]:
+        """Return what a checkpoint must name of its steps, for `require_same_charge`.
+
+        It is what each step was charged as, the releases before the first step, and the
+        identifiers of the reservations that paid for the steps, if a ledger has them.
+        """
+        return {CHARGED: self.plan.charged_step(), RESERVATIONS: []}
+
     def count_resumed(self, steps: int) -> int:
         """Return how many of a checkpoint's steps count as done when its run is resumed.
 
@@ -346,6 +385,10 @@ class Budget(Allowance):
         """
         self.allow(1)
         return []
+
+    def checkpoint_keys(self) -> dict[str, Any]:
+        """Return what a checkpoint must name of its steps."""
+        return super().checkpoint_keys() | {BEFORE: _plain_json(self.before)}
 
     def guarantee(self, steps: int) -> Guarantee:
         """Return the guarantee of the whole plan, including the releases that precede training."""
@@ -495,17 +538,33 @@ class LedgerBudget(Allowance):
     def begin(self) -> list[Json]:
         """Spend budget on the releases that precede training, such as a private PCA; commit them.
 
+        All steps of their reservations are charged: any of them may be released.
+
         Returns:
             A certificate of each.
 
         Raises:
-            NoGuaranteeError: one of their reservations is on another dataset; nothing is spent.
+            NoGuaranteeError: one of their reservations is on another dataset, or they are not for
+                the mechanisms of `before`; nothing is spent.
             ServiceError: the service gave no usable answer; nothing may be released.
         """
+        self._require_reserved_releases()
+        granted = [
+            self._grant(each, each.steps_reserved - each.steps_granted) for each in self.releases
+        ]
+        return [self.service.certificate(self.service.commit(each)) for each in granted]
+
+    def _require_reserved_releases(self) -> None:
+        """Raise unless the reserved releases, if there are any, are those that the run claims."""
         for each in self.releases:
             self._require_own_dataset(each)
-        granted = [self._grant(each, 1) for each in self.releases]
-        return [self.service.certificate(self.service.commit(each)) for each in granted]
+        reserved, claimed = [each.mechanism for each in self.releases], list(self.before)
+        if reserved and reserved != claimed:
+            raise NoGuaranteeError(
+                f"the reserved releases are {reserved}, but before the first step the run claims "
+                f"{claimed}: reserve budget for each mechanism of `before`, in its order, and "
+                "write each in `before` with all fields, as the ledger does"
+            )
 
     def _require_own_dataset(self, held: Reservation) -> None:
         """Raise if a reservation holds the budget of another dataset than the run's."""
@@ -521,6 +580,11 @@ class LedgerBudget(Allowance):
         for each in (self.reservation, *self.releases):
             with suppress(ServiceError):
                 self.service.release(each, patience_seconds=RELEASE_PATIENCE_SECONDS)
+
+    def checkpoint_keys(self) -> dict[str, Any]:
+        """Return what a checkpoint must name of its steps."""
+        names = {BEFORE: _plain_json(self.before), RESERVATIONS: self.reservations}
+        return super().checkpoint_keys() | names
 
     def count_resumed(self, steps: int) -> int:
         """Return 0: the ledger counts the steps; it has granted all of a checkpoint's.
@@ -566,7 +630,12 @@ class LedgerBudget(Allowance):
             raise BudgetExhaustedError(f"step {step} is beyond the steps that were granted")
 
     def _grant(self, held: Reservation, charges: int) -> Reservation:
-        """Spend budget of a reservation, and record it before it is used."""
+        """Spend budget of a reservation, and record it before it is used.
+
+        If no charges are left, such as of a release that was granted before, return it unchanged.
+        """
+        if charges == 0:
+            return held
         granted = self.service.grant(held, charges)
         if self.record is not None:
             record_grant(Path(self.record), granted)
@@ -718,6 +787,12 @@ def prove_guarantee(
     found = service.epsilon(mechanism, delta, method, relation)
     if found.status != "proven":
         raise NoGuaranteeError(f"the guarantee by {method} is {found.status}, not proven")
+    return found
+
+
+def _plain_json(mechanisms: tuple[Mechanism, ...]) -> list[Any]:
+    """Return mechanisms as lists and dictionaries, as they are after a checkpoint is read."""
+    found: list[Any] = json.loads(json.dumps(mechanisms))
     return found
 
 

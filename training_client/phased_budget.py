@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Self, TypeAlias
+from typing import Any, Self, TypeAlias
 
 from training_client.answers import Guarantee
 from training_client.budget import (
     RELEASE_PATIENCE_SECONDS,
+    RESERVATIONS,
     Allowance,
     LedgerBudget,
     add_step_counts,
@@ -200,6 +201,7 @@ class PhasedLedgerBudget(Allowance):
         """Spend budget on the releases that precede training; return a certificate of each.
 
         Raises:
+            NoGuaranteeError: they are not those that the run claims; nothing is spent.
             ServiceError: the service gave no usable answer; nothing may be released.
         """
         return self.phases[0].begin()
@@ -208,6 +210,11 @@ class PhasedLedgerBudget(Allowance):
         """Release the budget of steps not granted; if that fails, the lease's end frees it."""
         for phase in self.phases:
             phase.give_up()
+
+    def checkpoint_keys(self) -> dict[str, Any]:
+        """Return what a checkpoint must name of its steps."""
+        first = self.phases[0].checkpoint_keys()
+        return first | super().checkpoint_keys() | {RESERVATIONS: self.reservations}
 
     def count_resumed(self, steps: int) -> int:
         """Return 0: the ledger counts the steps; it has granted all of a checkpoint's.

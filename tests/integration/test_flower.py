@@ -44,17 +44,18 @@ PLAN = Plan(32, 0.5, 1.0, 4.0)
 
 
 @pytest.fixture(autouse=True)
-def task(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The identity that Flower's programs set for the process of a message."""
+def task(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The identity that Flower's programs set for the process of a message, and a folder for it."""
+    monkeypatch.chdir(tmp_path)
     for name in ("_task_id", "_run_id", "_node_id"):
         monkeypatch.setattr(TaskIdentity, name, 1)
 
 
 class Site:
-    """A node whose process is new for every message: it keeps Flower's context only."""
+    """A node whose process is new for every message: it keeps Flower's context and its folder."""
 
     def __init__(self, ledger: AccountingService, rounds: int, plan: Plan = PLAN) -> None:
-        self.budget = RoundBudget(ledger, "patients", 1e-5, plan, rounds)
+        self.budget = RoundBudget(ledger, "patients", 1e-5, plan, rounds, folder=Path("site"))
         self.runs = 0
         self.answer: Any = self.contribute
         self.forget()

@@ -510,11 +510,43 @@ def test_steps_of_a_checkpoint_that_the_ledger_did_not_grant_are_refused(
     framework: Any, service: AccountingService, ledger: AccountingService, tmp_path: Path
 ) -> None:
     """The ledger counts the steps, and not the checkpoint; but it must know them all."""
-    framework.fit(Private(), budget(service), tmp_path, steps_max=20)
+    first = reserved(ledger, 25)
+    framework.fit(Private(), first, tmp_path, steps_max=20)
+    restored = replace(first, reservation=replace(first.reservation, steps_granted=0))
+    (tmp_path / "privacy.json").unlink()
     private = Private()
     with pytest.raises(NoGuaranteeError, match=r"after 20 steps, .* granted only 0 of them"):
-        framework.fit(private, reserved(ledger, 15), tmp_path, resume=True)
+        framework.fit(private, restored, tmp_path, resume=True)
     assert private.sgd.made == 0
+
+
+PCA: Any = {"kind": "gaussian", "noise_multiplier": 50.0}
+
+
+@pytest.mark.filterwarnings("ignore:The dirpath has changed")
+def test_a_checkpoint_is_resumed_with_what_its_claim_rests_on(
+    framework: Any, service: AccountingService, ledger: AccountingService, tmp_path: Path
+) -> None:
+    """Otherwise the claim would leave out releases that the parameters came from."""
+    plain, after = tmp_path / "plain", tmp_path / "after"
+    framework.fit(Private(), budget(service), plain, steps_max=20)
+    framework.fit(Private(), replace(budget(service), before=(PCA,)), after, steps_max=20)
+    other = LedgerBudget(
+        ledger, PLAN, "patients", DELTA,
+        ledger.grant(ledger.reserve("patients", PLAN.mechanism(40)), 30),
+    )  # fmt: skip
+    for folder, resumed, message in (
+        (after, budget(service), r"released \[.*50.* before=\[\]"),
+        (plain, replace(budget(service), before=(PCA,)), r"released \[\], .* before=\[.*50"),
+        (plain, other, f"charged to no reservation, .*{other.reservation.identifier}"),
+    ):
+        private = Private()
+        with pytest.raises(NoGuaranteeError, match=message):
+            framework.fit(private, resumed, folder, resume=True)
+        assert private.sgd.made == 0
+    same = replace(budget(service), before=(dict(PCA),))
+    framework.fit(private := Private(), same, after, steps_max=23, resume=True)
+    assert private.sgd.made == 3
 
 
 @pytest.mark.filterwarnings("ignore:The dirpath has changed")

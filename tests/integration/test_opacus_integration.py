@@ -548,6 +548,42 @@ def test_a_ledger_did_not_charge_another_runs_checkpoint(
     assert all(torch.equal(a, b) for a, b in zip(left, model.parameters(), strict=True))
 
 
+def test_a_checkpoint_of_another_reservation_or_without_its_releases_is_refused(
+    ledger: AccountingService, transport: Any
+) -> None:
+    """The claim of this reservation would leave out what the parameters came from."""
+    plan, pca = Plan(400, 0.05, 1.0, 1.0), {"kind": "gaussian", "noise_multiplier": 50.0}
+    held = [ledger.grant(ledger.reserve("patients", plan.mechanism(25)), 20) for _ in range(2)]
+
+    def accountant(number: int, *before: Any) -> Any:
+        resumed = LedgerBudget(ledger, plan, "patients", 1e-5, held[number], before)
+        integration.connect_ledger(resumed)
+        return integration.RemoteAccountant()
+
+    after_pca, plain = accountant(0, pca).state_dict(), accountant(0).state_dict()
+    assert sum(row[2] for row in plain["history"]) == 20
+    accountant(0, dict(pca)).load_state_dict(after_pca)
+    for refusing, state, message in (
+        (accountant(1), plain, f"charged to reservation {held[0].identifier}"),
+        (accountant(0), after_pca, r"before=\[\]"),
+        (accountant(0, pca), plain, r"released \[\]"),
+    ):
+        with pytest.raises(NoGuaranteeError, match=message):
+            refusing.load_state_dict(state)
+        with pytest.raises(NoGuaranteeError, match="refused to load"):
+            _ = refusing.made
+    integration.connect(transport=transport)  # without a ledger
+    unclaimed = integration.RemoteAccountant()
+    unclaimed.load_state_dict(plain)
+    with pytest.raises(NoGuaranteeError, match=r"before=\[\]"):
+        integration.RemoteAccountant().load_state_dict(after_pca)
+    own = unclaimed.state_dict()
+    with pytest.raises(NoGuaranteeError, match="charged to no reservation"):
+        accountant(1).load_state_dict(own)
+    del own["reservations"]  # as in a checkpoint of an earlier version
+    accountant(1).load_state_dict(own)
+
+
 @pytest.mark.parametrize(
     "changes",
     [

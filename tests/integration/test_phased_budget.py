@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from training_client.errors import BudgetExhaustedError, NoGuaranteeError
 from training_client.integrations.round_budget import RoundBudget
 from training_client.lab.models import cross_entropy
 from training_client.optimizers import PrivateOptimizer, make_optimizer
-from training_client.phased_budget import PhasedLedgerBudget
+from training_client.phased_budget import ChargedBudget, PhasedLedgerBudget
 from training_client.plan import AdaptiveClipping, Plan, Schedule
 from training_client.run_report import settle
 
@@ -103,7 +104,7 @@ def test_reservations_of_another_plan_are_refused(ledger: AccountingService) -> 
 
 @pytest.mark.slow
 def test_reservations_of_another_dataset_are_refused(
-    ledger: AccountingService, app_alone: TestClient
+    ledger: AccountingService, app_alone: TestClient, tmp_path: Path
 ) -> None:
     """Their steps would be charged to it, and claimed for records that they do not protect."""
     key = app_alone.app.state.keys.create([Scope.ADMIN])[0]  # type: ignore[attr-defined]
@@ -130,7 +131,7 @@ def test_reservations_of_another_dataset_are_refused(
     ]
     with pytest.raises(NoGuaranteeError, match="patients, toy"):
         PhasedLedgerBudget(PLAN, mixed)
-    rounds = RoundBudget(ledger, "patients", 1e-5, plan, rounds=50)
+    rounds = RoundBudget(ledger, "patients", 1e-5, plan, rounds=50, folder=tmp_path)
     with pytest.raises(NoGuaranteeError, match="on dataset 'toy', not on 'patients'"):
         rounds.grant_round(toy)
     # a release before the first step, such as a private PCA
@@ -144,6 +145,53 @@ def test_reservations_of_another_dataset_are_refused(
         assert ledger.reservation(each.identifier).steps_granted == 0
     for name in ("toy", "patients"):
         assert ledger.dataset(name)["spent"]["epsilon"] == 0
+
+
+PCA = {"kind": "gaussian", "noise_multiplier": 10.0}
+EARLIER = replace(UNSCHEDULED, sample_rate=0.01, noise_multiplier=4.0).mechanism(7)
+
+
+def with_releases(
+    ledger: AccountingService, scheduled: bool, before: tuple[Any, ...], *reserved: Any
+) -> ChargedBudget:
+    """Return a budget of steps that follow releases, for which other mechanisms are reserved."""
+    releases = tuple(ledger.reserve("patients", each) for each in reserved)
+    if scheduled:
+        return PhasedLedgerBudget.reserve(
+            ledger, PLAN, "patients", STEPS, before=before, releases=releases
+        )
+    plan = replace(UNSCHEDULED, noise_multiplier=4.0)
+    held = ledger.reserve("patients", plan.mechanism(STEPS))
+    return LedgerBudget(ledger, plan, "patients", 1e-5, held, before, releases)
+
+
+@pytest.mark.parametrize("scheduled", [False, True])
+def test_all_steps_of_the_releases_before_training_are_charged(
+    ledger: AccountingService, scheduled: bool
+) -> None:
+    budget = with_releases(ledger, scheduled, (EARLIER, PCA), EARLIER, PCA)
+    found = [(each["steps"], each["steps_reserved"]) for each in budget.begin()]
+    assert found == [(7, 7), (1, 1)]
+    assert with_releases(ledger, scheduled, (PCA,)).begin() == []  # charged before, by another run
+
+
+@pytest.mark.parametrize("scheduled", [False, True])
+def test_releases_that_are_not_those_claimed_are_refused_before_a_charge(
+    ledger: AccountingService, scheduled: bool
+) -> None:
+    less = {**PCA, "noise_multiplier": 100.0}
+    for claimed, reserved in (
+        ((PCA,), (less,)),
+        ((PCA, EARLIER), (EARLIER, PCA)),
+        ((PCA, PCA), (PCA,)),
+        ((), (PCA,)),
+    ):
+        budget = with_releases(ledger, scheduled, claimed, *reserved)
+        with pytest.raises(NoGuaranteeError, match="reserve budget for each mechanism") as no:
+            budget.begin()
+        assert all(str(each) in str(no.value) for each in (*claimed, *reserved))
+        budget.give_up()
+    assert ledger.dataset("patients")["spent"]["epsilon"] == 0
 
 
 @pytest.mark.slow

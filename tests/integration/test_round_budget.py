@@ -11,13 +11,14 @@ import pytest
 import torch
 
 from tests.support.small_models import batch, model
-from training_client.client import AccountingService
+from training_client.client import AccountingService, Reservation
 from training_client.errors import (
     BudgetExhaustedError,
     DataError,
     NoGuaranteeError,
     ServiceRefusedError,
 )
+from training_client.integrations import round_budget
 from training_client.integrations.round_budget import RoundBudget
 from training_client.lab.federated import AdaptiveParticipant, Participant
 from training_client.lab.models import cross_entropy
@@ -26,8 +27,48 @@ from training_client.plan import AdaptiveClipping, Plan
 PLAN = Plan(400, 0.1, 1.0, 1.0)
 
 
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A working directory of the test's own."""
+    monkeypatch.chdir(tmp_path)
+
+
 def budget(ledger: AccountingService, **other: Any) -> RoundBudget:
-    return replace(RoundBudget(ledger, "patients", 1e-5, PLAN, rounds=3), **other)
+    site = RoundBudget(ledger, "patients", 1e-5, PLAN, rounds=3, folder=Path("site"))
+    return replace(site, **other)
+
+
+def make_rounds(rounds: RoundBudget, count: int, job: str = "job") -> Reservation:
+    """Make rounds as processes that keep the reservation's identifier; return the reservation."""
+    found = rounds.find_reservation(job)
+    for _ in range(count):
+        granted = rounds.grant_round(found)
+        granted.take(granted.first)
+        found = rounds.find_reservation(job, found.identifier)
+    return found
+
+
+class Restored:
+    """The ledger after a backup was restored that knows only some of the reservations.
+
+    It answers as the service does, and counts the questions about each reservation.
+    """
+
+    def __init__(self, ledger: AccountingService, patch: pytest.MonkeyPatch, *lost: str) -> None:
+        self.asked: list[str] = []
+        self.granted: dict[str, int] = {}  # fewer than the ledger granted
+        genuine = ledger.reservation
+
+        def reservation(identifier: str) -> Reservation:
+            self.asked.append(identifier)
+            if identifier in lost:
+                return genuine("0" * 32)
+            found = genuine(identifier)
+            granted = self.granted.get(identifier, found.steps_granted)
+            return replace(found, steps_granted=granted)
+
+        patch.setattr(ledger, "reservation", reservation)
+        patch.setattr(round_budget, "_SEEN", {})  # as in a new process
 
 
 def test_each_round_is_granted_and_recorded_until_all_are_made(
@@ -55,7 +96,7 @@ def test_each_round_is_granted_and_recorded_until_all_are_made(
 
 
 def test_a_round_is_refused_if_the_ledger_forgot_rounds_that_the_site_recorded(
-    ledger: AccountingService, tmp_path: Path
+    ledger: AccountingService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As after a backup of the ledger was restored."""
     rounds = budget(ledger, folder=tmp_path)
@@ -63,13 +104,92 @@ def test_a_round_is_refused_if_the_ledger_forgot_rounds_that_the_site_recorded(
     for _ in range(2):
         rounds.grant_round(found)
         found = rounds.find_reservation("job", found.identifier)
-    with pytest.raises(NoGuaranteeError, match=r"after 2 steps, .* granted only 1 of them"):
-        rounds.grant_round(replace(found, steps_granted=1))
+    restored = Restored(ledger, monkeypatch)
+    restored.granted[found.identifier] = 1
+    with pytest.raises(NoGuaranteeError, match=r"that 2 steps .* granted only 1 of them"):
+        rounds.grant_round(ledger.reservation(found.identifier))
     with (tmp_path / "rounds.jsonl").open("a") as record:
         record.write('{"round": 3, "data')  # a crash cut the line
     rounds.grant_round(found)
-    with pytest.raises(NoGuaranteeError, match=r"after 3 steps, .* granted only 2 of them"):
-        rounds.grant_round(found)
+    restored.granted[found.identifier] = 2
+    for spend in (rounds.grant_round, rounds.end):
+        with pytest.raises(NoGuaranteeError, match=r"that 3 steps .* granted only 2 of them"):
+            spend(found)
+    assert ledger.reservation(found.identifier).state == "open"
+
+
+def test_a_restored_ledger_that_lost_the_reservation_grants_no_round(
+    ledger: AccountingService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The job's idempotency key is lost too: the ledger would take it for a new run."""
+    lost = make_rounds(budget(ledger), 2)
+    Restored(ledger, monkeypatch, lost.identifier)
+    reserved = ledger.dataset("patients")
+    for job in ("job", "another job"):
+        with pytest.raises(NoGuaranteeError, match=r"does not know it\..*docs/how-to/backup\.md"):
+            budget(ledger).find_reservation(job)
+    assert ledger.dataset("patients") == reserved  # nothing is reserved
+    other, rounds = ledger.reserve("patients", PLAN.mechanism(3)), budget(ledger)
+    for spend in (rounds.grant_round, rounds.end):  # a reservation that the context names
+        with pytest.raises(NoGuaranteeError, match=f"{lost.identifier} were granted"):
+            spend(other)
+    record = Path("site/rounds.jsonl")
+    record.write_text("")  # the missing steps are entered
+    granted = rounds.grant_round(other)
+    assert granted.last == 1
+    assert granted.checkpoint_keys()["reservations"] == [other.identifier]
+
+
+def test_an_earlier_reservation_of_which_the_ledger_lost_rounds_is_noticed(
+    ledger: AccountingService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    restored = Restored(ledger, monkeypatch)
+    earlier = make_rounds(budget(ledger), 2).identifier
+    again = make_rounds(budget(ledger), 0, "next").identifier
+    restored.granted[earlier] = 1
+    for known in (None, again):
+        monkeypatch.setattr(round_budget, "_SEEN", {})
+        with pytest.raises(NoGuaranteeError, match=r"that 2 steps .* granted only 1 of them"):
+            budget(ledger).grant_round(budget(ledger).find_reservation("next", known))
+    steps = budget(ledger, plan=replace(PLAN, noise_multiplier=4.0), steps_per_round=2)
+    with pytest.raises(NoGuaranteeError, match=r"that 2 steps"):  # recorded as they were charged
+        steps.find_reservation("more steps in a round")
+    restored.granted[earlier] = 2
+    steps.grant_round(steps.find_reservation("more steps in a round"))
+
+
+def test_a_second_job_asks_once_about_the_first(
+    ledger: AccountingService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    restored = Restored(ledger, monkeypatch)
+    first = make_rounds(budget(ledger), 3)
+    budget(ledger).end(first)  # an ended reservation is still known
+    monkeypatch.setattr(round_budget, "_SEEN", {})
+    second = ledger.reserve("patients", PLAN.mechanism(3))
+    restored.asked.clear()
+    for _ in range(3):  # each with a budget of its own, as for each of Flower's messages
+        budget(ledger).grant_round(second)
+        second = budget(ledger).find_reservation("next", second.identifier)
+    assert restored.asked.count(first.identifier) == 1
+    others = budget(ledger, dataset="others")
+    assert others._read_record() == {}
+
+
+def test_a_record_of_an_earlier_version_counts_lines(
+    ledger: AccountingService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    restored = Restored(ledger, monkeypatch)
+    first = make_rounds(budget(ledger), 2).identifier
+    record = Path("site/rounds.jsonl")
+    lines = [json.loads(each) for each in record.read_text().splitlines()]
+    for each in lines:
+        del each["steps_granted"]
+    record.write_text("".join(f"{json.dumps(each)}\n" for each in lines))
+    restored.granted[first] = 1
+    with pytest.raises(NoGuaranteeError, match=r"that 2 steps .* granted only 1 of them"):
+        budget(ledger).find_reservation("next")
+    restored.granted[first] = 2
+    make_rounds(budget(ledger), 3, "next")
 
 
 def test_a_site_that_lost_its_state_finds_its_reservation_again(ledger: AccountingService) -> None:

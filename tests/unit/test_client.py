@@ -8,6 +8,7 @@ import json
 import math
 import os
 import pickle
+import re
 import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -48,7 +49,13 @@ from training_client.lab.models import cross_entropy, mlp
 from training_client.lab.pca import PrivatePca
 from training_client.lab.plan_run import RunSpec, reserve_budget
 from training_client.lab.recipe import RecipeOptions, TrainingData, make_recipe
-from training_client.optimizers import OPTIMIZERS, PrivateOptimizer, make_optimizer
+from training_client.optimizers import (
+    OPTIMIZERS,
+    PrivateOptimizer,
+    make_optimizer,
+    share_budget,
+)
+from training_client.phased_budget import PhasedLedgerBudget
 from training_client.plan import Plan, Schedule
 from training_client.private_step.kernels.sparse import SparseFactor
 from training_client.private_step.sampling import PoissonSampler
@@ -84,6 +91,13 @@ def granting(path: str, body: dict[str, Any]) -> httpx.Response:
         return linear_accountant(path, body)
     granted = {"steps_reserved": 20, "steps_granted": body["sequence"] + body["steps"]}
     return httpx.Response(200, json={"id": "r", "state": "open"} | granted)
+
+
+def after_pca(path: str, body: dict[str, Any]) -> httpx.Response:
+    """As `linear_accountant`, with a free release before the steps."""
+    if path == "/v1/epsilon" and body["mechanism"]["kind"] == "composed":
+        body["mechanism"] = body["mechanism"]["mechanisms"][-1]
+    return linear_accountant(path, body)
 
 
 @pytest.mark.parametrize("ledger", [False, True])
@@ -181,6 +195,74 @@ def test_steps_of_a_checkpoint_are_not_claimed_under_another_plan(name: str, oth
     assert earlier.steps_made == 3
     with pytest.raises(DataError, match="is not one of this optimizer"):
         optimizer_of(name, PLAN).load_state_dict(kept | {"charged_mechanism": 7})
+
+
+PCA: Any = {"kind": "gaussian", "noise_multiplier": 10}
+
+
+@pytest.mark.parametrize("name", ["adadp", "dp_adam"])
+def test_a_checkpoint_names_the_releases_and_reservations_that_a_claim_must_cover(
+    name: str, tmp_path: Path
+) -> None:
+    def resumed(budget: Allowance) -> PrivateOptimizer:
+        return make_optimizer(name, nn.Linear(6, 4), budget, learning_rate=0.1)
+
+    def own(*before: Any) -> Budget:
+        return Budget(service(after_pca), PLAN, epsilon=2.0, delta=1e-5, before=before)
+
+    def ledger(identifier: str, *before: Any) -> LedgerBudget:
+        reservation = replace(holding(20, 10), identifier=identifier)
+        return LedgerBudget(service(granting), PLAN, "d", 1e-5, reservation, before)
+
+    def phased(*identifiers: str) -> PhasedLedgerBudget:
+        parts = [replace(PLAN, noise_multiplier=each) for each in (1.0, 2.0)]
+        held = [
+            replace(holding(5, 5), identifier=each, mechanism=part.mechanism(5))
+            for each, part in zip(identifiers, parts, strict=True)
+        ]
+        phases = [
+            LedgerBudget(service(granting), part, "d", 1e-5, each)
+            for part, each in zip(parts, held, strict=True)
+        ]
+        halves = Schedule.by_steps([(5, 1.0), (5, 2.0)])
+        return PhasedLedgerBudget(replace(PLAN, noise_schedule=halves), phases)
+
+    nothing = NoBudget(PLAN, 20, "a test")
+    file = tmp_path / "checkpoint.pt"
+    anew = "before=(…,)"
+    for first, later, message in (
+        (own(PCA), own(), "before=[]"),
+        (own(), own(PCA), "released []"),
+        (own(PCA), own({**PCA, "noise_multiplier": 10.0}), None),
+        (own(PCA), ledger("a", PCA), "charged to no reservation"),
+        (ledger("a", PCA), ledger("a"), "before=[]"),
+        (ledger("a"), ledger("b"), "charged to reservation a"),
+        (ledger("a"), ledger("a"), None),
+        (ledger("a", PCA), own(PCA), None),  # it counts, and claims, the steps itself
+        (ledger("a"), own(PCA), "released []"),
+        (nothing, ledger("a"), "charged to no reservation"),
+        (ledger("a", PCA), nothing, None),
+        (nothing, own(PCA), None),
+        (phased("a", "b"), phased("a", "b"), None),
+        (phased("a", "b"), phased("c", "d"), "reservation a, b, but this budget holds reservation"),
+        (ledger("a"), share_budget(lambda: ledger("b")), anew),
+        (share_budget(lambda: ledger("a", PCA)), share_budget(lambda: ledger("a", PCA)), None),
+    ):
+        made = resumed(first).state_dict() | {"steps_made": 5}
+        torch.save(made, file)
+        optimizer, kept = resumed(later), torch.load(file, weights_only=True)
+        before = optimizer.steps_made
+        if message is None:
+            optimizer.load_state_dict(kept)
+            assert optimizer.steps_made >= 5
+            continue
+        with pytest.raises(NoGuaranteeError, match=re.escape(message)):
+            optimizer.load_state_dict(kept)
+        assert optimizer.steps_made == before
+        optimizer.load_state_dict({key: x for key, x in kept.items() if key != "steps_made"})
+        for key in ("released_before", "reservations"):  # as in checkpoints of earlier versions
+            kept.pop(key, None)
+        resumed(later).load_state_dict(kept)
 
 
 def test_a_reservation_under_another_relation_is_refused() -> None:

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils.rnn import pack_padded_sequence
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 from training_client.budget import NoBudget
-from training_client.errors import DataError, NoGuaranteeError
+from training_client.errors import DataError, NoGuaranteeError, UnsupportedModelError
 from training_client.lab.models import cross_entropy
 from training_client.optimizers import PrivateOptimizer, make_optimizer, private_batches
 from training_client.plan import Plan
@@ -166,6 +167,39 @@ def test_tensors_of_different_numbers_of_examples_are_refused() -> None:
     uneven = {"input": torch.zeros(3, 6), "mask": torch.zeros(2)}
     with pytest.raises(DataError, match=r"tensors of \[2, 3\] rows"):
         optimizer.step(uneven, torch.zeros(3, dtype=torch.int64), cross_entropy)
+
+
+PACKED = pack_padded_sequence(torch.zeros(3, 2, 6), torch.tensor([2, 2, 1]), batch_first=True)
+
+
+@pytest.mark.parametrize("batch", [PACKED, {"input": torch.zeros(3, 6), "more": PACKED}, [PACKED]])
+def test_packed_sequences_are_packed_in_the_model(batch: Any) -> None:
+    optimizer = optimizer_of(poisson(40, 0.1), 7)
+    with pytest.raises(DataError, match=r"got (PackedSequence|list)\. .* in the model's forward"):
+        optimizer.step(batch, torch.zeros(3, dtype=torch.int64), cross_entropy)
+
+
+class FirstState(nn.Module):
+    """A recurrent layer that begins with a state of so many rows, or of one for each sequence."""
+
+    def __init__(self, kind: type[nn.RNNBase], rows: int | None) -> None:
+        super().__init__()
+        self.layer, self.rows = kind(6, 4, batch_first=True), rows
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        zeros = torch.zeros(1, self.rows or len(inputs), 4)
+        is_lstm = isinstance(self.layer, nn.LSTM)
+        outputs: torch.Tensor = self.layer(inputs, (zeros, zeros) if is_lstm else zeros)[0]
+        return outputs[:, -1]
+
+
+@pytest.mark.parametrize("kind", [nn.RNN, nn.GRU, nn.LSTM])
+def test_a_recurrent_layer_s_state_of_another_number_of_rows_is_refused(kind: Any) -> None:
+    batch = torch.zeros(3, 2, 6), torch.zeros(3, dtype=torch.int64), cross_entropy
+    budget = NoBudget(poisson(40, 0.1), 7, "a test")
+    make_optimizer("dp_sgd", FirstState(kind, None), budget).step(*batch)
+    with pytest.raises(UnsupportedModelError, match="one row for each example"):
+        make_optimizer("dp_sgd", FirstState(kind, 1), budget).step(*batch)
 
 
 def test_a_plan_for_another_number_of_records_is_refused() -> None:

@@ -42,7 +42,13 @@ import httpx
 from opacus.accountants import IAccountant, register_accountant
 from opacus.optimizers import DPOptimizer
 
-from training_client.budget import LedgerBudget, require_granted
+from training_client.budget import (
+    BEFORE,
+    RESERVATIONS,
+    LedgerBudget,
+    require_granted,
+    require_same_charge,
+)
 from training_client.client import AccountingService
 from training_client.errors import BudgetExhaustedError, NoGuaranteeError, ServiceUnreachableError
 from training_client.integrations.batch_counting import BatchCounter
@@ -289,6 +295,12 @@ class RemoteAccountant(IAccountant):  # type: ignore[misc]
         """Return the name under which Opacus registers this accountant."""
         return NAME
 
+    def state_dict(self, destination: Any = None) -> Any:
+        """Return the step history for a checkpoint, and what a claim about the steps rests on."""
+        found = super().state_dict(destination)
+        found.update(_checkpoint_keys(self._connection.budget))
+        return found
+
     def load_state_dict(self, state_dict: Any) -> None:
         """Load a checkpoint's step history, and keep the steps that budget was spent on.
 
@@ -299,7 +311,8 @@ class RemoteAccountant(IAccountant):  # type: ignore[misc]
 
         Raises:
             NoGuaranteeError: the ledger has granted fewer steps than the checkpoint counts, or its
-                plan is not that of the checkpoint's steps.
+                plan is not that of the checkpoint's steps, or they were charged to another
+                reservation or followed other releases.
             ValueError: the checkpoint is not one of this accountant.
         """
         made, budget = self.history, self._connection.budget
@@ -309,6 +322,8 @@ class RemoteAccountant(IAccountant):  # type: ignore[misc]
         super().load_state_dict(state_dict)
         loaded, self.history = self.history, made
         loaded = [tuple(row) for row in loaded]
+        steps = sum(run[2] for run in loaded)
+        require_same_charge(state_dict, steps, _checkpoint_keys(budget))
         if budget is not None:
             _require_charged(loaded, budget)
         elif _is_continuation(loaded, made):
@@ -324,6 +339,13 @@ class RemoteAccountant(IAccountant):  # type: ignore[misc]
                 "the accountant refused to load a checkpoint, and the model may have its "
                 "parameters: load a checkpoint of this run, or begin again with a new PrivacyEngine"
             )
+
+
+def _checkpoint_keys(budget: LedgerBudget | None) -> dict[str, Any]:
+    """Return what a checkpoint must name of its steps, beside the history that says their noise."""
+    if budget is None:
+        return {BEFORE: [], RESERVATIONS: []}
+    return budget.checkpoint_keys()
 
 
 def _require_charged(loaded: list[Run], budget: LedgerBudget) -> None:

@@ -4,6 +4,9 @@ A framework may run each round in a new process, so nothing is kept in memory fr
 next. The reservation is made with an idempotency key derived from the job: a participant that lost
 its own state finds the same reservation again, as long as the ledger keeps the key. After that the
 participant makes a second reservation, which costs budget again.
+
+The participant records each granted round in a file. Before the next round it compares the record
+with the ledger, which may have been restored from a backup and know fewer rounds.
 """
 
 from __future__ import annotations
@@ -11,20 +14,30 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from training_client.answers import Guarantee
-from training_client.budget import Allowance, LedgerBudget, StepCounter, require_granted
+from training_client.budget import Allowance, LedgerBudget, StepCounter
 from training_client.client import AccountingService, Reservation
-from training_client.errors import BudgetExhaustedError, DataError, NoGuaranteeError
+from training_client.errors import (
+    BudgetExhaustedError,
+    DataError,
+    NoGuaranteeError,
+    ServiceRefusedError,
+)
 from training_client.plan import Plan
 from training_client.run_report import settle
 
 RECORD: Final = "rounds.jsonl"
 _OPEN: Final = "open"
+_NOT_FOUND: Final = "not-found"
+_GRANTED: Final = "steps_granted"  # the key in the record
+_SEEN: Final[dict[tuple[str, str], int]] = {}  # steps granted, by service and earlier reservation
 
 
 class GrantedRound(Allowance):
@@ -55,6 +68,10 @@ class GrantedRound(Allowance):
         """Return the guarantee of the whole plan, for a run that stopped after `steps` steps."""
         return self._budget.guarantee(steps)
 
+    def checkpoint_keys(self) -> dict[str, Any]:
+        """Return what a checkpoint must name of its steps."""
+        return self._budget.checkpoint_keys()
+
     def _require_allowed(self, step: int) -> None:
         """Raise if the step is not one of this round."""
         if step > self.last:
@@ -78,7 +95,8 @@ class RoundBudget:
         rounds: the number of rounds that budget is reserved for.
         steps_per_round: the number of steps in a round; whole epochs with balls-in-bins sampling.
         folder: where each granted round is recorded (`rounds.jsonl`), and where the guarantee and
-            the certificate are written at the end; nothing is written without it.
+            the certificate are written at the end. Keep it from run to run: without the record a
+            participant cannot notice that the ledger was restored from a backup.
 
     Raises:
         DataError: the plan changes from step to step, or a round has no whole number of charges.
@@ -90,7 +108,7 @@ class RoundBudget:
     plan: Plan
     rounds: int
     steps_per_round: int = 1
-    folder: Path | None = None
+    folder: Path = field(kw_only=True)
 
     def __post_init__(self) -> None:
         """Raise if the plan has schedules, or a round is not a whole number of charges."""
@@ -119,9 +137,12 @@ class RoundBudget:
 
         Raises:
             BudgetExhaustedError: the whole run does not fit the dataset's budget.
+            NoGuaranteeError: the ledger does not know all rounds that the participant recorded;
+                nothing is reserved.
             ServiceError: the service gave no usable answer.
         """
         if known is None:
+            self._require_recorded_rounds(None)
             mechanism = self.plan.mechanism(self.rounds * self.steps_per_round)
             key = hashlib.sha256(json.dumps([self.dataset, job]).encode()).hexdigest()
             known = self.service.reserve(
@@ -138,11 +159,11 @@ class RoundBudget:
         Raises:
             BudgetExhaustedError: all rounds are made, or the reservation has ended.
             NoGuaranteeError: the reservation is not for this plan, or the ledger has granted fewer
-                rounds of it than the participant recorded.
+                rounds, of this or an earlier reservation, than the participant recorded.
             ServiceError: the service gave no usable answer; the round must not be made.
         """
-        budget = self._budget(reservation)  # compares it with the plan, before any charge
-        require_granted(self._rounds_recorded(reservation) * self.steps_per_round, budget.made)
+        self._budget(reservation)  # compares it with the plan, before any charge
+        self._require_recorded_rounds(reservation)
         charges = self.plan.charges(self.steps_per_round)
         left = reservation.steps_reserved - reservation.steps_granted
         if reservation.state != _OPEN or left < charges:
@@ -161,20 +182,64 @@ class RoundBudget:
         steps = reservation.steps_granted * self.plan.steps_per_charge
         return steps // self.steps_per_round
 
-    def _rounds_recorded(self, reservation: Reservation) -> int:
-        """Return the number of a reservation's rounds in the participant's own record."""
-        if self.folder is None or not (self.folder / RECORD).exists():
-            return 0
-        lines = (self.folder / RECORD).read_text().splitlines()  # a crash may have cut one
-        return sum(reservation.identifier in line for line in lines)
-
     def end(self, reservation: Reservation) -> None:
-        """Commit the run; write its guarantee and certificate if there is a folder for them."""
-        if self.folder is not None:
-            budget = self._budget(reservation)
-            settle(budget, budget.made, self.folder)
-        elif reservation.state == _OPEN:
-            self.service.commit(reservation, self.plan.constant_clip_norm)
+        """Commit the run; write its guarantee and certificate to the folder.
+
+        Raises:
+            NoGuaranteeError: the ledger has granted fewer rounds than the participant recorded; the
+                run is not ended, as that would free the budget of rounds that were made.
+            ServiceError: the service gave no usable answer.
+        """
+        self._require_recorded_rounds(reservation)
+        budget = self._budget(reservation)
+        settle(budget, budget.made, self.folder)
+
+    def _require_recorded_rounds(self, current: Reservation | None) -> None:
+        """Raise unless the ledger has granted all rounds in the participant's own record.
+
+        It is asked about each earlier reservation once in a process, and each time if no
+        reservation is known yet: the ledger may have been restored since it was asked.
+
+        Raises:
+            NoGuaranteeError: a recorded reservation is unknown, or fewer of its steps are granted.
+        """
+        for identifier, steps in self._read_record().items():
+            known = 0
+            if current is not None:
+                is_current = identifier == current.identifier
+                seen = _SEEN.get((self.service.url, identifier), 0)
+                known = current.steps_granted if is_current else seen
+            if known >= steps:
+                continue
+            granted = self._granted_steps(identifier)
+            if granted is None or granted < steps:
+                raise NoGuaranteeError(
+                    _describe_lost_rounds(self.folder, identifier, steps, granted)
+                )
+            _SEEN[self.service.url, identifier] = granted
+
+    def _granted_steps(self, identifier: str) -> int | None:
+        """Return how many steps of a reservation are granted; None if it does not exist."""
+        try:
+            return self.service.reservation(identifier).steps_granted
+        except ServiceRefusedError as error:
+            if error.code != _NOT_FOUND:
+                raise
+            return None
+
+    def _read_record(self) -> dict[str, int]:
+        """Return the steps granted to each of the dataset's reservations, counted as by the ledger.
+
+        In a record of an earlier version, which has no such number, each line is one round.
+        """
+        found: dict[str, int] = {}
+        for entry in _read_entries(self.folder / RECORD):
+            if entry.get("dataset") == self.dataset:
+                identifier = str(entry["reservation"])
+                before = found.get(identifier, 0)
+                counted = before + self.plan.charges(self.steps_per_round)
+                found[identifier] = max(before, int(entry.get(_GRANTED, counted)))
+        return found
 
     def _budget(self, reservation: Reservation) -> LedgerBudget:
         """Return the budget of all rounds; raise if the reservation is not for the plan."""
@@ -182,15 +247,37 @@ class RoundBudget:
 
     def _record(self, reservation: Reservation) -> None:
         """Append the round just granted to the participant's own record, and flush it to disk."""
-        if self.folder is None:
-            return
         self.folder.mkdir(parents=True, exist_ok=True)
         entry = {
             "round": self.rounds_granted(reservation),
             "dataset": self.dataset,
             "reservation": reservation.identifier,
+            _GRANTED: reservation.steps_granted,
         }
         with (self.folder / RECORD).open("a") as file:
             file.write(json.dumps(entry) + "\n")
             file.flush()
             os.fsync(file.fileno())
+
+
+def _read_entries(file: Path) -> Iterator[dict[str, Any]]:
+    """Yield the entries of a record of rounds, without those that a crash cut.
+
+    A cut entry may have the next one behind it, in the same line.
+    """
+    for line in file.read_text().splitlines() if file.exists() else []:
+        with suppress(json.JSONDecodeError):
+            entry = json.loads(line[max(line.rfind("{"), 0) :])
+            if isinstance(entry, dict):
+                yield entry
+
+
+def _describe_lost_rounds(folder: Path, identifier: str, steps: int, granted: int | None) -> str:
+    """Say that a ledger lacks recorded rounds of a reservation, and what to do about it."""
+    lacks = "does not know it" if granted is None else f"has granted only {granted} of them"
+    return (
+        f"{folder / RECORD} records that {steps} steps of reservation {identifier} were granted, "
+        f"but the ledger {lacks}. It is an older copy, restored from a backup: enter the missing "
+        "steps first; see docs/how-to/backup.md. If you enter them with another reservation, then "
+        f"remove the lines that name {identifier} from the record"
+    )

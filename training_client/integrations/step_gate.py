@@ -65,11 +65,8 @@ class StepGate:
         self._next_hook: Callable[[DPOptimizer], None] | None = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint must hold: the steps made, and what each was charged as."""
-        return {
-            "steps_made": self.steps,
-            "charged_mechanism": self._allowance.plan.charged_step(),
-        }
+        """Return what a checkpoint must hold: the steps made, and what its claim rests on."""
+        return {"steps_made": self.steps, **self._allowance.checkpoint_keys()}
 
     def guard(
         self,
@@ -90,13 +87,14 @@ class StepGate:
 
         Raises:
             NoGuaranteeError: the optimizer and loader do not run the allowance's plan, or the
-                checkpoint's steps were charged as those of another plan.
+                checkpoint's steps were charged as those of another plan or to another reservation,
+                or followed other releases.
         """
         require_plan(optimizer, loader, self._allowance.plan)
         require_full_precision(optimizer)
         if saved is not None:
             steps_made = max(steps_made, saved["steps_made"])
-            require_same_charge(saved["charged_mechanism"], steps_made, self._allowance.plan)
+            require_same_charge(saved, steps_made, self._allowance.checkpoint_keys())
         self._batches = BatchCounter(loader)
         self.steps = max(self.steps, self._allowance.count_resumed(steps_made))
         self._optimizer, self._loader = optimizer, loader

@@ -18,7 +18,14 @@ from typing import Any, ClassVar, Final, NoReturn
 import torch
 from torch import nn
 
-from training_client.budget import Allowance, NoBudget, require_same_charge
+from training_client.budget import (
+    BEFORE,
+    CHARGED,
+    RESERVATIONS,
+    Allowance,
+    NoBudget,
+    require_same_charge,
+)
 from training_client.errors import DataError, NoGuaranteeError
 from training_client.optimizers.state_source import NoisySource, StateSource, StepContext
 from training_client.plan import AdaptiveClipping, Plan, Schedule
@@ -27,7 +34,11 @@ from training_client.private_step.batches import Examples
 from training_client.private_step.private_sum import LOAD_EARLIER, PrivateSum
 from training_client.private_step.sampling import EpochProgress
 
-_CHARGED: Final = "charged_mechanism"  # the key of `Plan.charged_step` in a checkpoint
+_CHECKPOINT_KEYS: Final[dict[str, type]] = {  # of the budget, and the types of their values
+    CHARGED: str,
+    BEFORE: list,
+    RESERVATIONS: list,
+}
 
 
 class PrivateOptimizer(ABC):
@@ -245,11 +256,11 @@ class PrivateOptimizer(ABC):
         return own | self.shared_state()
 
     def shared_state(self) -> dict[str, Any]:
-        """Return what all optimizers keep: steps made, their cost, state of adaptive clipping."""
-        found: dict[str, Any] = {
-            "steps_made": self.steps_made,
-            _CHARGED: self.allowance.plan.charged_step(),
-        }
+        """Return what all optimizers keep.
+
+        It is the steps made, what a claim about them rests on, and the state of adaptive clipping.
+        """
+        found = {"steps_made": self.steps_made, **self.allowance.checkpoint_keys()}
         return found | ({"clip_factor": self.clip_factor} if self._adapts_clipping else {})
 
     @property
@@ -265,25 +276,22 @@ class PrivateOptimizer(ABC):
         Raises:
             DataError: the checkpoint has adaptive clipping and the plan has not, or the other way
                 round; or the number of steps is no integer.
-            NoGuaranteeError: the checkpoint's steps were made under another plan, or the ledger has
-                granted fewer of them.
+            NoGuaranteeError: the checkpoint's steps were made under another plan or reservation or
+                after other releases, or the ledger has granted fewer of them.
         """
         self.private_sum.require_no_open_step(LOAD_EARLIER)
-        rest = dict(state)
-        made, charged = rest.pop("steps_made", 0), rest.pop(_CHARGED, None)
-        if not isinstance(made, int):
-            raise DataError(f"the checkpoint is not one of this optimizer: steps_made is {made!r}")
-        if not isinstance(charged, str | None):
-            raise DataError(
-                f"the checkpoint is not one of this optimizer: {_CHARGED} is {charged!r}"
-            )
+        rest, own = dict(state), self.allowance.checkpoint_keys()
+        made = rest.pop("steps_made", 0)
+        saved = {key: rest.pop(key) for key in _CHECKPOINT_KEYS if key in rest}
+        for key, value in {"steps_made": made, **saved}.items():
+            if not isinstance(value, _CHECKPOINT_KEYS.get(key, int)):
+                raise DataError(f"the checkpoint is not one of this optimizer: {key} is {value!r}")
         if ("clip_factor" in state) != self._adapts_clipping:
             raise DataError(
                 "the checkpoint and the plan do not agree on adaptive clipping: resume with the "
                 "plan of the run that wrote it"
             )
-        if charged is not None:  # earlier versions did not write it
-            require_same_charge(charged, made, self.allowance.plan)
+        require_same_charge(saved, made, own)
         if made > self.steps_made:
             self.private_sum.steps = max(self.steps_made, self.allowance.count_resumed(made))
         self.clip_factor = float(rest.pop("clip_factor", 1.0))
@@ -297,8 +305,8 @@ class PrivateOptimizer(ABC):
 
         Raises:
             DataError: another optimizer or model returned it.
-            NoGuaranteeError: the checkpoint's steps were made under another plan, or the ledger has
-                granted fewer of them.
+            NoGuaranteeError: the checkpoint's steps were made under another plan or reservation or
+                after other releases, or the ledger has granted fewer of them.
         """
         state = self.load_shared_state(state)
         if set(state) != set(self.state_attributes):

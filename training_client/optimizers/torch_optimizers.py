@@ -69,8 +69,8 @@ class NoisyTorchOptimizer(PrivateOptimizer):
 
         Raises:
             DataError: another optimizer or model returned it.
-            NoGuaranteeError: the checkpoint's steps were made under another plan, or the ledger has
-                granted fewer of them.
+            NoGuaranteeError: the checkpoint's steps were made under another plan or reservation or
+                after other releases, or the ledger has granted fewer of them.
         """
         own = self.torch_optimizer.state_dict()
         state = self.load_shared_state(state)

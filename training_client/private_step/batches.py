@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.utils.rnn import PackedSequence
 from torch.utils._pytree import tree_leaves
 
 from training_client.errors import DataError
@@ -20,23 +21,37 @@ Rows = slice | torch.Tensor  # a range, or a mask, or indices
 
 
 def tensors_of(examples: Examples) -> list[torch.Tensor]:
-    """Return the tensors of a batch, which is a tensor or a dictionary of tensors."""
+    """Return the tensors of a batch.
+
+    Raises:
+        DataError: the batch is neither a tensor nor a dictionary, or holds packed sequences.
+    """
     if isinstance(examples, torch.Tensor):
         return [examples]
+    if not isinstance(examples, Mapping):
+        raise _unexpected_batch(examples)
+    for each in examples.values():
+        if isinstance(each, PackedSequence):  # its rows cannot be told apart
+            raise _unexpected_batch(each)
     return [each for each in examples.values() if isinstance(each, torch.Tensor)]
+
+
+def _unexpected_batch(given: object) -> DataError:
+    """Return the error for examples that are no tensor and no dictionary of tensors."""
+    return DataError(
+        f"expected examples as a tensor or a dictionary of tensors, got {type(given).__name__}. "
+        "Pass sequences as one tensor, padded to the same length in every batch, with their "
+        "lengths as another, and pack them in the model's forward method"
+    )
 
 
 def count_examples(examples: Examples) -> int:
     """Return the number of examples in a batch.
 
     Raises:
-        DataError: the batch has no tensor with examples, or its tensors have different numbers.
+        DataError: the batch has no tensor with examples, or its tensors have different numbers;
+            or see `tensors_of`.
     """
-    if not isinstance(examples, torch.Tensor | Mapping):
-        raise DataError(
-            f"expected examples as a tensor or a dictionary of tensors, got "
-            f"{type(examples).__name__}"
-        )
     sizes = {len(each) if each.dim() else -1 for each in tensors_of(examples)}
     if len(sizes) != 1 or -1 in sizes:
         raise DataError(
@@ -93,7 +108,7 @@ def device_of(examples: Examples) -> torch.device:
     """Return the device that a batch's tensors are on.
 
     Raises:
-        DataError: its tensors are on several devices.
+        DataError: its tensors are on several devices, or there are none; or see `tensors_of`.
     """
     devices = {each.device for each in tensors_of(examples)}
     if len(devices) != 1:

@@ -139,7 +139,8 @@ def run_recurrent_layer(
         state: the first state, as the layer expects it; zeros by default.
 
     Raises:
-        UnsupportedModelError: the inputs are not a batch of sequences.
+        UnsupportedModelError: the inputs are not a batch of sequences, or the first state has
+            another number of rows.
     """
     lengths = None
     if isinstance(inputs, PackedSequence):
@@ -150,6 +151,13 @@ def run_recurrent_layer(
                 layer, "must be given one sequence per example, in a batch"
             )
         rows = inputs if layer.batch_first else inputs.transpose(0, 1)
+    states = state if isinstance(layer, nn.LSTM) else (state,)
+    if state is not None and any(each.shape[1:-1] != rows.shape[:1] for each in states):
+        raise recorder.unsupported_error(
+            layer,
+            "is given a first state of another number of rows than sequences: give it one row "
+            "for each example",
+        )
     valid = None
     if lengths is not None:
         positions = torch.arange(rows.shape[1], device=rows.device)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from training_client.answers import Guarantee
 from training_client.budget import Allowance
@@ -32,16 +32,17 @@ class SharedBudget(Allowance):
     def __init__(self, make_budget: Callable[[], Allowance]) -> None:
         self.group = ProcessGroup()
         self._own: Allowance | None = None  # on rank 0
-        self.plan, self._made, self._taken, self.spent = self.group.run_on_rank_zero(
+        summary, self._checkpoint_keys = self.group.run_on_rank_zero(
             partial(self._create, make_budget)
         )
+        self.plan, self._made, self._taken, self.spent = summary
 
-    def _create(self, make_budget: Callable[[], Allowance]) -> _Summary:
-        """Create the budget on rank 0; return its plan, step counts and ε for all processes."""
+    def _create(self, make_budget: Callable[[], Allowance]) -> tuple[_Summary, dict[str, Any]]:
+        """Create the budget on rank 0; return what all processes keep of it."""
         self._own = make_budget()
         if isinstance(self._own, SharedBudget):
             raise NoGuaranteeError("the budget is shared already: share it once")
-        return _summarise(self._own)
+        return _summarise(self._own), self._own.checkpoint_keys()
 
     @property
     def made(self) -> int:
@@ -79,6 +80,13 @@ class SharedBudget(Allowance):
     def give_up(self) -> None:
         """Release the reserved budget of steps that were not granted."""
         self.run(lambda budget: budget.give_up())
+
+    def checkpoint_keys(self) -> dict[str, Any]:
+        """Return what a checkpoint must name of its steps.
+
+        No process is asked, since one process alone may write the checkpoint.
+        """
+        return dict(self._checkpoint_keys)
 
     def count_resumed(self, steps: int) -> int:
         """Return how many of a checkpoint's `steps` count as done when the run is resumed."""

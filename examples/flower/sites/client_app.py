@@ -48,7 +48,7 @@ def open_budget(context: Context) -> RoundBudget:
         Plan.from_document(settings["plan"]),
         settings["rounds"],
         settings["local_steps"],
-        folder_of(context),
+        folder=folder_of(context),
     )
 
 

@@ -104,10 +104,10 @@ def gradients_by_definition() -> Iterator[None]:
         yield
 
 
-def require_equal(one: nn.Module, other: nn.Module) -> None:
+def require_equal(one: nn.Module, other: nn.Module, atol: float = 1e-6) -> None:
     """Raise unless two models have the same parameters up to rounding."""
     for first, second in zip(one.parameters(), other.parameters(), strict=True):
-        torch.testing.assert_close(first, second, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(first, second, rtol=1e-5, atol=atol)
 
 
 def compare_with_definition(optimizer: str, name: str, physical_batch_size: int | None) -> None:
@@ -129,6 +129,10 @@ def test_an_optimizer_with_tied_weights_equals_itself_with_gradients_by_definiti
     optimizer: str,
 ) -> None:
     compare_with_definition(optimizer, "tied embedding", 4)
+
+
+def test_public_examples_may_be_a_dictionary() -> None:
+    compare_with_definition("adadps", "packed sequences", None)
 
 
 @pytest.mark.nightly
@@ -166,4 +170,5 @@ def compare_with_pytorch(optimizer: str, name: str, physical_batch_size: int | N
         reference.zero_grad()
         (cross_entropy(call(other, examples), labels).sum() / SIZE).backward()
         reference.step()
-    require_equal(net, other)
+    # Adagrad divides by |∇| + 1e-10, which turns a gradient of rounding errors alone into steps
+    require_equal(net, other, 1e-5 if optimizer == "dp_adagrad" else 1e-6)

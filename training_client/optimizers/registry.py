@@ -23,6 +23,7 @@ from training_client.optimizers.state_source import (
     StateSource,
 )
 from training_client.optimizers.torch_optimizers import NoisyTorchOptimizer
+from training_client.private_step.batches import Examples
 
 MakeOptimizer = Callable[..., PrivateOptimizer]
 
@@ -117,7 +118,7 @@ OPTIMIZERS: Final[dict[str, RegisteredOptimizer]] = {
 
 def make_source(
     state: str,
-    public: tuple[torch.Tensor, torch.Tensor] | None = None,
+    public: tuple[Examples, torch.Tensor] | None = None,
     public_batch_size: int = PUBLIC_BATCH_SIZE,
 ) -> StateSource:
     """Return the named source of the gradients from which an optimizer updates its state.
@@ -144,7 +145,7 @@ def make_optimizer(
     *,
     learning_rate: float | None = None,
     state: str | None = None,
-    public: tuple[torch.Tensor, torch.Tensor] | None = None,
+    public: tuple[Examples, torch.Tensor] | None = None,
     public_batch_size: int = PUBLIC_BATCH_SIZE,
     **options: Any,
 ) -> PrivateOptimizer:

@@ -15,7 +15,13 @@ import torch
 
 from training_client.errors import DataError, NoGuaranteeError
 from training_client.private_step import AffineMap, BlockwiseSum, Clipper, Loss
-from training_client.private_step.batches import Examples
+from training_client.private_step.batches import (
+    Examples,
+    count_examples,
+    device_of,
+    select_examples,
+    tensors_of,
+)
 from training_client.private_step.private_sum import NoisyBlock, NoisyMean
 from training_client.private_step.step_processes import OneProcess, StepProcesses
 
@@ -150,7 +156,8 @@ class PublicSource:
     """Updates state from gradients on public data, on a random public batch in each step.
 
     Args:
-        examples, targets: public, on the model's device.
+        examples: public, on the model's device; a tensor, or a dictionary of tensors.
+        targets: theirs.
         batch_size: public examples per step; all if there are fewer.
 
     Raises:
@@ -161,11 +168,11 @@ class PublicSource:
     proven: ClassVar[bool] = True
 
     def __init__(
-        self, examples: torch.Tensor, targets: torch.Tensor, batch_size: int = PUBLIC_BATCH_SIZE
+        self, examples: Examples, targets: torch.Tensor, batch_size: int = PUBLIC_BATCH_SIZE
     ) -> None:
-        if len(examples) == 0:
+        if count_examples(examples) == 0:
             raise ValueError("public state needs public examples, got none")
-        if not (bool(examples.isfinite().all()) and bool(targets.isfinite().all())):
+        if not all(bool(each.isfinite().all()) for each in (*tensors_of(examples), targets)):
             raise DataError("the public examples contain NaN or infinite values: remove them")
         self._examples, self._targets, self._batch_size = examples, targets, batch_size
 
@@ -190,11 +197,11 @@ class PublicSource:
             *step.clipper.mean_of_squares(examples, targets, step.loss, len(targets)), "public"
         )
 
-    def _draw(self, step: StepContext) -> tuple[torch.Tensor, torch.Tensor]:
+    def _draw(self, step: StepContext) -> tuple[Examples, torch.Tensor]:
         """Return a random public batch, the same in all processes."""
-        order = torch.randperm(len(self._examples), device=self._examples.device)
+        order = torch.randperm(len(self._targets), device=device_of(self._examples))
         rows = step.processes.from_rank_zero(order)[: self._batch_size]
-        return self._examples[rows], self._targets[rows]
+        return select_examples(self._examples, rows), self._targets[rows]
 
 
 class RawSource:

@@ -226,11 +226,23 @@ def _replace_rows(rows: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
 def _require_equal_passes(
     first: ModelPass, first_rows: torch.Tensor, second: ModelPass, second_rows: torch.Tensor
 ) -> None:
-    """Raise unless layers got equal inputs and gradients for the same examples in both passes."""
+    """Raise unless layers got equal inputs and gradients for the same examples in both passes.
+
+    Packed sequences are padded to the longest of a pass. There gradients are 0, and so inputs do
+    not matter.
+    """
     for one, other in _paired_uses(first, second):
-        pairs = zip((*one.inputs, *one.gradients), (*other.inputs, *other.gradients), strict=True)
+        gradients = [
+            (a[first_rows], b[second_rows])
+            for a, b in zip(one.gradients, other.gradients, strict=True)
+        ]
+        inputs = [
+            (a[first_rows], b[second_rows]) for a, b in zip(one.inputs, other.inputs, strict=True)
+        ]
+        if any(a.shape != b.shape for a, b in gradients):
+            inputs = [_common_part(a, b) for a, b in inputs]
         shared = zip(one.use.shared, other.use.shared, strict=True)
-        are_equal = all(_is_close(a[first_rows], b[second_rows]) for a, b in pairs) and all(
+        are_equal = all(_is_close(a, b) for a, b in (*gradients, *inputs)) and all(
             a.shape == b.shape and _is_close(a, b) for a, b in shared
         )
         if not are_equal:
@@ -267,12 +279,33 @@ def _mixing_error(layer: nn.Module) -> UnsupportedModelError:
 
 
 def _is_close(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Return whether two tensors are equal up to rounding; NaN equals NaN."""
+    """Return whether two tensors are equal up to rounding; NaN equals NaN.
+
+    A narrower tensor is compared as if it ended in zeros.
+    """
+    if one.shape != other.shape:
+        if one.dim() != other.dim():
+            return False
+        widest = [max(pair) for pair in zip(one.shape, other.shape, strict=True)]
+        one, other = _fill_with_zeros(one, widest), _fill_with_zeros(other, widest)
     if not one.is_floating_point():
         return torch.equal(one, other)
     tolerance = _relative_tolerance(one)
     atol = tolerance * _largest_magnitude(one)
     return torch.allclose(one, other, rtol=tolerance, atol=atol, equal_nan=True)
+
+
+def _common_part(one: torch.Tensor, other: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the parts of two tensors at the places that both have."""
+    places = tuple(slice(min(pair)) for pair in zip(one.shape, other.shape, strict=False))
+    return one[places], other[places]
+
+
+def _fill_with_zeros(tensor: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    """Return a tensor of a larger shape, which begins with the given one and ends in zeros."""
+    found = tensor.new_zeros(tuple(shape))
+    found[tuple(map(slice, tensor.shape))] = tensor
+    return found
 
 
 def _relative_tolerance(tensor: torch.Tensor) -> float:

@@ -19,7 +19,7 @@ from training_client.private_step.batches import require_shapes, shapes_of
 from training_client.private_step.sampling import Epoch, Sampler, sampler_for_plan
 
 Collate = Callable[[list[Any]], Any]
-_RECORDS_TRIED: Final = 8  # alone, to see whether a batch's width depends on what is in it
+_RECORDS_TRIED: Final = 8  # to see whether a batch's width depends on what is in it
 
 
 def private_batches(
@@ -44,7 +44,8 @@ def private_batches(
         dataset: the private records, by index; as many as the plan says, in every process.
         collate: makes a batch of a list of records; tensors have one record per row. A step with
             more or fewer rows than records is refused. So is a collate that pads to the longest
-            record of a batch: a few records, each alone, must get the width of the first batch.
+            record of a batch: a few records, each collated with itself, must get the first batch's
+            width.
         sampler: draws the records; by default a new one that draws as the plan says.
         workers: processes that load records ahead; none by default. What they loaded ahead is lost
             when the loop ends, and with it the place in an epoch of balls-in-bins sampling.

@@ -139,7 +139,7 @@ class ReferenceFilter(PrivacyFilter):
             reservation replaces it as long as nothing is spent or held.
         slack_share: the share of δ that all comparisons together may use up.
         epsilons: ε of increasing numbers of reference steps, tabulated for display; empty until the
-            reference is reserved. Without it, `epsilon_of` computes the table.
+            reference is reserved. Without it, `epsilon_of` computes ε itself.
     """
 
     name: ClassVar[str] = "reference"
@@ -194,9 +194,16 @@ class ReferenceFilter(PrivacyFilter):
         if taken[0] > self.steps:
             return math.inf
         if not self.epsilons:
-            return self.tabulated().epsilon_of(taken)
+            return _compute_epsilon(self, taken[0])
         counts = _tabulated_counts(self.steps, len(self.epsilons))
         return self.epsilons[int(np.searchsorted(counts, taken[0]))]
+
+    def compute_epsilon(self, count: int) -> float:
+        """Return an upper bound on ε of a number of reference steps, at most the budget's ε."""
+        if self.reference is None:
+            raise ValueError("the dataset has no reference yet")
+        step = Question(canonical_form(self.reference), self.relation, adds_curves=False)
+        return min(self._epsilon_of_question(step.repeated(count)), self.epsilon)
 
     def tabulated(self) -> ReferenceFilter:
         """Return a copy with a table of ε by number of reference-mechanism steps, for display."""
@@ -602,6 +609,12 @@ def _limit_comparison_time(plan: StepPlan, relation: NeighbouringRelation) -> It
 def _compute_table(policy: ReferenceFilter, points: int) -> tuple[float, ...]:
     """Return a filter's table of ε, computed anew once."""
     return policy.compute_table(points)
+
+
+@lru_cache(maxsize=4096)  # a dataset without a table is shown often
+def _compute_epsilon(policy: ReferenceFilter, count: int) -> float:
+    """Return ε of a number of a filter's reference steps, computed once."""
+    return policy.compute_epsilon(count)
 
 
 def _tabulated_counts(steps: int, points: int) -> np.ndarray:

@@ -22,6 +22,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from accountant_service import calculator
 from accountant_service.guarantee import NeighbouringRelation
 from accountant_service.ledger import database, hash_chain
 from accountant_service.ledger.filters import ReferenceFilter, RenyiFilter
@@ -804,3 +805,15 @@ def test_a_replaced_reference_gets_a_table_of_its_own() -> None:
     alone = empty.after_reserving(second_plan, empty.nothing).tabulated()
     assert twice.epsilons == alone.epsilons != once.epsilons
     assert twice.epsilon_of((10, 0)) == alone.epsilon_of((10, 0))
+
+
+def test_without_a_table_epsilon_is_that_of_the_steps() -> None:
+    """A quote shows it: the next row of a table would be a larger ε."""
+    step = {"kind": "dp_sgd", "noise_multiplier": 4.0, "sample_rate": 0.1, "steps": 1}
+    plan = StepPlan.of(from_json(step | {"steps": 30}))
+    empty = ReferenceFilter(3.0, 1e-5, NeighbouringRelation.ADD_OR_REMOVE_ONE)
+    policy = empty.after_reserving(plan, empty.nothing)
+    exact = calculator.epsilon(from_json(step | {"steps": 33}), 1e-5 * (1 - policy.slack_share))
+    without = policy.epsilon_of((33, 0))
+    assert without == pytest.approx(exact.epsilon, rel=1e-9)
+    assert without < policy.tabulated().epsilon_of((33, 0))

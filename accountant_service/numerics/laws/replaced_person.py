@@ -72,7 +72,7 @@ class ReplacedPersonPair:
 
     @property
     def infinite_masses(self) -> tuple[float, float]:
-        """The probability that more records are sampled than the computation considers, twice."""
+        """The probability, in each direction, of more sampled records than are considered."""
         dropped = self.person.infinite_masses[1]
         return dropped, dropped
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -247,3 +249,22 @@ def test_processes_draw_each_record_at_the_rate_that_is_charged(processes: int) 
     correlations = (centred.T @ centred / (steps * rate * (1 - rate))).triu(1)
     pairs = records * (records - 1) // 2
     assert chi2.sf(float((correlations**2).sum() * steps), pairs) > 1e-3
+
+
+_ENDS_A_GROUP = """
+from pathlib import Path
+import torch
+from torch import distributed
+import training_client.optimizers
+
+distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+torch.optim.Adam([torch.zeros(3, requires_grad=True)])
+distributed.all_reduce(torch.ones(3))
+distributed.destroy_process_group()
+print(*[(task / "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()])
+"""
+
+
+def test_a_destroyed_process_group_leaves_no_threads_that_abort_python_at_its_end() -> None:
+    threads = subprocess.check_output([sys.executable, "-c", _ENDS_A_GROUP], text=True)
+    assert "gloo" not in threads

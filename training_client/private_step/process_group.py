@@ -15,6 +15,12 @@ from torch import distributed
 
 from training_client.errors import NoGuaranteeError, ProcessLostError
 
+if distributed.is_available():
+    # Functions of this module have the default process group as an argument's default. PyTorch
+    # loads it with the first optimizer: then they hold the group for ever, destroy_process_group
+    # does not end the threads of gloo, and Python may abort at its end. Load it before a group is.
+    import torch.distributed.nn.functional
+
 T = TypeVar("T")
 _IS_ALONE: Final = ContextVar("is_alone", default=False)  # while a function runs on rank 0 only
 

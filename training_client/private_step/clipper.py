@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import groupby
-from typing import Final, get_args
+from typing import Any, Final, get_args
 
 import torch
 from torch import nn
@@ -19,8 +19,14 @@ from training_client.private_step.clipped_sum import AccumulatedSum, BlockwiseSu
 from training_client.private_step.example_gradients import ExampleGradients
 from training_client.private_step.kernels.matmul import full_precision
 from training_client.private_step.layer_uses import EnginePath
-from training_client.private_step.model_checks import check_model, choose_rows, is_checked
-from training_client.private_step.model_pass import Loss, run_model_pass
+from training_client.private_step.model_checks import (
+    LARGE_BATCH,
+    check_model,
+    choose_rows,
+    is_checked,
+    losses_beside_others,
+)
+from training_client.private_step.model_pass import Loss, compute_losses, run_model_pass
 from training_client.private_step.replayed_layers import Places
 from training_client.private_step.rounding_bounds import (
     safe_bound_range,
@@ -32,7 +38,6 @@ from training_client.private_step.transform import AffineMap, Transform
 
 _FIRST_CHECKED_EXAMPLES: Final = 4  # of the first batch, if it is large
 _CHECKED_EXAMPLES: Final = 2
-_LARGE_BATCH: Final = 32
 
 
 class Clipper:
@@ -120,7 +125,8 @@ class Clipper:
 
         def clip_physical_batch(examples: Examples, targets: torch.Tensor) -> ClippedSum:
             """Return the clipped sum of one physical batch."""
-            gradients, mean_loss = self._example_gradients(examples, targets, loss)
+            check = checks.pop() if checks else None  # of the first physical batch
+            gradients, mean_loss = self._example_gradients(examples, targets, loss, check)
             if transform.box:
                 return ClippedSum(gradients, None, mean_loss)
             with full_precision(targets.device):
@@ -136,7 +142,7 @@ class Clipper:
             )
 
         with self.trained.gathered():
-            self._check_model_periodically(examples, targets, loss)
+            checks = self._check_model_periodically(examples, targets, loss)
             return self._sum_physical_batches(
                 examples, targets, clip_physical_batch, transform.for_block
             )
@@ -242,7 +248,11 @@ class Clipper:
             )
 
     def _example_gradients(
-        self, examples: Examples, targets: torch.Tensor, loss: Loss
+        self,
+        examples: Examples,
+        targets: torch.Tensor,
+        loss: Loss,
+        check_losses: Callable[[torch.Tensor], None] | None = None,
     ) -> tuple[list[ExampleGradients], float]:
         """Return one set of per-example gradients per parameter, and the mean loss."""
         sparse = examples if self._sparse_inputs and isinstance(examples, torch.Tensor) else None
@@ -250,32 +260,41 @@ class Clipper:
             self._model, self._layers, examples, targets, loss,
             path=self._path, sparse=sparse, keep_all=False, places=self._places,
         )  # fmt: skip
+        if check_losses is not None:
+            check_losses(model_pass.losses)
         gradients = model_pass.take_example_gradients(self.parameters)
         return gradients, float(model_pass.losses.mean())
 
     def _check_model_periodically(
         self, examples: Examples, targets: torch.Tensor, loss: Loss
-    ) -> None:
+    ) -> list[Callable[[torch.Tensor], None]]:
         """Check on the first, 16th, 256th … batch that the model's gradients can be clipped.
 
         Once is not enough: a model may begin to mix examples later, or do so only at random. The
         examples are those of the whole batch, also where a physical batch has only one.
+
+        Returns:
+            A check of the losses of the first physical batch; none if it has one example.
         """
         if len(targets) < 2 or len(targets) != count_examples(examples):
-            return
+            return []
         self._batches += 1
         if not is_checked(self._batches):
-            return
-        is_first_and_large = self._batches == 1 and len(targets) >= _LARGE_BATCH
+            return []
+        is_first_and_large = self._batches == 1 and len(targets) >= LARGE_BATCH
         few = _FIRST_CHECKED_EXAMPLES if is_first_and_large else _CHECKED_EXAMPLES
-        part = choose_rows(targets, few)
-        run = partial(
-            run_model_pass, self._model, self._layers, loss=loss, path=self._path,
-            places=self._places,
-        )  # fmt: skip
+        part = choose_rows(examples, targets, few)
+        options: dict[str, Any] = {"loss": loss, "path": self._path, "places": self._places}
+        run = partial(run_model_pass, self._model, self._layers, **options)
         check_model(
             self._model, run, (select_examples(examples, part), targets[part]), self.parameters
         )
+        first = slice(0, self._physical_batch_size or len(targets))
+        if len(targets[first]) < 2:
+            return []
+        batch = select_examples(examples, first), targets[first]
+        run_losses = partial(compute_losses, self._model, self._layers, **options)
+        return [losses_beside_others(run_losses, batch)]
 
     def _clip_weights(
         self, gradients: list[ExampleGradients], transform: Transform

@@ -252,6 +252,21 @@ class Allowance(ABC):
     spent: float
     _counter: StepCounter
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute, but refuse to replace the plan.
+
+        Raises:
+            NoGuaranteeError: the budget has a plan already.
+        """
+        if name == "plan" and name in vars(self):
+            raise NoGuaranteeError(
+                "a budget's plan cannot be replaced: its guarantee is that of one plan, and would "
+                "not cover the steps made under the other. For noise that changes from step to "
+                "step, give the plan a noise_schedule. For another plan, make a new budget, and "
+                "give it the earlier run's mechanism: before=(…,)"
+            )
+        super().__setattr__(name, value)
+
     @property
     def made(self) -> int:
         """The number of steps that the budget has paid for already.

@@ -11,7 +11,7 @@ from typing import Any, Final, get_args
 import torch
 from torch import nn
 
-from training_client.errors import DataError
+from training_client.errors import DataError, UnsupportedModelError
 from training_client.private_step.batches import Examples, count_examples, select_examples
 from training_client.private_step.blocks import Block, Piece, cut_into_blocks
 from training_client.private_step.clippable_layers import find_trained_layers
@@ -84,6 +84,7 @@ class Clipper:
         self._sparse_inputs, self._path = sparse_inputs, path
         self._layers = find_trained_layers(model)
         self._batches = 0
+        self._checked_modes: list[list[tuple[nn.Module, bool]]] = []
         self._places: Places = {}
         self.trained = trained or TrainedParameters(model)
         self.parameters = self.trained.whole
@@ -116,6 +117,7 @@ class Clipper:
             UnsupportedModelError: the model or the loss mixes examples.
             ValueError: the bound is so small or large that sums would underflow or overflow.
         """
+        self._require_trainable_parameters()
         self._require_safe_bound(transform.bound)
         if transform.box and transform.bound < math.sqrt(self.size):
             raise ValueError(
@@ -237,6 +239,21 @@ class Clipper:
                 total += each
         return AccumulatedSum(sums, losses / count, unclipped)
 
+    def _require_trainable_parameters(self) -> None:
+        """Raise if a parameter was frozen, or converted to half precision, after `__init__`."""
+        for each in self.parameters:
+            if not each.requires_grad:
+                raise UnsupportedModelError(
+                    f"a parameter of shape {tuple(each.shape)} was frozen after the optimizer was "
+                    "made: freeze it before, or make a new optimizer"
+                )
+            if each.dtype not in (torch.float32, torch.float64):
+                raise UnsupportedModelError(
+                    f"a parameter of shape {tuple(each.shape)} is in {each.dtype}, which would "
+                    "round the noise away: keep the model in float32 and run it under "
+                    "torch.autocast"
+                )
+
     def _require_safe_bound(self, bound: float) -> None:
         """Raise if sums of gradients clipped to this bound could overflow or underflow."""
         dtype = self.parameters[0].dtype
@@ -270,8 +287,10 @@ class Clipper:
     ) -> list[Callable[[torch.Tensor], None]]:
         """Check on the first, 16th, 256th … batch that the model's gradients can be clipped.
 
-        Once is not enough: a model may begin to mix examples later, or do so only at random. The
-        examples are those of the whole batch, also where a physical batch has only one.
+        Once is not enough: a model may begin to mix examples later, or do so only at random. So it
+        is checked as well if its modules, or which of them are in training mode, are others than
+        at every earlier check. The examples are those of the whole batch, also where a physical
+        batch has only one.
 
         Returns:
             A check of the losses of the first physical batch; none if it has one example.
@@ -279,8 +298,13 @@ class Clipper:
         if len(targets) < 2 or len(targets) != count_examples(examples):
             return []
         self._batches += 1
-        if not is_checked(self._batches):
+        modes = [(each, each.training) for each in self._model.modules()]
+        is_new = modes not in self._checked_modes
+        if not (is_new or is_checked(self._batches)):
             return []
+        if is_new:
+            find_trained_layers(self._model)  # raises if a new module cannot be clipped
+            self._checked_modes.append(modes)
         is_first_and_large = self._batches == 1 and len(targets) >= LARGE_BATCH
         few = _FIRST_CHECKED_EXAMPLES if is_first_and_large else _CHECKED_EXAMPLES
         part = choose_rows(examples, targets, few)

@@ -2,8 +2,8 @@
 
     python benchmarks/model_checks.py [--models encoder,bert] [--rounds 5] [--json FILE]
 
-At the first, 16th, 256th … batch a few examples are run beside altered ones, and the whole batch has
-one more forward pass. Time: that of all checks in a run of 200 steps, as a share of the CPU time of
+At the first, 16th, 256th … batch a few examples are run beside altered ones, and the whole batch
+has one more forward pass. Time: that of all checks in a run of 200 steps, as a share of the time of
 the run; the other steps are taken from the median of a few. A step is made before, so that imports
 are not counted. Memory: the peak of all tensors in steps with a check, relative to steps without.
 Every model runs in its own process.

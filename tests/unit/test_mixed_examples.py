@@ -285,3 +285,15 @@ def test_the_check_of_losses_draws_the_random_numbers_of_the_step() -> None:
     torch.manual_seed(4)
     inputs, labels = torch.randn(40, 6, 5), torch.arange(40) % 3
     assert clipped_sum(RandomlyDropped(), inputs, labels, class_losses, 1.0)
+
+
+def test_the_order_of_summation_does_not_depend_on_the_tokens() -> None:
+    """Where a table is tied to a last layer, the size of its gradients decides about the order."""
+    gradients = torch.ones(3, 4, 2)
+    equal, other = (
+        TokenGradients.from_output_gradients(tokens, gradients, 50, padding=1)
+        for tokens in (torch.ones(3, 4, dtype=torch.long), torch.arange(12).view(3, 4))
+    )
+    assert equal.element_count == other.element_count == gradients.numel()
+    assert equal.select(torch.tensor([True, False, True])).element_count == 2 * 4 * 2
+    assert TokenGradients.merge([equal, other]).element_count == 2 * gradients.numel()

@@ -268,6 +268,11 @@ class Allowance(ABC):
         super().__setattr__(name, value)
 
     @property
+    def has_claim(self) -> bool:
+        """Whether a guarantee is claimed for the steps."""
+        return True
+
+    @property
     def made(self) -> int:
         """The number of steps that the budget has paid for already.
 
@@ -756,6 +761,11 @@ class NoBudget(Allowance):
     reason: str
     delta: float = field(default=1.0, init=False)
     spent: float = field(default=math.inf, init=False)
+
+    @property
+    def has_claim(self) -> bool:
+        """False: nothing is claimed."""
+        return False
 
     @property
     def made(self) -> int:

@@ -187,6 +187,17 @@ def test_a_step_of_pytorchs_optimizer_alone_is_refused() -> None:
         step(private)
 
 
+def test_a_learning_rate_may_follow_a_scheduler_of_pytorchs_optimizer() -> None:
+    optimizer = NoisyTorchOptimizer(mlp(5, 8, 2), budget(), make_sgd)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer.torch_optimizer, 1, gamma=0.5)
+    rates = []
+    for _ in range(3):
+        rates.append(optimizer.learning_rate)
+        step(optimizer)
+        schedule.step()
+    assert rates == [0.1, 0.05, 0.025]
+
+
 def make_sgd(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.1)
 

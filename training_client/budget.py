@@ -269,7 +269,7 @@ class Allowance(ABC):
 
     @property
     def has_claim(self) -> bool:
-        """Whether a guarantee is claimed for the steps."""
+        """True if a guarantee is claimed for the steps."""
         return True
 
     @property

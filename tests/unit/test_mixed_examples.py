@@ -57,22 +57,29 @@ def test_examples_are_compared_also_if_each_is_a_physical_batch() -> None:
 
 
 class Hidden(nn.Module):
-    """Writes a statistic of the batch into a buffer, past PyTorch's count of changes."""
+    """Writes a statistic of the batch into a buffer or parameter, unseen by PyTorch's count."""
 
-    def __init__(self) -> None:
+    mean: torch.Tensor
+
+    def __init__(self, *, is_parameter: bool) -> None:
         super().__init__()
         self.inner = nn.Linear(5, 2)
-        self.register_buffer("mean", torch.zeros(5))
+        if is_parameter:
+            self.register_parameter("mean", nn.Parameter(torch.zeros(5), requires_grad=False))
+        else:
+            self.register_buffer("mean", torch.zeros(5))
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        self.mean.data.mul_(0.9).add_(rows.mean(0), alpha=0.1)  # type: ignore[union-attr]
+        self.mean.data.mul_(0.9).add_(rows.mean(0), alpha=0.1)
         found: torch.Tensor = self.inner(rows)
         return found
 
 
-def test_a_buffer_that_is_changed_in_secret_is_found() -> None:
-    with pytest.raises(UnsupportedModelError, match="changes the model's buffers"):
-        clipped_sum(Hidden(), torch.randn(8, 5), torch.arange(8) % 2, class_losses, 1.0)
+@pytest.mark.parametrize("is_parameter", [False, True])
+def test_state_that_is_changed_in_secret_is_found(is_parameter: bool) -> None:
+    net = Hidden(is_parameter=is_parameter)
+    with pytest.raises(UnsupportedModelError, match="changes the model's buffers or parameters"):
+        clipped_sum(net, torch.randn(8, 5), torch.arange(8) % 2, class_losses, 1.0)
 
 
 class Scaled(nn.Module):
@@ -288,7 +295,7 @@ def test_the_check_of_losses_draws_the_random_numbers_of_the_step() -> None:
 
 
 def test_the_order_of_summation_does_not_depend_on_the_tokens() -> None:
-    """Where a table is tied to a last layer, the size of its gradients decides about the order."""
+    """The size of the gradients decides about the order if a last layer shares the table."""
     gradients = torch.ones(3, 4, 2)
     equal, other = (
         TokenGradients.from_output_gradients(tokens, gradients, 50, padding=1)

@@ -121,12 +121,12 @@ def _run_beside_others(
     kept = torch.arange(len(labels), device=labels.device) % 2 == 0
     with _restored_random_state(labels.device):
         before = _random_state(labels.device)
-        sums = _buffer_sums(model)
+        sums = _state_sums(model)
         original = run(few, labels, differentiate=parameters)
-        if _buffer_sums(model) != sums:  # not seen by the count of a tensor's changes
+        if _state_sums(model) != sums:  # not seen by the count of a tensor's changes
             raise UnsupportedModelError(
-                "the forward pass changes the model's buffers, which would store information about "
-                "examples without noise: turn that off"
+                "the forward pass changes the model's buffers or parameters, which would store "
+                "information about examples without noise: turn that off"
             )
         is_random = not torch.equal(before, _random_state(labels.device))
     altered = run(_replace_others(few, kept), _replace_rows(labels, kept))
@@ -344,15 +344,17 @@ def _require_equal_passes(
             raise _mixing_error(one.use.layer)
 
 
-def _buffer_sums(model: nn.Module) -> list[str]:
-    """Return two sums of every buffer as text, so that NaN equals NaN.
+def _state_sums(model: nn.Module) -> list[str]:
+    """Return two sums of every parameter and buffer as text, so that NaN equals NaN.
 
     They differ after almost any change of its values.
     """
     found = []
-    for each in model.buffers():
-        values = each.detach().double() if not each.is_complex() else each.detach().abs().double()
-        found.append(f"{float(values.sum())} {float(values.square().sum())}")
+    for each in (*model.parameters(), *model.buffers()):
+        values = each.detach().abs() if each.is_complex() else each.detach()
+        values = values if values.is_floating_point() else values.double()
+        norm = torch.linalg.vector_norm(values, dtype=torch.float64)
+        found.append(f"{float(values.sum(dtype=torch.float64))} {float(norm)}")
     return found
 
 

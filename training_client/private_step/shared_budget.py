@@ -48,7 +48,7 @@ class SharedBudget(Allowance):
 
     @property
     def has_claim(self) -> bool:
-        """Whether a guarantee is claimed for the steps."""
+        """True if a guarantee is claimed for the steps."""
         return self._has_claim
 
     @property

@@ -53,6 +53,16 @@ _PARTS: Final = Assumption(
     "McSherry 2009, Theorem 4",
 )
 _ALTERNATIVES_MAX: Final = 64
+_PERSON: Final = (
+    "the unit is a person, who has at most {} records: neighbouring datasets differ in all records "
+    "of one person"
+)
+_PERSON_IN_EACH_RELEASE: Final = (
+    "the unit is a person, who has at most {} records, and in each release at most the number that "
+    "its `user_level` states: one record in a release without `user_level`. If a person may have "
+    "more, the claim holds for one record only"
+)
+_UNIT_SOURCE: Final = "docs/accountants/kinds.md, section Several records of a person"
 # Accounting covers the noisy sum. If a record changed the divisor, the scale of the noise in every
 # coordinate would reveal the divisor: with many coordinates, almost surely.
 _GROUPS: Final = Assumption(
@@ -461,7 +471,25 @@ def _relation_assumptions(question: Question) -> tuple[Assumption, ...]:
         found.append(replace(_PARTITION, holds=not added))
     if sampled and added:
         found.append(_DIVISOR)
-    return tuple(found)
+    return (*found, *_unit_assumptions(question.form.records_per_person))
+
+
+def _unit_assumptions(records_per_person: Sequence[int]) -> tuple[Assumption, ...]:
+    """Return the hypothesis that states a claim's unit, if it is not one record.
+
+    A release that is described for fewer records of a person than another one covers this person
+    only if they have no more there. Proof of what the statement says: docs/accountants/kinds.md,
+    section Several records of a person.
+
+    Args:
+        records_per_person: the different numbers of records that the releases are described for.
+    """
+    most = max(records_per_person, default=1)
+    if most == 1:
+        return ()
+    if len(records_per_person) == 1:
+        return (Assumption(_PERSON.format(most), True, _UNIT_SOURCE),)
+    return (Assumption(_PERSON_IN_EACH_RELEASE.format(most), True, _UNIT_SOURCE),)
 
 
 def require_noise(method: str, question: Question, allowed: Sequence[str]) -> None:

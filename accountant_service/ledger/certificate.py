@@ -113,7 +113,8 @@ def issue(dataset: Dataset, run: Reservation, seed: bytes, end: RunEnd, issued_a
             "epsilon": policy.epsilon,
             "delta": policy.delta,
             "scope": "filter_budget",
-            "covers": "everything ever released from this dataset, however it was chosen",
+            "covers": "everything ever released from this dataset, however it was chosen; the unit "
+            "is one record",
             "composition": policy.description,
             "filter": {"filter": policy.name} | policy.entry_fields(),
         },

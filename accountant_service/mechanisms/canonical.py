@@ -138,10 +138,14 @@ class CanonicalForm:
     Attributes:
         atom_counts: each atom with the number of times it is released, at least 1.
         hash: `sha256:` and 64 hexadecimal digits; equal for equivalent mechanisms.
+        records_per_person: the different numbers of records of one person that releases are
+            described for, in increasing order: 1 without `user_level`. They are the unit of a
+            claim, not of its cost, so they are neither compared nor hashed.
     """
 
     atom_counts: tuple[tuple[Atom, int], ...]
     hash: str
+    records_per_person: tuple[int, ...] = field(default=(1,), compare=False)
 
     @property
     def steps(self) -> int:
@@ -180,7 +184,8 @@ class CanonicalForm:
 
     def repeated(self, times: int) -> CanonicalForm:
         """Return the canonical form of this mechanism repeated `times` times."""
-        return _form_of_atoms(_multiply_counts(dict(self.atom_counts), times))
+        form = _form_of_atoms(_multiply_counts(dict(self.atom_counts), times))
+        return replace(form, records_per_person=self.records_per_person)
 
 
 def _all_atoms(atom_counts: Iterable[tuple[Atom, int]]) -> Iterator[Atom]:
@@ -194,7 +199,8 @@ def _all_atoms(atom_counts: Iterable[tuple[Atom, int]]) -> Iterator[Atom]:
 
 def canonical_form(mechanism: Mechanism) -> CanonicalForm:
     """Return the canonical form of a valid mechanism: its distinct releases and their counts."""
-    return _form_of_atoms(_count_atoms(mechanism, ""))
+    form = _form_of_atoms(_count_atoms(mechanism, ""))
+    return replace(form, records_per_person=tuple(sorted(_list_records_per_person(mechanism))))
 
 
 def _form_of_atoms(counts: Mapping[Atom, int]) -> CanonicalForm:
@@ -264,6 +270,26 @@ def _records_per_person(mechanism: Mechanism) -> int:
             return _records_per_person(mechanism.mechanism)
         case _:
             return 1
+
+
+def _list_records_per_person(mechanism: Mechanism) -> set[int]:
+    """Return the different numbers of records of one person that a mechanism's releases state.
+
+    A release that no `user_level` is around states 1. All releases on one sample state the largest
+    of them, as in `_with_user_level_outside`.
+    """
+    match mechanism:
+        case UserLevel(records, inner):
+            return {records * each for each in _list_records_per_person(inner)}
+        case Composed(inners) | Parallel(inners):
+            return set().union(*map(_list_records_per_person, inners))
+        case PoissonSampled() | FixedSizeSampled() | BallsInBins() | TruncatedPoissonSampled():
+            found = _list_records_per_person(mechanism.mechanism)
+            return {max(found)} if found else found
+        case mechanism if isinstance(mechanism, _WITH_INNER):
+            return _list_records_per_person(mechanism.mechanism)
+        case _:
+            return {1}
 
 
 def _without_user_level(mechanism: Mechanism) -> Mechanism:

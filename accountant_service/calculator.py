@@ -265,6 +265,7 @@ class TradeOff:
             and of this mechanism.
         mechanism_hash: the canonical hash of the mechanism.
         assumptions: the hypotheses of the bounds.
+        status: proven, or estimate if a hypothesis fails: then the bounds are not proved.
     """
 
     false_positive_rates: tuple[float, ...]
@@ -276,6 +277,7 @@ class TradeOff:
     mu_error: float
     mechanism_hash: str
     assumptions: tuple[Assumption, ...]
+    status: Status = Status.PROVEN
 
 
 def trade_off(
@@ -336,6 +338,7 @@ def trade_off(
         found.mu_error,
         question.form.hash,
         claim.assumptions,
+        claim.status,
     )
 
 

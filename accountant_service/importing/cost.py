@@ -27,7 +27,7 @@ class CheckedClaim:
         epsilon: the claimed ε.
         delta: the claimed δ.
         status: proven, refuted, or an estimate if neither is proved.
-        true_epsilon: proved bounds of ε at the claimed δ, if there are any.
+        true_epsilon: proved bounds of ε at the claimed δ, if there are any; None of an estimate.
         true_delta: proved bounds of δ at the claimed ε, if there are any.
     """
 
@@ -184,9 +184,9 @@ def _check(claim: Claim, found: Imported) -> CheckedClaim:
     relation = claim.relation or found.relation
     proved, _ = _guarantee(node, relation, delta)
     epsilon = proved.certified if proved else None
-    upper = proved.epsilon if proved else None
+    upper = proved.epsilon if proved and proved.status is Status.PROVEN else None
     status = Status.ESTIMATE
-    if upper is not None and upper <= claim.epsilon and proved and proved.status is Status.PROVEN:
+    if upper is not None and upper <= claim.epsilon:
         status = Status.PROVEN
     elif epsilon is not None and claim.epsilon < epsilon.lower:
         status = Status.REFUTED

@@ -30,7 +30,7 @@ from accountant_service.guarantee import (
     Status,
 )
 from accountant_service.mechanisms import Atom, CanonicalForm
-from accountant_service.mechanisms.canonical import SAMPLED_IN_TURN
+from accountant_service.mechanisms.canonical import SAMPLED_IN_TURN, Premises
 from accountant_service.numerics.errors import ContradictionError
 from accountant_service.numerics.floats import rounding, search
 from accountant_service.numerics.floats.bounds import EPSILON_NEGLIGIBLE
@@ -53,6 +53,17 @@ _PARTS: Final = Assumption(
     "McSherry 2009, Theorem 4",
 )
 _ALTERNATIVES_MAX: Final = 64
+_UNCUT: Final = Assumption(
+    "the larger of two neighbouring datasets has `dataset_size` records, which is at most "
+    "`batch_size_max`: no Poisson sample is larger than the limit",
+    True,
+    "docs/accountants/kinds.md, section Batches of limited size",
+)
+_PARTICIPATION: Final = Assumption(
+    "a record takes part in at most `participations` steps, at least `min_separation` steps apart",
+    True,
+    "docs/accountants/kinds.md, section Correlated noise",
+)
 _PERSON: Final = (
     "the unit is a person, who has at most {} records: neighbouring datasets differ in all records "
     "of one person"
@@ -471,7 +482,16 @@ def _relation_assumptions(question: Question) -> tuple[Assumption, ...]:
         found.append(replace(_PARTITION, holds=not added))
     if sampled and added:
         found.append(_DIVISOR)
-    return (*found, *_unit_assumptions(question.form.records_per_person))
+    return (*found, *_description_assumptions(question.form.premises))
+
+
+def _description_assumptions(premises: Premises) -> Iterator[Assumption]:
+    """Yield the hypotheses of a description that its releases alone do not state."""
+    if premises.has_uncut_samples:
+        yield _UNCUT
+    if premises.limits_participation:
+        yield _PARTICIPATION
+    yield from _unit_assumptions(premises.records_per_person)
 
 
 def _unit_assumptions(records_per_person: Sequence[int]) -> tuple[Assumption, ...]:

@@ -125,9 +125,9 @@ def _import_cache_key(question: schemas.ImportRequest) -> Hashable:
 
 
 def _cache_key(question: BaseModel) -> Hashable:
-    """Return a request's cache key: its fields, with the mechanism's canonical hash and unit.
+    """Return a request's cache key: its fields, with the mechanism's hash and premises.
 
-    Equivalent mechanisms may be described for another unit, which the answer states.
+    Equivalent mechanisms may assume something else of the data, which the answer states.
     """
     return tuple(
         _mechanism_key(value) if name == "mechanism" else _to_hashable(value)
@@ -136,9 +136,9 @@ def _cache_key(question: BaseModel) -> Hashable:
 
 
 def _mechanism_key(mechanism: Mechanism) -> Hashable:
-    """Return what an answer says of a mechanism: its hash, and a person's number of records."""
+    """Return what the answer depends on: the canonical hash, and the premises."""
     form = canonical_form(mechanism)
-    return form.hash, form.records_per_person
+    return form.hash, form.premises
 
 
 def _curve_cache_key(question: schemas.CurveRequest) -> Hashable:

@@ -199,7 +199,7 @@ def list_conditions(facts: Facts) -> tuple[str, ...]:
 def _list_run_conditions(run: RunFacts) -> Iterator[str]:
     """Yield the conditions of the guarantee for one run alone, one sentence each."""
     plan = mechanisms.canonical_form(mechanisms.from_json(run.mechanism))
-    most = max(plan.records_per_person, default=1)
+    most = max(plan.premises.records_per_person, default=1)
     if most > 1:
         yield (
             f"For “this run alone”: a person may have up to {most} records, in each release at "

@@ -132,20 +132,38 @@ class Atom:
 
 
 @dataclass(frozen=True, slots=True)
+class Premises:
+    """What a mechanism's description assumes of the data and its releases do not say any more.
+
+    Equivalent mechanisms have the same releases and may have different premises.
+
+    Attributes:
+        records_per_person: the different numbers of records of one person that releases are
+            described for, in increasing order: 1 without `user_level`.
+        has_uncut_samples: whether there is a Poisson sample of limited size whose limit is at least
+            the stated size of the dataset: it is a Poisson sample only for data of this size.
+        limits_participation: whether there is correlated noise, or a tree, whose sensitivity rests
+            on the steps that a record takes part in.
+    """
+
+    records_per_person: tuple[int, ...] = (1,)
+    has_uncut_samples: bool = False
+    limits_participation: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class CanonicalForm:
     """A mechanism as distinct elementary releases (atoms) and their counts, in a fixed order.
 
     Attributes:
         atom_counts: each atom with the number of times it is released, at least 1.
         hash: `sha256:` and 64 hexadecimal digits; equal for equivalent mechanisms.
-        records_per_person: the different numbers of records of one person that releases are
-            described for, in increasing order: 1 without `user_level`. They are the unit of a
-            claim, not of its cost, so they are neither compared nor hashed.
+        premises: what the description assumes of the data; neither compared nor hashed.
     """
 
     atom_counts: tuple[tuple[Atom, int], ...]
     hash: str
-    records_per_person: tuple[int, ...] = field(default=(1,), compare=False)
+    premises: Premises = field(default=Premises(), compare=False)
 
     @property
     def steps(self) -> int:
@@ -185,7 +203,7 @@ class CanonicalForm:
     def repeated(self, times: int) -> CanonicalForm:
         """Return the canonical form of this mechanism repeated `times` times."""
         form = _form_of_atoms(_multiply_counts(dict(self.atom_counts), times))
-        return replace(form, records_per_person=self.records_per_person)
+        return replace(form, premises=self.premises)
 
 
 def _all_atoms(atom_counts: Iterable[tuple[Atom, int]]) -> Iterator[Atom]:
@@ -200,7 +218,16 @@ def _all_atoms(atom_counts: Iterable[tuple[Atom, int]]) -> Iterator[Atom]:
 def canonical_form(mechanism: Mechanism) -> CanonicalForm:
     """Return the canonical form of a valid mechanism: its distinct releases and their counts."""
     form = _form_of_atoms(_count_atoms(mechanism, ""))
-    return replace(form, records_per_person=tuple(sorted(_list_records_per_person(mechanism))))
+    records = tuple(sorted(_list_records_per_person(mechanism)))
+    every = list(_mechanisms_inside(mechanism))
+    premises = Premises(
+        records,
+        has_uncut_samples=any(map(_is_uncut_sample, every)),
+        limits_participation=any(
+            isinstance(each, MatrixFactorization | TreeAggregation) for each in every
+        ),
+    )
+    return replace(form, premises=premises)
 
 
 def _form_of_atoms(counts: Mapping[Atom, int]) -> CanonicalForm:
@@ -290,6 +317,26 @@ def _list_records_per_person(mechanism: Mechanism) -> set[int]:
             return _list_records_per_person(mechanism.mechanism)
         case _:
             return {1}
+
+
+def _mechanisms_inside(mechanism: Mechanism) -> Iterator[Mechanism]:
+    """Yield a mechanism and all mechanisms inside it."""
+    yield mechanism
+    match mechanism:
+        case Composed(inners) | Parallel(inners):
+            for inner in inners:
+                yield from _mechanisms_inside(inner)
+        case mechanism if isinstance(mechanism, _WITH_INNER):
+            yield from _mechanisms_inside(mechanism.mechanism)
+
+
+def _is_uncut_sample(mechanism: Mechanism) -> bool:
+    """Return whether a mechanism is a Poisson sample whose limit is no less than the data."""
+    match mechanism:
+        case TruncatedPoissonSampled(size, rate, batch):
+            return batch >= size and rate > 0.0
+        case _:
+            return False
 
 
 def _without_user_level(mechanism: Mechanism) -> Mechanism:

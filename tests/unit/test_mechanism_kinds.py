@@ -611,6 +611,43 @@ def test_a_person_with_several_records_is_a_mixture(
     assert found.upper - found.lower <= 2e-3 * found.upper + 1e-12
 
 
+@pytest.mark.parametrize("inner", [gaussian(2.0), {"kind": "laplace", "noise_multiplier": 2.0}])
+def test_a_sample_that_is_never_cut_states_the_size_that_it_rests_on(inner: Json) -> None:
+    """Of more records than the limit, the sample would be cut, and cost more."""
+    sample = {"kind": "truncated_poisson_sampled", "dataset_size": 100, "sample_rate": 0.5}
+    uncut, whole = (
+        mechanisms.from_json(each)
+        for each in (sample | {"batch_size_max": 100, "mechanism": inner}, poisson(0.5, inner))
+    )
+    found, same = calculator.epsilon(uncut, 1e-5), calculator.epsilon(whole, 1e-5)
+    assert (found.epsilon, found.mechanism_hash) == (same.epsilon, same.mechanism_hash)
+    assert any("has `dataset_size` records" in each.statement for each in found.assumptions)
+    assert not any("dataset_size" in each.statement for each in same.assumptions)
+    cut = mechanisms.from_json(sample | {"batch_size_max": 40, "mechanism": gaussian(2.0)})
+    assert calculator.epsilon(cut, 1e-5).epsilon > calculator.epsilon(uncut, 1e-5).epsilon
+
+
+@pytest.mark.parametrize("separation", [2, 5])
+@pytest.mark.parametrize(
+    "kind",
+    [{"kind": "matrix_factorization", "coefficients": [1, 0.5]}, {"kind": "tree_aggregation"}],
+)
+def test_correlated_noise_states_the_participation_that_it_rests_on(
+    kind: Json, separation: int
+) -> None:
+    """Most such releases are Gaussian to every method, and any method states it."""
+    fields = {"noise_multiplier": 2.0, "steps": 10, "participations": 2}
+    tree = mechanisms.from_json({**kind, **fields, "min_separation": separation})
+    for method in ("pld", "subsampled_rdp"):
+        try:
+            found = calculator.epsilon(tree, 1e-5, method)
+        except MethodNotApplicableError:
+            assert (kind["kind"], method) == ("tree_aggregation", "subsampled_rdp")
+            continue
+        stated = [each.statement for each in found.assumptions]
+        assert sum("at least `min_separation` steps apart" in each for each in stated) == 1
+
+
 def test_the_addition_of_a_person_has_a_law_of_its_own() -> None:
     law, weights = Release(SeveralRecordsPair(3, 0.3, 1.0)), binomial(3, 0.3)
     assert distinct_directions([(law, 1)]) == DIRECTIONS

@@ -133,7 +133,7 @@ class Atom:
 
 @dataclass(frozen=True, slots=True)
 class Premises:
-    """What a mechanism's description assumes of the data and its releases do not say any more.
+    """A description's assumptions about the data that the canonical releases no longer show.
 
     Equivalent mechanisms have the same releases and may have different premises.
 
@@ -158,7 +158,7 @@ class CanonicalForm:
     Attributes:
         atom_counts: each atom with the number of times it is released, at least 1.
         hash: `sha256:` and 64 hexadecimal digits; equal for equivalent mechanisms.
-        premises: what the description assumes of the data; neither compared nor hashed.
+        premises: the description's assumptions about the data; neither compared nor hashed.
     """
 
     atom_counts: tuple[tuple[Atom, int], ...]

@@ -307,7 +307,8 @@ def trade_off(
     if not question.form.atom_counts:
         return _trade_off_of_no_release(rates, prior, claim)
     largest_epsilon = max(claim.epsilon, _TRADE_OFF_EPSILON_LEAST)
-    releases, attained = dominating_pairs(question), question.is_attained
+    common = question.of_common_part()
+    releases, attained = dominating_pairs(common), common.is_attained
     at_prior = abs(math.log((1 - prior) / prior))
     epsilons = np.union1d(
         largest_epsilon * np.linspace(0.0, 1.0, _TRADE_OFF_EPSILONS) ** 2, [at_prior]

@@ -136,6 +136,10 @@ class Question:
         forms = (form for form in self.form.alternatives if form.atom_counts)
         return tuple(replace(self, form=form) for form in forms)
 
+    def of_common_part(self) -> Question:
+        """Return the question with one part's releases, where all parts with releases are equal."""
+        return replace(self, form=self.form.of_common_part())
+
     def repeated(self, times: int) -> Question:
         """Return the question about this mechanism repeated `times` times."""
         return replace(self, form=self.form.repeated(times))
@@ -472,7 +476,8 @@ def _relation_assumptions(question: Question) -> tuple[Assumption, ...]:
     sampled = {atom.sampling for atom in question.form.all_atoms} - {"none"}
     added = question.relation is NeighbouringRelation.ADD_OR_REMOVE_ONE
     found = []
-    if any(atom.parts for atom in question.form.all_atoms):
+    has_parts = question.form.premises.has_parts
+    if has_parts or any(atom.parts for atom in question.form.all_atoms):
         replaced = question.relation is NeighbouringRelation.REPLACE_ONE
         found.append(replace(_PARTS, holds=not replaced))
     if any(atom.inner == SAMPLED_IN_TURN for atom in question.form.all_atoms):

@@ -144,11 +144,14 @@ class Premises:
             the stated size of the dataset: it is a Poisson sample only for data of this size.
         limits_participation: whether there is correlated noise, or a tree, whose sensitivity rests
             on the steps that a record takes part in.
+        has_parts: whether the releases are those of one part of the data, as `of_common_part`
+            returns them.
     """
 
     records_per_person: tuple[int, ...] = (1,)
     has_uncut_samples: bool = False
     limits_participation: bool = False
+    has_parts: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,12 +161,12 @@ class CanonicalForm:
     Attributes:
         atom_counts: each atom with the number of times it is released, at least 1.
         hash: `sha256:` and 64 hexadecimal digits; equal for equivalent mechanisms.
-        premises: the description's assumptions about the data; neither compared nor hashed.
+        premises: the description's assumptions about the data, which the hash does not cover.
     """
 
     atom_counts: tuple[tuple[Atom, int], ...]
     hash: str
-    premises: Premises = field(default=Premises(), compare=False)
+    premises: Premises = Premises()
 
     @property
     def steps(self) -> int:
@@ -195,6 +198,18 @@ class CanonicalForm:
             if atom.is_parallel
         )
 
+    def of_common_part(self) -> CanonicalForm:
+        """Return the form with the releases of one part, where all parts with releases are equal.
+
+        The other parts release nothing. If neighbours differ in one part only, this costs the same:
+        a record in a part without releases changes no output, and any pair dominates that. The
+        premise `has_parts` is set. Other parallel releases remain.
+        """
+        if not any(atom.is_parallel for atom, _ in self.atom_counts):
+            return self
+        counts = _add_counts(_count_common_part(atom, count) for atom, count in self.atom_counts)
+        return replace(_form_of_atoms(counts), premises=replace(self.premises, has_parts=True))
+
     @property
     def all_atoms(self) -> Iterator[Atom]:
         """The distinct elementary releases, each followed by those nested in it."""
@@ -204,6 +219,20 @@ class CanonicalForm:
         """Return the canonical form of this mechanism repeated `times` times."""
         form = _form_of_atoms(_multiply_counts(dict(self.atom_counts), times))
         return replace(form, premises=self.premises)
+
+
+def _count_common_part(atom: Atom, count: int) -> dict[Atom, int]:
+    """Return `count` releases, or the counted releases of their only part that releases anything.
+
+    Each of them may divide the data anew, so no releases are merged into one `parallel`.
+    """
+    if not atom.is_parallel:
+        return {atom: count}
+    forms = {form.hash: form for form in (part.of_common_part() for part in atom.parts)}
+    present = [form for form in forms.values() if form.atom_counts]
+    if len(present) > 1:
+        return {atom: count}
+    return {inner: count * times for form in present for inner, times in form.atom_counts}
 
 
 def _all_atoms(atom_counts: Iterable[tuple[Atom, int]]) -> Iterator[Atom]:

@@ -973,6 +973,35 @@ def test_a_replaced_record_may_move_to_a_part_without_releases() -> None:
     assert whole.status is Status.PROVEN
 
 
+def test_equal_parts_and_parts_without_releases_have_the_trade_off_of_one_part() -> None:
+    """Nested parts too. Different parts have none in common."""
+
+    def charged(tree: Json) -> str:
+        return mechanisms.canonical_form(mechanisms.from_json(tree)).of_common_part().hash
+
+    run = repeated(3, gaussian(2.0))
+    expected = calculator.trade_off(mechanisms.from_json(run), 0.5, 5)
+    for tree in (
+        parallel(run, parallel()),
+        parallel(run, run),
+        parallel(parallel(run, parallel()), run),
+        repeated(3, parallel(gaussian(2.0), parallel())),
+        composed(*[parallel(gaussian(2.0), parallel())] * 3),
+    ):
+        read = mechanisms.from_json(tree)
+        assert charged(tree) == mechanisms.canonical_form(mechanisms.from_json(run)).hash
+        found = calculator.trade_off(read, 0.5, 5)
+        assert found.advantage == expected.advantage
+        assert found.false_negative_rates == expected.false_negative_rates
+        assert found.status is Status.PROVEN
+        replaced = calculator.trade_off(read, 0.5, 5, NeighbouringRelation.REPLACE_ONE)
+        assert replaced.status is Status.ESTIMATE
+    for tree in (parallel(gaussian(1.0), gaussian(2.0)), parallel(parallel(WIDE, PURE), WIDE)):
+        assert charged(tree) == mechanisms.canonical_form(mechanisms.from_json(tree)).hash
+    nested = parallel(parallel(WIDE, PURE), parallel())
+    assert charged(nested) == charged(parallel(WIDE, PURE))
+
+
 # ------------------------------------------------------------------- all kinds, all methods
 
 KINDS: list[Json] = [

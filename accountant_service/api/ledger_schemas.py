@@ -242,8 +242,16 @@ class AccountingView(BaseModel):
         None, description="whether the reference was given when the dataset was created"
     )
     slack_share: float | None = Field(None, description="share of δ that exchanges may lose")
-    order: float | None = None
-    budget_micronats: int | None = None
+    order: float | None = Field(
+        None, description="Rényi order of a `renyi` filter with a planned mechanism"
+    )
+    budget_micronats: int | None = Field(
+        None, description="Rényi divergence of the whole budget at `order`, in 1e-6 nats"
+    )
+    orders: list[float] | None = Field(
+        None, description="Rényi orders of a `renyi` filter without a planned mechanism"
+    )
+    weights: list[float] | None = Field(None, description="the weight of each of the `orders`")
     description: str | None = Field(None, description="the filter in words")
     scope: Literal["filter_budget"]
 

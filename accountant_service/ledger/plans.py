@@ -274,8 +274,15 @@ def _is_counted_directly(policy: PrivacyFilter, plan: StepPlan) -> bool:
     return reference is not None and canonical_form(reference).hash == plan.step.hash
 
 
-def compute_charge(dataset: Dataset, mechanism: Mechanism) -> PlannedCharge:
+def compute_charge(
+    dataset: Dataset, mechanism: Mechanism, caps: Sequence[CapUse] = ()
+) -> PlannedCharge:
     """Compute the cost of a plan in a dataset's budget, without storing anything.
+
+    Args:
+        dataset: as last written.
+        mechanism: the plan.
+        caps: of the key and team that ask, which limit the slack of the plan's exchange.
 
     Raises:
         CodedError: the dataset is closed, or the plan cannot be charged, is for another number of
@@ -293,10 +300,27 @@ def compute_charge(dataset: Dataset, mechanism: Mechanism) -> PlannedCharge:
         )
     taken = dataset.balance.taken
     policy = dataset.policy.after_reserving(plan, taken)
-    charge = policy.compute_charge(plan, taken)
+    charge = _compute_capped_charge(policy, plan, taken, caps)
     if isinstance(policy, ReferenceFilter):
         policy = policy.tabulated()
     return PlannedCharge(described, plan.canonical.hash, charge, policy)
+
+
+def _compute_capped_charge(
+    policy: PrivacyFilter, plan: StepPlan, taken: Amounts, caps: Sequence[CapUse]
+) -> Charge:
+    """Return a plan's cost, with no more slack than an equal part of what the caps leave.
+
+    If the plan does not fit with so little, its cost without caps is returned: the caps, and not
+    the budget, then refuse it.
+    """
+    limited = taken
+    for use in caps:
+        limited = policy.limit_slack(limited, use.cap.share, use.taken)
+    charge = policy.compute_charge(plan, limited)
+    if limited != taken and not policy.admits(add(taken, charge.reserved)):
+        return policy.compute_charge(plan, taken)
+    return charge
 
 
 def compute_refund(policy: PrivacyFilter, run: Reservation) -> Amounts:
@@ -328,7 +352,7 @@ def quote_plan(
     _require_dataset_size(dataset.size, mechanism)
     plan, taken = StepPlan.of(mechanism), dataset.balance.taken
     policy = dataset.policy.after_reserving(plan, taken)
-    charged = _compute_cost_in_time(policy, plan, taken)
+    charged = _compute_cost_in_time(policy, plan, taken, caps)
     after = add(taken, charged)
     fits = policy.admits(after) and all(fits_cap(policy, use, charged) for use in caps)
     try:
@@ -348,10 +372,12 @@ def quote_plan(
     )
 
 
-def _compute_cost_in_time(policy: PrivacyFilter, plan: StepPlan, taken: Amounts) -> Amounts:
+def _compute_cost_in_time(
+    policy: PrivacyFilter, plan: StepPlan, taken: Amounts, caps: Sequence[CapUse]
+) -> Amounts:
     """Return a plan's cost, or a cost beyond any budget if computing it takes too long."""
     try:
-        return policy.compute_charge(plan, taken).reserved
+        return _compute_capped_charge(policy, plan, taken, caps).reserved
     except ChargeUndecidedError:
         return tuple(_NEVER_ADMITTED for _ in policy.nothing)
 
@@ -385,7 +411,10 @@ def _apply_caps(policy: PrivacyFilter, taken: Amounts, caps: Sequence[CapUse]) -
 
 
 def charge_next(
-    dataset: Dataset, mechanism: Mechanism, before: PlansTogether | None = None
+    dataset: Dataset,
+    mechanism: Mechanism,
+    before: PlansTogether | None = None,
+    caps: Sequence[CapUse] = (),
 ) -> PlansTogether:
     """Charge a plan after others of a combined quote, without storing anything.
 
@@ -394,6 +423,7 @@ def charge_next(
         mechanism: the plan. If it is the first, it may fix the dataset's reference, under which
             the others are charged.
         before: the plans before it; None if it is the first.
+        caps: of the key and team that ask.
 
     Raises:
         CodedError: the plan cannot be charged, or is for another number of records.
@@ -402,7 +432,9 @@ def charge_next(
     before = before or PlansTogether(dataset.policy, dataset.balance.taken)
     plan = StepPlan.of(mechanism)
     policy = before.policy.after_reserving(plan, before.taken)
-    charge = policy.compute_charge(plan, before.taken)
+    earlier = subtract(before.taken, dataset.balance.taken)
+    uses = [replace(use, taken=add(use.taken, earlier)) for use in caps]
+    charge = _compute_capped_charge(policy, plan, before.taken, uses)
     return PlansTogether(policy, add(before.taken, charge.reserved))
 
 

@@ -302,7 +302,8 @@ class Ledger:
         for attempt in range(ATTEMPTS):
             dataset = self.find_dataset(request.key, name, Scope.RUN)
             try:
-                planned = plans.compute_charge(dataset, mechanism)
+                caps = self.find_cap_uses(request.key, dataset)
+                planned = plans.compute_charge(dataset, mechanism, caps)
                 return self.hold_budget(request, dataset, planned, lease, purpose)
             except CodedError as error:
                 known = self.find_stored_answer(request)

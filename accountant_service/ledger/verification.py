@@ -443,7 +443,7 @@ def _read_cap(fields: dict[str, Any]) -> Cap:
     share = fields["share"]
     if type(share) is not float:
         raise TypeError(f"share must be a number, not {share!r}")
-    return Cap(kind, _read_text(fields, kind.value), share)
+    return Cap(kind, _read_text(fields, kind.value), share, limits_slack="slack" in fields)
 
 
 def _read_integer(entry: dict[str, Any], name: str) -> int:

@@ -37,6 +37,7 @@ from accountant_service.ledger.filters.base import (
     Charge,
     Json,
     PrivacyFilter,
+    add,
     count_units_within,
 )
 from accountant_service.ledger.filters.reference_step import (
@@ -84,6 +85,11 @@ class ReferenceCharge(Charge):
     def reserved(self) -> Amounts:
         """The reference-mechanism steps, and the part of δ, held before the first grant."""
         return self.reference_steps, self.slack + self.return_slack
+
+    @property
+    def needs_slack(self) -> bool:
+        """Whether the cost includes a part of the slack."""
+        return self.slack + self.return_slack > 0
 
     def spent(self, granted: int) -> Amounts:
         """Return the reference-mechanism steps, and the part of δ, spent so far.
@@ -182,10 +188,31 @@ class ReferenceFilter(PrivacyFilter):
             return 0.0
         return taken[0] / self.steps if self.steps else 1.0
 
+    def fits_share(self, taken: Amounts, reserved: Amounts, share: float) -> bool:
+        """Return whether a holder may reserve further steps and slack within a share of each.
+
+        Slack that the holder has used up does not keep it from steps that need none.
+        """
+        steps, slack = add(taken, reserved)
+        return (not reserved[0] or self.share_of((steps, 0)) <= share) and (
+            not reserved[1] or slack <= count_units_within(share, SLACK_UNITS)
+        )
+
+    def largest_share_of(self, taken: Amounts) -> float:
+        """Return the larger of the fractions of the budget's steps and of its slack."""
+        steps = self.share_of(taken) if taken[0] else 0.0
+        return max(steps, taken[1] / SLACK_UNITS)
+
+    def limit_slack(self, taken: Amounts, share: float, holder_taken: Amounts) -> Amounts:
+        """Return the amounts taken, with the slack raised until only a cap's part of it remains."""
+        left = count_units_within(share, SLACK_UNITS) - holder_taken[1]
+        return taken[0], max(taken[1], SLACK_UNITS - max(left, 0))
+
     def apply_cap(self, taken: Amounts, share: float, holder_taken: Amounts) -> Amounts:
-        """Return the amounts taken, raised until only steps that the cap allows remain."""
+        """Return the amounts taken, raised until only steps and slack of the cap remain."""
         left = count_units_within(share, self.steps) - holder_taken[0]
-        return max(taken[0], self.steps - max(left, 0)), taken[1]
+        _, slack = self.limit_slack(taken, share, holder_taken)
+        return max(taken[0], self.steps - max(left, 0)), slack
 
     def epsilon_of(self, taken: Amounts) -> float:
         """Return an upper bound on ε, at the budget's δ, of these reference-mechanism steps."""

@@ -490,8 +490,8 @@ class LedgerBudget(Allowance):
         delta: δ of the run's guarantee; that of the dataset's budget.
         reservation: the reservation of the whole plan.
         before: mechanisms released before the first step; the run's guarantee covers them too.
-        releases: a reservation for each mechanism of `before`, in the same order; one that has ended
-            if an earlier run made the release. Only a resumed run with granted steps needs none.
+        releases: a reservation for each mechanism of `before`, in the same order. If an earlier run
+            made the release, it has ended. Only a resumed run with granted steps needs none.
         block: the number of steps charged at once, rounded up to whole epochs with balls-in-bins
             sampling. It grows until asking takes at most a quarter of a percent of the steps' time.
         block_max: the upper limit of `block`.

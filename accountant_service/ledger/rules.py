@@ -187,6 +187,7 @@ class Reservation:
         taken: the amounts that it takes of the budget, granted or held: the whole charge while it
             is open, and what was not given back after that.
         team: the team of the key that reserved, if it has one.
+        ended_entry: the number of the ledger entry that ended it; None while it is open.
     """
 
     identifier: str
@@ -202,6 +203,7 @@ class Reservation:
     key: str
     taken: Amounts
     team: str | None = None
+    ended_entry: int | None = None
 
     @property
     def held(self) -> Amounts:
@@ -527,6 +529,18 @@ def close(
     stated = declared.entry_fields()
     _require(not stated or state is State.COMMITTED, "only a committed run has declared facts")
     return Change(kinds[state], after, Balance(kept, negate(held)), rest, declared=declared)
+
+
+def number_end(change: Change, number: int) -> Change:
+    """Return a change with the number of its entry in the reservation, if it ends that.
+
+    Args:
+        change: of a reservation.
+        number: of the entry that records the change.
+    """
+    if change.reservation.state is State.OPEN:
+        return change
+    return replace(change, reservation=replace(change.reservation, ended_entry=number))
 
 
 def renew(reservation: Reservation, expires_at: int) -> Change:

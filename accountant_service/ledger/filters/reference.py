@@ -22,7 +22,7 @@ import numpy as np
 
 from accountant_service import mechanisms
 from accountant_service.accountants import ACCOUNTANTS, Question
-from accountant_service.accountants.base import report_contradictions
+from accountant_service.accountants.base import TOLERANCE, report_contradictions
 from accountant_service.accountants.pld import dominating_pairs, has_quick_curve
 from accountant_service.errors import (
     AccountingError,
@@ -51,6 +51,7 @@ from accountant_service.mechanisms.codec import COUNT_MAX
 from accountant_service.numerics import domination
 from accountant_service.numerics.engines.saddle_point import count_by_renyi
 from accountant_service.numerics.floats import rounding, search
+from accountant_service.numerics.floats.bounds import EPSILON_NEGLIGIBLE
 from accountant_service.numerics.laws.dominating_pair import Composition
 from accountant_service.numerics.time_limit import limit_time
 
@@ -61,7 +62,6 @@ _SECONDS_MAX: Final = 3.0  # to decide one exchange
 _EPSILON_POINTS: Final = 128  # numbers of reference steps whose ε is tabulated
 _EPSILON_POINTS_FEW: Final = 16  # the same, where each needs a computation of its own
 _TABLE_LENGTHS: Final = (_EPSILON_POINTS, _EPSILON_POINTS_FEW)
-_PROVED_SHARE: Final = 0.99  # of a tabulated ε: earlier versions may have proved a little less
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,7 +243,9 @@ class ReferenceFilter(PrivacyFilter):
     def is_table_sound(self) -> bool:
         """Return whether the table of ε states at least what is proved, without a table too.
 
-        A larger ε is a bound as well: an earlier version may have proved less.
+        A larger ε is a bound as well: an earlier version may have proved less. A smaller one may
+        differ by the accuracy of the bounds, the width of the interval that they are the upper end
+        of: another machine or version may have computed a narrower interval.
         """
         if not self.epsilons:
             return True
@@ -254,7 +256,8 @@ class ReferenceFilter(PrivacyFilter):
         proved = np.array(_compute_table(self, len(self.epsilons)))
         stated = np.array(self.epsilons)
         is_increasing = bool(np.all(np.diff(stated) >= 0)) and stated[-1] <= self.epsilon
-        return is_increasing and bool(np.all(stated >= _PROVED_SHARE * proved))
+        accuracy = TOLERANCE * np.maximum(proved, EPSILON_NEGLIGIBLE)
+        return is_increasing and bool(np.all(stated >= proved - accuracy))
 
     def compute_table(self, points: int) -> tuple[float, ...]:
         """Return ε of `points` increasing numbers of reference steps, at most the budget's ε."""

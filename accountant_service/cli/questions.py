@@ -354,7 +354,9 @@ def _print_answer(answer: Json, warning: str | None) -> None:
             number_format.round_down(answer["risk"]["lower"]),
             number_format.round_up(answer["risk"]["upper"], 10),
         )
-        table.add_row("risk", f"between {low} and {high}")
+        status = answer["risk"]["status"]
+        marked = "" if status == "proven" else f", {_format_status(status)}: not proved"
+        table.add_row("risk", f"between {low} and {high}{marked}")
     if "steps" in answer:
         table.add_row("steps", f"[bold]{answer['steps']}[/]")
     claim = answer.get("guarantee", answer)

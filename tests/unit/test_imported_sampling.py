@@ -170,6 +170,7 @@ def test_the_stated_relation_acts(document: Any) -> None:
     shuffled = lint(document, sampling="shuffled", relation=ADD_OR_REMOVE, epsilon=1e3)
     assert shuffled.found.relation is ADD_OR_REMOVE
     assert shuffled.claims[-1].status == "estimate"
+    assert shuffled.claims[-1].true_epsilon is None  # the ε of an estimate is no proved bound
 
 
 @pytest.mark.parametrize("sampling", CODES)

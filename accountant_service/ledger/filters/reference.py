@@ -22,7 +22,7 @@ import numpy as np
 
 from accountant_service import mechanisms
 from accountant_service.accountants import ACCOUNTANTS, Question
-from accountant_service.accountants.base import report_contradictions
+from accountant_service.accountants.base import TOLERANCE, report_contradictions
 from accountant_service.accountants.pld import dominating_pairs, has_quick_curve
 from accountant_service.errors import (
     AccountingError,
@@ -37,6 +37,7 @@ from accountant_service.ledger.filters.base import (
     Charge,
     Json,
     PrivacyFilter,
+    add,
     count_units_within,
 )
 from accountant_service.ledger.filters.reference_step import (
@@ -44,12 +45,13 @@ from accountant_service.ledger.filters.reference_step import (
     divide_gaussian_step,
     is_unsampled_gaussian,
 )
-from accountant_service.ledger.step_plan import StepPlan
-from accountant_service.mechanisms import CanonicalForm, Gaussian, Mechanism, canonical_form
+from accountant_service.ledger.step_plan import StepPlan, charged_form
+from accountant_service.mechanisms import CanonicalForm, Gaussian, Mechanism
 from accountant_service.mechanisms.codec import COUNT_MAX
 from accountant_service.numerics import domination
 from accountant_service.numerics.engines.saddle_point import count_by_renyi
 from accountant_service.numerics.floats import rounding, search
+from accountant_service.numerics.floats.bounds import EPSILON_NEGLIGIBLE
 from accountant_service.numerics.laws.dominating_pair import Composition
 from accountant_service.numerics.time_limit import limit_time
 
@@ -60,7 +62,6 @@ _SECONDS_MAX: Final = 3.0  # to decide one exchange
 _EPSILON_POINTS: Final = 128  # numbers of reference steps whose ε is tabulated
 _EPSILON_POINTS_FEW: Final = 16  # the same, where each needs a computation of its own
 _TABLE_LENGTHS: Final = (_EPSILON_POINTS, _EPSILON_POINTS_FEW)
-_PROVED_SHARE: Final = 0.99  # of a tabulated ε: earlier versions may have proved a little less
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +85,11 @@ class ReferenceCharge(Charge):
     def reserved(self) -> Amounts:
         """The reference-mechanism steps, and the part of δ, held before the first grant."""
         return self.reference_steps, self.slack + self.return_slack
+
+    @property
+    def needs_slack(self) -> bool:
+        """Whether the cost includes a part of the slack."""
+        return self.slack + self.return_slack > 0
 
     def spent(self, granted: int) -> Amounts:
         """Return the reference-mechanism steps, and the part of δ, spent so far.
@@ -182,10 +188,31 @@ class ReferenceFilter(PrivacyFilter):
             return 0.0
         return taken[0] / self.steps if self.steps else 1.0
 
+    def fits_share(self, taken: Amounts, reserved: Amounts, share: float) -> bool:
+        """Return whether a holder may reserve further steps and slack within a share of each.
+
+        Slack that the holder has used up does not keep it from steps that need none.
+        """
+        steps, slack = add(taken, reserved)
+        return (not reserved[0] or self.share_of((steps, 0)) <= share) and (
+            not reserved[1] or slack <= count_units_within(share, SLACK_UNITS)
+        )
+
+    def largest_share_of(self, taken: Amounts) -> float:
+        """Return the larger of the fractions of the budget's steps and of its slack."""
+        steps = self.share_of(taken) if taken[0] else 0.0
+        return max(steps, taken[1] / SLACK_UNITS)
+
+    def limit_slack(self, taken: Amounts, share: float, holder_taken: Amounts) -> Amounts:
+        """Return the amounts taken, with the slack raised until only a cap's part of it remains."""
+        left = count_units_within(share, SLACK_UNITS) - holder_taken[1]
+        return taken[0], max(taken[1], SLACK_UNITS - max(left, 0))
+
     def apply_cap(self, taken: Amounts, share: float, holder_taken: Amounts) -> Amounts:
-        """Return the amounts taken, raised until only steps that the cap allows remain."""
+        """Return the amounts taken, raised until only steps and slack of the cap remain."""
         left = count_units_within(share, self.steps) - holder_taken[0]
-        return max(taken[0], self.steps - max(left, 0)), taken[1]
+        _, slack = self.limit_slack(taken, share, holder_taken)
+        return max(taken[0], self.steps - max(left, 0)), slack
 
     def epsilon_of(self, taken: Amounts) -> float:
         """Return an upper bound on ε, at the budget's δ, of these reference-mechanism steps."""
@@ -202,21 +229,23 @@ class ReferenceFilter(PrivacyFilter):
         """Return an upper bound on ε of a number of reference steps, at most the budget's ε."""
         if self.reference is None:
             raise ValueError("the dataset has no reference yet")
-        step = Question(canonical_form(self.reference), self.relation, adds_curves=False)
+        step = Question(charged_form(self.reference), self.relation, adds_curves=False)
         return min(self._epsilon_of_question(step.repeated(count)), self.epsilon)
 
     def tabulated(self) -> ReferenceFilter:
         """Return a copy with a table of ε by number of reference-mechanism steps, for display."""
         if self.reference is None or self.steps == 0 or self.epsilons:
             return self
-        step = Question(canonical_form(self.reference), self.relation, adds_curves=False)
+        step = Question(charged_form(self.reference), self.relation, adds_curves=False)
         points = _EPSILON_POINTS if has_quick_curve(step) else _EPSILON_POINTS_FEW
         return replace(self, epsilons=_compute_table(self, points))
 
     def is_table_sound(self) -> bool:
         """Return whether the table of ε states at least what is proved, without a table too.
 
-        A larger ε is a bound as well: an earlier version may have proved less.
+        A larger ε is a bound as well: an earlier version may have proved less. A smaller one may
+        differ by the accuracy of the bounds, the width of the interval that they are the upper end
+        of: another machine or version may have computed a narrower interval.
         """
         if not self.epsilons:
             return True
@@ -227,13 +256,14 @@ class ReferenceFilter(PrivacyFilter):
         proved = np.array(_compute_table(self, len(self.epsilons)))
         stated = np.array(self.epsilons)
         is_increasing = bool(np.all(np.diff(stated) >= 0)) and stated[-1] <= self.epsilon
-        return is_increasing and bool(np.all(stated >= _PROVED_SHARE * proved))
+        accuracy = TOLERANCE * np.maximum(proved, EPSILON_NEGLIGIBLE)
+        return is_increasing and bool(np.all(stated >= proved - accuracy))
 
     def compute_table(self, points: int) -> tuple[float, ...]:
         """Return ε of `points` increasing numbers of reference steps, at most the budget's ε."""
         if self.reference is None:
             raise ValueError("the dataset has no reference yet")
-        step = Question(canonical_form(self.reference), self.relation, adds_curves=False)
+        step = Question(charged_form(self.reference), self.relation, adds_curves=False)
         counts = _tabulated_counts(self.steps, points)
         different = sorted(set(counts.tolist()))
         try:
@@ -267,17 +297,20 @@ class ReferenceFilter(PrivacyFilter):
         """Return the reference step's dominating pairs with counts, repeated `times` times."""
         if self.reference is None:
             raise ValueError("the dataset has no reference yet")
-        return self._composition(canonical_form(self.reference), times)
+        return self._composition(charged_form(self.reference), times)
 
     def _is_reference(self, plan: StepPlan) -> bool:
         """Return whether a plan's step equals the reference mechanism's step."""
         reference = self.reference
-        return reference is not None and canonical_form(reference).hash == plan.step.hash
+        is_same = reference is not None and charged_form(reference).hash == plan.step.hash
+        if is_same and plan.step.premises.has_parts:  # the reference may have no parts
+            require_proof(Question(plan.step, self.relation))
+        return is_same
 
     def _is_comparison_exact(self, plan: StepPlan) -> bool:
         """Return whether plan and reference compare exactly: both are unsampled Gaussian."""
         reference = self.reference
-        return reference is not None and is_unsampled_gaussian(canonical_form(reference), plan.step)
+        return reference is not None and is_unsampled_gaussian(charged_form(reference), plan.step)
 
     # --- the reference
 
@@ -307,10 +340,10 @@ class ReferenceFilter(PrivacyFilter):
             raise UnsuitableReferenceError("the mechanism releases nothing: choose another one")
         step = choose_reference_step(plan)
         try:
-            steps = self._count_reference_steps(canonical_form(step))
+            steps = self._count_reference_steps(charged_form(step))
             if isinstance(step, Gaussian):
                 step = divide_gaussian_step(step, steps)
-                steps = self._count_reference_steps(canonical_form(step))
+                steps = self._count_reference_steps(charged_form(step))
         except AccountingError as error:
             raise UnsuitableReferenceError(
                 f"this mechanism cannot be the reference of a budget: {error.detail}. Create the "
@@ -381,7 +414,7 @@ class ReferenceFilter(PrivacyFilter):
         """Return whether all steps of the reference mechanism keep within the budget's ε."""
         if self.reference is None or self.steps == 0:
             return self.steps == 0
-        question = Question(canonical_form(self.reference), self.relation, adds_curves=False)
+        question = Question(charged_form(self.reference), self.relation, adds_curves=False)
         found = self._epsilon_of_question(question.repeated(self.steps))
         return found <= self.epsilon * (1 + 1e-9)
 

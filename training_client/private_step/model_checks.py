@@ -32,6 +32,7 @@ from training_client.private_step.rounding_bounds import rounding_error
 LARGE_BATCH: Final = 32
 _CHECK_INTERVAL_FACTOR: Final = 16  # a run of 200 steps has two checks: at most 1 % of its time
 _REPLACEMENT_FACTOR: Final = -3.0
+_SUMMED_AT_ONCE: Final = 1 << 17  # values that are copied in double precision
 _RANDOM_REPETITIONS: Final = 3  # a shuffle of two examples leaves them in place half the times
 _HALF_PRECISION_TOLERANCE: Final = 1e-3  # above it the tolerance is that of half precision
 _CANCELLATION: Final = 1e-5  # of the largest gradient: how small a replayed layer's may cancel
@@ -352,9 +353,13 @@ def _state_sums(model: nn.Module) -> list[str]:
     found = []
     for each in (*model.parameters(), *model.buffers()):
         values = each.detach().abs() if each.is_complex() else each.detach()
-        values = values if values.is_floating_point() else values.double()
-        norm = torch.linalg.vector_norm(values, dtype=torch.float64)
-        found.append(f"{float(values.sum(dtype=torch.float64))} {float(norm)}")
+        sums = [
+            torch.stack([numbers.sum(), numbers.square().sum()])
+            for numbers in (
+                part.double() for part in torch.split(values.reshape(-1), _SUMMED_AT_ONCE)
+            )
+        ]
+        found.append(str(torch.stack(sums).sum(0).tolist()) if sums else "")
     return found
 
 

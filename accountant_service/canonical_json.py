@@ -7,6 +7,7 @@ hashes and signatures have always used: stored ledgers and published certificate
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
@@ -28,10 +29,14 @@ def read_json(text: str) -> Any:
 
     Raises:
         ValueError: the text is not JSON, an object has a name twice, so that programs would read
-            different values, or a string has half a surrogate pair, which is not Unicode.
+            different values, a number is too large for a double, or a string has half a surrogate
+            pair, which is not Unicode.
     """
     document = json.loads(
-        text, object_pairs_hook=_require_unique_names, parse_constant=_refuse_constant
+        text,
+        object_pairs_hook=_require_unique_names,
+        parse_constant=_refuse_constant,
+        parse_float=_read_finite,
     )
     canonical_json(document).encode()
     return document
@@ -45,6 +50,14 @@ def _require_unique_names(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
         repeated = sorted(name for name in fields if names.count(name) > 1)
         raise ValueError(f"the name {repeated[0]!r} occurs more than once in one object")
     return fields
+
+
+def _read_finite(text: str) -> float:
+    """Return a number; raise ValueError if it is beyond the range of a double, such as 1e999."""
+    value = float(text)
+    if math.isinf(value):
+        raise ValueError(f"{text} is too large a number")
+    return value
 
 
 def _refuse_constant(text: str) -> float:

@@ -51,7 +51,8 @@ BEFORE: Final = "released_before"
 RESERVATIONS: Final = "reservations"
 _BEGIN_ANEW: Final = (
     "load the model's parameters only, without the checkpoint's number of steps, and give the "
-    "earlier run's mechanism to the budget: before=(…,)"
+    "earlier run's mechanism to the budget: before=(…,), and to a LedgerBudget also its "
+    "reservation: releases=(…,)"
 )
 
 
@@ -251,6 +252,26 @@ class Allowance(ABC):
     delta: float
     spent: float
     _counter: StepCounter
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute, but refuse to replace the plan.
+
+        Raises:
+            NoGuaranteeError: the budget has a plan already.
+        """
+        if name == "plan" and name in vars(self):
+            raise NoGuaranteeError(
+                "a budget's plan cannot be replaced: its guarantee is that of one plan, and would "
+                "not cover the steps made under the other. For noise that changes from step to "
+                "step, give the plan a noise_schedule. For another plan, make a new budget, and "
+                "give it the earlier run's mechanism: before=(…,)"
+            )
+        super().__setattr__(name, value)
+
+    @property
+    def has_claim(self) -> bool:
+        """Whether a guarantee is claimed for the steps."""
+        return True
 
     @property
     def made(self) -> int:
@@ -489,7 +510,8 @@ class LedgerBudget(Allowance):
         delta: δ of the run's guarantee; that of the dataset's budget.
         reservation: the reservation of the whole plan.
         before: mechanisms released before the first step; the run's guarantee covers them too.
-        releases: a reservation for each mechanism of `before`, in the same order.
+        releases: a reservation for each mechanism of `before`, in the same order. If an earlier run
+            made the release, it has ended. Only a resumed run with granted steps needs none.
         block: the number of steps charged at once, rounded up to whole epochs with balls-in-bins
             sampling. It grows until asking takes at most a quarter of a percent of the steps' time.
         block_max: the upper limit of `block`.
@@ -538,32 +560,59 @@ class LedgerBudget(Allowance):
     def begin(self) -> list[Json]:
         """Spend budget on the releases that precede training, such as a private PCA; commit them.
 
-        All steps of their reservations are charged: any of them may be released.
+        All steps of their reservations are charged: any of them may be released. Nothing more is
+        charged to a reservation that has ended, and nothing more may be released under it.
 
         Returns:
             A certificate of each.
 
         Raises:
-            NoGuaranteeError: one of their reservations is on another dataset, or they are not for
-                the mechanisms of `before`; nothing is spent.
+            NoGuaranteeError: one of their reservations is on another dataset, or ended without a
+                grant, or they are not for the mechanisms of `before`; nothing is spent.
             ServiceError: the service gave no usable answer; nothing may be released.
         """
         self._require_reserved_releases()
-        granted = [
-            self._grant(each, each.steps_reserved - each.steps_granted) for each in self.releases
-        ]
-        return [self.service.certificate(self.service.commit(each)) for each in granted]
+        charged: list[Reservation] = []
+        for each in self.releases:
+            if each.state == _OPEN:
+                granted = self._grant(each, each.steps_reserved - each.steps_granted)
+                charged.append(self.service.commit(granted))
+            else:
+                charged.append(each)
+        self.releases = tuple(charged)
+        return [self.service.certificate(each) for each in charged]
+
+    def _require_charged_releases(self) -> None:
+        """Raise unless the releases before the first step are charged to the dataset's budget."""
+        self._require_reserved_releases()
+        for each in self.releases:
+            if each.state == _OPEN and each.steps_granted < each.steps_reserved:
+                raise NoGuaranteeError(
+                    f"the release of reservation {each.identifier} is not charged: call begin() "
+                    "before the release, and then make the first step"
+                )
 
     def _require_reserved_releases(self) -> None:
-        """Raise unless the reserved releases, if there are any, are those that the run claims."""
+        """Raise unless the reserved releases are those that the run claims.
+
+        A resumed run needs no reservations: they were charged before its first step.
+        """
         for each in self.releases:
             self._require_own_dataset(each)
+            if each.state != _OPEN and each.steps_granted == 0:
+                raise NoGuaranteeError(
+                    f"reservation {each.identifier} is {each.state} without a granted step, so its "
+                    "release is not charged: reserve budget for it again"
+                )
         reserved, claimed = [each.mechanism for each in self.releases], list(self.before)
-        if reserved and reserved != claimed:
+        if not reserved and self.made > 0:
+            return
+        if reserved != claimed:
             raise NoGuaranteeError(
                 f"the reserved releases are {reserved}, but before the first step the run claims "
-                f"{claimed}: reserve budget for each mechanism of `before`, in its order, and "
-                "write each in `before` with all fields, as the ledger does"
+                f"{claimed}: reserve budget for each mechanism of `before`, in its order, pass the "
+                "reservations as `releases`, ended ones too, and write each mechanism in `before` "
+                "with all fields, as the ledger does"
             )
 
     def _require_own_dataset(self, held: Reservation) -> None:
@@ -621,6 +670,8 @@ class LedgerBudget(Allowance):
         block = min(self.plan.charges(self.block), left)
         if block == 0 or held.state != _OPEN:
             raise BudgetExhaustedError(f"all {self.made} steps of the run are made")
+        if self.made == 0:
+            self._require_charged_releases()
         curve = self._epsilon_curve  # before anything is charged
         self.reservation = self._grant(held, block)
         self._last_grant = time.monotonic(), self.service.attempt_seconds  # without outages' waits
@@ -741,6 +792,11 @@ class NoBudget(Allowance):
     reason: str
     delta: float = field(default=1.0, init=False)
     spent: float = field(default=math.inf, init=False)
+
+    @property
+    def has_claim(self) -> bool:
+        """False: nothing is claimed."""
+        return False
 
     @property
     def made(self) -> int:

@@ -120,6 +120,7 @@ class PhasedLedgerBudget(Allowance):
         *,
         block: int = 50,
         before: tuple[Mechanism, ...] = (),
+        releases: tuple[Reservation, ...] = (),
         record: str | Path | None = None,
     ) -> Self:
         """Continue a run after its last granted step, given its reservations' identifiers.
@@ -131,10 +132,11 @@ class PhasedLedgerBudget(Allowance):
             reservations: the identifiers of the run's reservations, in their order.
             block: the number of steps charged at once.
             before: mechanisms that were released, and charged, before the first step.
+            releases: their reservations; only a run without granted steps needs them.
             record: the file where earlier processes recorded each grant, as of `LedgerBudget`.
         """
         held = [service.reservation(each) for each in reservations]
-        return cls._of_reservations(service, plan, dataset, held, block, before, record=record)
+        return cls._of_reservations(service, plan, dataset, held, block, before, releases, record)
 
     @classmethod
     def _of_reservations(

@@ -355,7 +355,7 @@ class AsyncLedger:
                 if time.monotonic() > deadline:
                     return CombinedQuote(False, None)
                 together = await self._calculate(
-                    key, plans.charge_next, dataset, mechanism, together
+                    key, plans.charge_next, dataset, mechanism, together, caps
                 )
                 if not together.policy.admits(together.taken):
                     return CombinedQuote(False, None)
@@ -391,7 +391,8 @@ class AsyncLedger:
         purpose: str,
     ) -> StoredAnswer:  # fmt: skip
         """Compute a plan's cost, and hold that part of the budget if it is available."""
-        planned = await self._calculate(request.key, plans.compute_charge, dataset, mechanism)
+        caps = await self._read(self._ledger.find_cap_uses, request.key, dataset)
+        planned = await self._calculate(request.key, plans.compute_charge, dataset, mechanism, caps)
         return await self._write(
             dataset.identifier, self._ledger.hold_budget, request, dataset, planned, lease, purpose
         )

@@ -404,7 +404,10 @@ class CapView(BaseModel):
     team: str | None = Field(description="the team that it limits; null for a cap of a key")
     key: str | None = Field(description="the key that it limits; null for a cap of a team")
     share: float = Field(description="share of the budget that the holder may take")
-    share_taken: float = Field(description="share of the budget spent or held by the holder")
+    share_taken: float = Field(
+        description="share of the budget spent or held by the holder: the larger of the shares of "
+        "its reference steps and of its slack"
+    )
 
 
 class CapsView(BaseModel):

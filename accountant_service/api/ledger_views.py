@@ -164,7 +164,7 @@ def cap_view(policy: PrivacyFilter, use: CapUse) -> Json:
         "team": cap.holder if cap.kind is HolderKind.TEAM else None,
         "key": cap.holder if cap.kind is HolderKind.KEY else None,
         "share": cap.share,
-        "share_taken": min(policy.share_of(use.taken), 1.0) if any(use.taken) else 0.0,
+        "share_taken": min(policy.largest_share_of(use.taken), 1.0),
     }
 
 

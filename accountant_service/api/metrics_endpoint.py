@@ -18,7 +18,7 @@ from starlette.responses import Response
 
 from accountant_service.api.ledger_routes import authenticate
 from accountant_service.ledger.api_keys import Scope, is_visible, require_scope
-from accountant_service.ledger.errors import DatabaseAwayError
+from accountant_service.ledger.errors import DatabaseAwayError, StoredRowError
 from accountant_service.ledger.filters import ReferenceFilter
 from accountant_service.ledger.repository import KeyRecord, Repository, now
 from accountant_service.ledger.rules import Dataset
@@ -77,12 +77,12 @@ class LedgerProbe:
         _count_connections(repository, metrics)
 
     def read_state(self) -> _LedgerState | None:
-        """Return the ledger's state, or None if the database is slow or read-only."""
+        """Return the ledger's state, or None if the database is slow, read-only or damaged."""
         if self._pending is None or self._pending.done():  # at most one query at a time
             self._pending = self._thread.submit(self._query_state)
         try:
             return self._pending.result(_SECONDS_MAX)
-        except (AnswerTimeoutError, DatabaseAwayError):
+        except (AnswerTimeoutError, DatabaseAwayError, StoredRowError):
             return None
 
     def _query_state(self) -> _LedgerState:

@@ -364,7 +364,8 @@ def _print_answer(answer: Json, warning: str | None) -> None:
     table.add_row("δ", f"[bold]{number_format.round_up(claim['delta'], 10)}[/]")
     table.add_row("status", _format_status(claim["status"]) + f" by {claim['method']}")
     table.add_row("proved", _format_interval(claim))
-    table.add_row("holds for", f"{claim['neighbouring_relation']}, {claim['sampling']} sampling")
+    sampling = "no" if claim["sampling"] == "none" else claim["sampling"]
+    table.add_row("holds for", f"{claim['neighbouring_relation']}, {sampling} sampling")
     for text in [*claim["warnings"], *([warning] if warning else [])]:
         table.add_row("warning", f"[yellow]{escape(text)}[/]")
     for assumption in claim["assumptions"]:

@@ -15,6 +15,7 @@ LedgerError
 ├── IdempotencyKeyRequiredError, IdempotencyKeyReusedError
 ├── UnauthenticatedError, ForbiddenError, UnknownSubjectError
 ├── QuotaExceededError         the key has sent more requests than its quota allows
+├── StoredRowError             a row of the database cannot be read: nothing is granted
 └── DatabaseAwayError          the database does not answer: nothing is granted
     └── DatabaseReadOnlyError  the database answers but takes no writes: nothing is granted
 """
@@ -159,6 +160,12 @@ class QuotaExceededError(
     def __init__(self, detail: str, retry_after: int) -> None:
         self.retry_after = retry_after
         super().__init__(detail)
+
+
+class StoredRowError(
+    LedgerError, code="stored-row-unreadable", title="A stored row cannot be read", status=503
+):
+    """A row of the database is not as the ledger writes it; no budget was spent."""
 
 
 class DatabaseAwayError(

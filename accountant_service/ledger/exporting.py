@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
+from accountant_service.ledger.errors import StoredRowError
+from accountant_service.ledger.reading_rows import read_entry
 from accountant_service.ledger.repository import PAGE_SIZE, Repository, StoredEntry, Transaction
 from accountant_service.ledger.rules import EntryKind
 
@@ -67,17 +68,13 @@ class ExportedEntry:
         dataset: the dataset's name.
         body: canonical JSON, which is hashed.
         hash: of the body and of the entry before it.
+        fields: those in the body.
     """
 
     dataset: str
     body: str
     hash: str
-
-    @property
-    def fields(self) -> Json:
-        """The fields in the body of the entry."""
-        found: Json = json.loads(self.body)
-        return found
+    fields: Json
 
     def to_json(self) -> Json:
         """Return the entry with its dataset and hash: a line of an export."""
@@ -97,9 +94,21 @@ def find_entries(
 ) -> tuple[list[ExportedEntry], EntryCursor | None]:
     """Return a page of entries read in this transaction, and the next page's cursor if any."""
     rows = reading.list_all_entries(query.datasets, after, PAGE_SIZE)
-    found = [ExportedEntry(row.dataset, row.body, row.hash) for row in rows]
+    found = [_read_entry(row) for row in rows]
     matching = [entry for entry in found if query.matches(entry.fields)]
     return matching, _next_cursor(rows)
+
+
+def _read_entry(row: StoredEntry) -> ExportedEntry:
+    """Return the entry that a table row describes; raise StoredRowError if it cannot be read."""
+    fields = read_entry(row.dataset, row.number, row.body)
+    for name, value in (("dataset", row.dataset), ("hash", row.hash)):
+        if type(value) is not str:
+            raise StoredRowError(
+                f"entry {row.number!r} of dataset {row.dataset!r} cannot be read: its {name} is "
+                f"{value!r}, not text"
+            )
+    return ExportedEntry(row.dataset, row.body, row.hash, fields)
 
 
 def _next_cursor(rows: list[StoredEntry]) -> EntryCursor | None:

@@ -38,6 +38,8 @@ from accountant_service.mechanisms import Composed, DpSgd, Mechanism
 _NOISE_MULTIPLIER_MAX: Final = 1e6
 _NOISE_MULTIPLIER_MIN: Final = 0.01
 NOISE_SECONDS_MAX: Final = 3.0
+# relative amounts by which a noise multiplier is raised until a reservation with it fits
+_NOISE_EXCESSES: Final = (0.0, 1e-4, 1e-3, 1e-2, 0.1, 1.0)
 _PREVIEW_SECONDS_MAX: Final = 5.0  # after it no further run is begun
 _PLAN_BYTES_MAX: Final = 1 << 17
 _NEVER_ADMITTED: Final = 10**15  # an amount beyond any budget
@@ -274,8 +276,15 @@ def _is_counted_directly(policy: PrivacyFilter, plan: StepPlan) -> bool:
     return reference is not None and charged_form(reference).hash == plan.step.hash
 
 
-def compute_charge(dataset: Dataset, mechanism: Mechanism) -> PlannedCharge:
+def compute_charge(
+    dataset: Dataset, mechanism: Mechanism, caps: Sequence[CapUse] = ()
+) -> PlannedCharge:
     """Compute the cost of a plan in a dataset's budget, without storing anything.
+
+    Args:
+        dataset: as last written.
+        mechanism: the plan.
+        caps: of the key and team that ask, which limit the slack of the plan's exchange.
 
     Raises:
         CodedError: the dataset is closed, or the plan cannot be charged, is for another number of
@@ -293,10 +302,27 @@ def compute_charge(dataset: Dataset, mechanism: Mechanism) -> PlannedCharge:
         )
     taken = dataset.balance.taken
     policy = dataset.policy.after_reserving(plan, taken)
-    charge = policy.compute_charge(plan, taken)
+    charge = _compute_capped_charge(policy, plan, taken, caps)
     if isinstance(policy, ReferenceFilter):
         policy = policy.tabulated()
     return PlannedCharge(described, plan.canonical.hash, charge, policy)
+
+
+def _compute_capped_charge(
+    policy: PrivacyFilter, plan: StepPlan, taken: Amounts, caps: Sequence[CapUse]
+) -> Charge:
+    """Return a plan's cost, with no more slack than an equal part of what the caps leave.
+
+    If the plan does not fit with so little, its cost without caps is returned: the caps, and not
+    the budget, then refuse it.
+    """
+    limited = taken
+    for use in caps:
+        limited = policy.limit_slack(limited, use.cap.share, use.taken)
+    charge = policy.compute_charge(plan, limited)
+    if limited != taken and not policy.admits(add(taken, charge.reserved)):
+        return policy.compute_charge(plan, taken)
+    return charge
 
 
 def compute_refund(policy: PrivacyFilter, run: Reservation) -> Amounts:
@@ -328,7 +354,7 @@ def quote_plan(
     _require_dataset_size(dataset.size, mechanism)
     plan, taken = StepPlan.of(mechanism), dataset.balance.taken
     policy = dataset.policy.after_reserving(plan, taken)
-    charged = _compute_cost_in_time(policy, plan, taken)
+    charged = _compute_cost_in_time(policy, plan, taken, caps)
     after = add(taken, charged)
     fits = policy.admits(after) and all(fits_cap(policy, use, charged) for use in caps)
     try:
@@ -348,10 +374,12 @@ def quote_plan(
     )
 
 
-def _compute_cost_in_time(policy: PrivacyFilter, plan: StepPlan, taken: Amounts) -> Amounts:
+def _compute_cost_in_time(
+    policy: PrivacyFilter, plan: StepPlan, taken: Amounts, caps: Sequence[CapUse]
+) -> Amounts:
     """Return a plan's cost, or a cost beyond any budget if computing it takes too long."""
     try:
-        return policy.compute_charge(plan, taken).reserved
+        return _compute_capped_charge(policy, plan, taken, caps).reserved
     except ChargeUndecidedError:
         return tuple(_NEVER_ADMITTED for _ in policy.nothing)
 
@@ -364,11 +392,29 @@ def _count_steps_in_time(
         found = policy.count_affordable_steps(plan, _apply_caps(policy, taken, caps))
     except ChargeUndecidedError:
         return 0
-    if not found or policy.has_scalar_caps:
+    if not found:
         return found
+    if policy.has_scalar_caps:
+        return _reduce_to_reservable(policy, plan, found, taken, caps)
     return bisect.bisect_left(
         range(1, found + 1), True, key=lambda steps: not _fits_caps(policy, plan, steps, caps)
     )
+
+
+def _reduce_to_reservable(
+    policy: PrivacyFilter, plan: StepPlan, steps: int, taken: Amounts, caps: Sequence[CapUse]
+) -> int:
+    """Return a number of steps, at most `steps`, whose charge as a reservation fits."""
+    if _is_counted_directly(policy, plan):
+        return steps
+    for fewer in (0, 1, steps >> 10, steps >> 6, steps >> 3, steps >> 1):
+        part = plan.with_steps(max(steps - fewer, 1))
+        reserved = _compute_cost_in_time(policy, part, taken, caps)
+        if policy.admits(add(taken, reserved)) and all(
+            fits_cap(policy, use, reserved) for use in caps
+        ):
+            return part.steps
+    return 0
 
 
 def _fits_caps(policy: PrivacyFilter, plan: StepPlan, steps: int, caps: Sequence[CapUse]) -> bool:
@@ -385,7 +431,10 @@ def _apply_caps(policy: PrivacyFilter, taken: Amounts, caps: Sequence[CapUse]) -
 
 
 def charge_next(
-    dataset: Dataset, mechanism: Mechanism, before: PlansTogether | None = None
+    dataset: Dataset,
+    mechanism: Mechanism,
+    before: PlansTogether | None = None,
+    caps: Sequence[CapUse] = (),
 ) -> PlansTogether:
     """Charge a plan after others of a combined quote, without storing anything.
 
@@ -394,6 +443,7 @@ def charge_next(
         mechanism: the plan. If it is the first, it may fix the dataset's reference, under which
             the others are charged.
         before: the plans before it; None if it is the first.
+        caps: of the key and team that ask.
 
     Raises:
         CodedError: the plan cannot be charged, or is for another number of records.
@@ -402,7 +452,9 @@ def charge_next(
     before = before or PlansTogether(dataset.policy, dataset.balance.taken)
     plan = StepPlan.of(mechanism)
     policy = before.policy.after_reserving(plan, before.taken)
-    charge = policy.compute_charge(plan, before.taken)
+    earlier = subtract(before.taken, dataset.balance.taken)
+    uses = [replace(use, taken=add(use.taken, earlier)) for use in caps]
+    charge = _compute_capped_charge(policy, plan, before.taken, uses)
     return PlansTogether(policy, add(before.taken, charge.reserved))
 
 
@@ -440,11 +492,52 @@ def find_least_noise_multiplier(
 ) -> float | None:
     """Find the least noise multiplier with which a DP-SGD run fits the budget, or None.
 
-    It is rounded up to four digits, or less precisely where the time does not suffice.
+    It is rounded up to four digits, or less precisely where the time does not suffice. A
+    reservation with it fits, as long as the dataset and the caps do not change.
     """
     if not isinstance(run, DpSgd) or run.sampling == "shuffled":
         return None
     deadline = time.process_time() + seconds
+    high = _search_least_noise(dataset, run, caps, deadline)
+    for excess in _NOISE_EXCESSES:
+        if high is None or high * (1 + excess) > _NOISE_MULTIPLIER_MAX:
+            return None
+        noise_multiplier = high * (1 + excess)
+        if _is_reservable(dataset, replace(run, noise_multiplier=noise_multiplier), caps):
+            return noise_multiplier
+        if time.process_time() > deadline + seconds:
+            return None
+    return None
+
+
+def _is_reservable(dataset: Dataset, mechanism: Mechanism, caps: Sequence[CapUse]) -> bool:
+    """Return whether a plan fits, by the same computation as for a reservation.
+
+    `PrivacyFilter.fits` is faster, and may differ by one reference step: of Gaussian noise on the
+    whole dataset, for instance, a run may fit the budget that is no whole number of these.
+    """
+    plan, taken = StepPlan.of(mechanism), dataset.balance.taken
+    try:
+        policy = dataset.policy.after_reserving(plan, taken)
+        reserved = _compute_cost_in_time(policy, plan, taken, caps)
+    except UnsuitableReferenceError:
+        return False
+    return policy.admits(add(taken, reserved)) and all(
+        fits_cap(policy, use, reserved) for use in caps
+    )
+
+
+def _search_least_noise(
+    dataset: Dataset, run: DpSgd, caps: Sequence[CapUse], deadline: float
+) -> float | None:
+    """Find the least noise multiplier with which a run fits by `PrivacyFilter.fits`, or None.
+
+    Args:
+        dataset: as last written.
+        run: the plan.
+        caps: of the key and team that ask.
+        deadline: of the process's CPU time.
+    """
 
     def fits(noise_multiplier: float) -> bool:
         """Return whether all steps fit with this noise multiplier."""

@@ -39,12 +39,25 @@ from sqlalchemy import (
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
+from accountant_service import mechanisms
+from accountant_service.canonical_json import read_json
 from accountant_service.guarantee import NeighbouringRelation
 from accountant_service.ledger import filters, hash_chain, rules, webhooks
-from accountant_service.ledger.errors import DatabaseAwayError, DatabaseReadOnlyError
+from accountant_service.ledger.errors import (
+    DatabaseAwayError,
+    DatabaseReadOnlyError,
+    StoredRowError,
+)
 from accountant_service.ledger.filters import PrivacyFilter
 from accountant_service.ledger.filters.base import Amounts, Charge, add
 from accountant_service.ledger.quotas import Quota
+from accountant_service.ledger.reading_rows import (
+    UNREADABLE,
+    read_entry,
+    read_integers,
+    read_row,
+    read_texts,
+)
 from accountant_service.ledger.rules import (
     Balance,
     Cap,
@@ -88,6 +101,7 @@ _READ_ONLY_REASONS: Final[dict[Any, str]] = {
     sqlite3.SQLITE_CORRUPT: "its file is damaged",
     sqlite3.SQLITE_NOTADB: "its file is damaged",
 }
+_UNDECODABLE: Final = "Could not decode to UTF-8"  # of SQLite's driver, with the column's name
 _RETRY_WRITE: Final = (
     "nothing is granted; retry with the same Idempotency-Key: retries take effect once"
 )
@@ -120,7 +134,7 @@ _UPDATE_RESERVATION: Final = (
     .values(
         {
             name: bindparam(f"new_{name}")
-            for name in ("state", "steps_granted", "expires_at", "taken")
+            for name in ("state", "steps_granted", "expires_at", "taken", "ended_entry")
         }
     )
 )
@@ -200,6 +214,8 @@ def _convert_failures(advice: str) -> Iterator[None]:
     try:
         yield
     except (DBAPIError, PoolTimeoutError) as error:
+        if _UNDECODABLE in str(getattr(error, "orig", "")):  # SQLite stores any bytes as text
+            raise StoredRowError(f"a row has text that is not UTF-8: {error}") from error
         reason = _READ_ONLY_REASONS.get(_driver_code(getattr(error, "orig", None)))
         if reason is not None:
             raise DatabaseReadOnlyError(
@@ -319,13 +335,17 @@ class Repository:
 
     @contextmanager
     def snapshot(self) -> Iterator[Transaction]:
-        """Context manager of a transaction that sees one state of the whole database."""
-        with self.transaction() as transaction:
-            if self.engine.dialect.name == "postgresql":  # SQLite has no other writer
-                transaction.connection.exec_driver_sql(
-                    "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ"
-                )
-            yield transaction
+        """Context manager of a connection that reads one state of the whole database.
+
+        No writer waits for it, however long it lasts: SQLite's write-ahead log keeps the state that
+        it began with.
+        """
+        if self.engine.dialect.name == "sqlite":
+            with self.reading() as reading:
+                yield reading
+            return
+        with _convert_failures("try again"), self.engine.connect() as connection:
+            yield Transaction(connection.execution_options(isolation_level="REPEATABLE READ"))
 
     @contextmanager
     def reading(self) -> Iterator[Transaction]:
@@ -382,13 +402,13 @@ class Transaction:
         row = self.connection.execute(
             _WITH_LOCK[query] if lock else query, {"row_key": name_or_id}
         ).first()
-        return None if row is None else read_dataset(row._mapping)
+        return None if row is None else _read_stored_dataset(row._mapping)
 
     def list_datasets(self, limit: int | None = None) -> list[Dataset]:
         """Return the datasets sorted by name, at most `limit` of them."""
         query = select(DATASET).order_by(DATASET.c.name).limit(limit)
         rows = self.connection.execute(query)
-        return [read_dataset(row) for row in rows.mappings()]
+        return [_read_stored_dataset(row) for row in rows.mappings()]
 
     def list_dataset_rows(self) -> list[Row]:
         """Return the rows of all datasets as they are stored, sorted by name."""
@@ -423,7 +443,7 @@ class Transaction:
     def find_reservation(self, identifier: str) -> Reservation | None:
         """Return a reservation by its public identifier."""
         row = self.connection.execute(_RESERVATION_BY_ID, {"row_key": identifier}).first()
-        return None if row is None else read_reservation(row._mapping)
+        return None if row is None else _read_stored_reservation(row._mapping)
 
     def list_overdue_reservations(self, dataset: Dataset, at: int) -> list[Reservation]:
         """Return a dataset's open reservations whose lease has ended."""
@@ -434,10 +454,11 @@ class Transaction:
             .where(RESERVATION.c.expires_at <= at)
             .order_by(RESERVATION.c.expires_at)
         )
-        return [read_reservation(row) for row in rows.mappings()]
+        return [_read_stored_reservation(row) for row in rows.mappings()]
 
     def apply_change(self, dataset: Dataset, change: Change, key: str) -> Dataset:
         """Store a reservation's change with its balance and entry; return the dataset."""
+        change = rules.number_end(change, dataset.version + 1)
         after = change.reservation
         if change.kind is EntryKind.RESERVE:
             self.connection.execute(RESERVATION.insert().values(write_reservation(after)))
@@ -506,11 +527,8 @@ class Transaction:
         query = select(WEBHOOK).order_by(WEBHOOK.c.created_at, WEBHOOK.c.id)
         if dataset is not None:
             query = query.where(or_(WEBHOOK.c.dataset.is_(None), WEBHOOK.c.dataset == dataset))
-        return [
-            Webhook(row.id, row.url, row.secret, row.dataset, tuple(json.loads(row.shares)),
-                    row.created_at)
-            for row in self.connection.execute(query)
-        ]  # fmt: skip
+        rows = self.connection.execute(query)
+        return [read_row(WEBHOOK, row, _read_webhook) for row in rows.mappings()]
 
     def add_webhook(self, webhook: Webhook) -> None:
         """Store a new webhook."""
@@ -551,7 +569,7 @@ class Transaction:
             .where(WEBHOOK_EVENT.c.webhook == webhook)
             .order_by(WEBHOOK_EVENT.c.dataset, WEBHOOK_EVENT.c.number, WEBHOOK_EVENT.c.id)
         )
-        return [_read_event(row) for row in rows]
+        return [read_row(WEBHOOK_EVENT, row, _read_event) for row in rows.mappings()]
 
     def count_waiting_events(self) -> int:
         """Return the number of webhook events that are not delivered yet."""
@@ -574,7 +592,7 @@ class Transaction:
             .order_by(WEBHOOK_EVENT.c.due_at)
             .limit(limit)
         )
-        return [_read_event(row) for row in rows]
+        return [read_row(WEBHOOK_EVENT, row, _read_event) for row in rows.mappings()]
 
     def claim_event(self, webhook_event: Event, until: int) -> bool:
         """Claim an event for this server until a time, and count one more try to post it.
@@ -643,24 +661,23 @@ class Transaction:
         """Return the reservation that was changed last, if there is one."""
         rows = self.list_entries(dataset, dataset.version - 2, 2)
         # one entry at most, which closes the dataset, comes after the first run and is about none
-        runs = [json.loads(row.body).get("reservation") for row in rows]
+        entries = [read_entry(dataset.name, row.number, row.body) for row in rows]
+        runs = [entry.get("reservation") for entry in entries]
         identifier = next((run for run in reversed(runs) if run is not None), None)
         return None if identifier is None else self.find_reservation(identifier)
 
-    def find_last_entry(self, dataset: Dataset, reservation: str) -> dict[str, Any] | None:
-        """Return the last entry about a reservation; of an ended run, the one that ended it."""
-        body = self.connection.execute(
-            select(ENTRY.c.body)
+    def find_last_entry(self, dataset: Dataset, run: Reservation) -> dict[str, Any] | None:
+        """Return the entry that ended a run; None if the run's row names none that exists."""
+        row = self.connection.execute(
+            select(ENTRY.c.number, ENTRY.c.body)
             .where(ENTRY.c.dataset == dataset.identifier)
-            .where(ENTRY.c.body.contains(f'"reservation":"{reservation}"', autoescape=True))
-            .order_by(ENTRY.c.number.desc())
-            .limit(1)
-        ).scalar()
-        return None if body is None else json.loads(body)
+            .where(ENTRY.c.number == run.ended_entry)
+        ).first()
+        return None if row is None else read_entry(dataset.name, row.number, row.body)
 
     def list_reservations(self, dataset: Dataset) -> list[Reservation]:
         """Return all reservations of a dataset."""
-        return [read_reservation(row) for row in self.list_reservation_rows(dataset)]
+        return [_read_stored_reservation(row) for row in self.list_reservation_rows(dataset)]
 
     def list_reservation_rows(self, dataset: Dataset) -> list[Row]:
         """Return the rows of all reservations of a dataset as they are stored."""
@@ -684,7 +701,7 @@ class Transaction:
             .offset(skip)
             .limit(limit)
         )
-        return [read_reservation(row) for row in rows.mappings()]
+        return [_read_stored_reservation(row) for row in rows.mappings()]
 
     # --- caps
 
@@ -713,8 +730,8 @@ class Transaction:
             select(CAP)
             .where(CAP.c.dataset == dataset.identifier)
             .order_by(CAP.c.kind, CAP.c.holder)
-        ).all()
-        caps = [_read_cap(row) for row in rows]
+        ).mappings()
+        caps = [read_row(CAP, row, _read_cap) for row in rows.all()]
         return [CapUse(cap, self._sum_taken(dataset, cap)) for cap in caps]
 
     def find_cap_uses(self, dataset: Dataset, key: str, team: str | None) -> list[CapUse]:
@@ -731,8 +748,8 @@ class Transaction:
                 )
             )
             .order_by(CAP.c.kind)
-        ).all()
-        caps = [_read_cap(row) for row in rows]
+        ).mappings()
+        caps = [read_row(CAP, row, _read_cap) for row in rows.all()]
         return [CapUse(cap, self._sum_taken(dataset, cap)) for cap in caps]
 
     def _sum_taken(self, dataset: Dataset, cap: Cap) -> Amounts:
@@ -746,7 +763,12 @@ class Transaction:
         )
         total = dataset.policy.nothing
         for row in rows:
-            total = add(total, tuple(row.times * each for each in json.loads(row.taken)))
+            try:
+                taken = read_integers(row.taken)
+                total = add(total, tuple(row.times * each for each in taken))
+            except UNREADABLE as error:
+                where = f"a reservation of {cap.kind} {cap.holder!r} in {dataset.name!r}"
+                raise StoredRowError(f"{where} cannot be read: taken: {error}") from None
         return total
 
     def list_caps_by_holder(self) -> dict[tuple[HolderKind, str], list[tuple[str, float]]]:
@@ -818,12 +840,12 @@ class Transaction:
     def find_key(self, identifier: str) -> KeyRecord | None:
         """Return an API key by its identifier."""
         row = self.connection.execute(select(API_KEY).where(API_KEY.c.id == identifier)).first()
-        return None if row is None else _read_key(row)
+        return None if row is None else read_row(API_KEY, row._mapping, _read_key)
 
     def list_keys(self) -> list[KeyRecord]:
         """Return all API keys, the oldest first."""
         rows = self.connection.execute(select(API_KEY).order_by(API_KEY.c.created_at))
-        return [_read_key(row) for row in rows]
+        return [read_row(API_KEY, row, _read_key) for row in rows.mappings()]
 
     def add_key(self, key: KeyRecord) -> None:
         """Store a new API key."""
@@ -899,31 +921,65 @@ class Transaction:
         rows = self.connection.execute(
             select(AUDIT_EVENT).where(tuple_(*order) > after).order_by(*order).limit(limit)
         )
-        return [
-            {
-                "id": row.id,
-                "at": row.at,
-                "key": row.key_id,
-                "action": row.action,
-                "subject": row.subject,
-                "detail": row.detail,
-            }
-            for row in rows
-        ]
+        return [read_row(AUDIT_EVENT, row, _read_audit_event) for row in rows.mappings()]
 
 
-def _read_event(row: Any) -> Event:
+def _read_audit_event(row: Mapping[Any, Any]) -> dict[str, Any]:
+    """Return the audit event that a table row describes."""
+    names = {"id": "id", "at": "at", "key": "key_id", "action": "action", "subject": "subject"}
+    return {name: row[column] for name, column in names.items()} | {"detail": row["detail"]}
+
+
+def _read_webhook(row: Mapping[Any, Any]) -> Webhook:
+    """Return the webhook that a table row describes."""
+    shares = json.loads(row["shares"])
+    if type(shares) is not list or any(type(each) not in (int, float) for each in shares):
+        raise TypeError(f"shares must be a list of numbers, not {row['shares']!r}")
+    return Webhook(
+        row["id"], row["url"], row["secret"], row["dataset"], tuple(shares), row["created_at"]
+    )
+
+
+def _read_event(row: Mapping[Any, Any]) -> Event:
     """Return the event that a table row describes."""
     return Event(
-        row.id, row.webhook, row.dataset, row.number, row.body, row.attempts, row.due_at,
-        row.last_error,
+        row["id"], row["webhook"], row["dataset"], row["number"], row["body"], row["attempts"],
+        row["due_at"], row["last_error"],
     )  # fmt: skip
+
+
+def _read_stored_dataset(row: Mapping[Any, Any]) -> Dataset:
+    """Return the dataset that a table row describes; raise StoredRowError if it is not one."""
+    return read_row(DATASET, row, _read_checked_dataset)
+
+
+def _read_checked_dataset(row: Mapping[Any, Any]) -> Dataset:
+    """Return the dataset that a table row describes, after a check of its filter's parameters."""
+    if row["size"] < 1:
+        raise ValueError(f"size must be at least 1, not {row['size']}")
+    _require_policy(row["policy"], row["epsilon"], row["delta"], row["relation"])
+    return read_dataset(row)
+
+
+@lru_cache(maxsize=1024)
+def _require_policy(stored: str, epsilon: float, delta: float, relation: str) -> None:
+    """Raise ValueError if a parameter of a stored privacy filter is out of its range."""
+    if not (epsilon > 0 and 0 < delta < 1):
+        raise ValueError(f"ε = {epsilon} and δ = {delta} are no budget")
+    _read_policy(stored, epsilon, delta, relation).entry_fields()
+
+
+def _read_stored_reservation(row: Mapping[Any, Any]) -> Reservation:
+    """Return the reservation that a table row describes; raise StoredRowError if it is not one."""
+    return read_row(RESERVATION, row, read_reservation)
 
 
 def read_dataset(row: Mapping[Any, Any]) -> Dataset:
     """Return the dataset that a table row describes."""
     policy = _read_policy(row["policy"], row["epsilon"], row["delta"], row["relation"])
-    balance = Balance(tuple(json.loads(row["spent"])), tuple(json.loads(row["held"])))
+    balance = Balance(read_integers(row["spent"]), read_integers(row["held"]))
+    if not len(policy.nothing) == len(balance.spent) == len(balance.held):
+        raise ValueError(f"spent and held must have {len(policy.nothing)} amounts each")
     return Dataset(
         row["id"], row["name"], row["size"], row["privacy_unit"], policy, balance, row["version"],
         row["head"], row["created_at"], row["closed_at"],
@@ -952,12 +1008,21 @@ def _read_policy(stored: str, epsilon: float, delta: float, relation: str) -> Pr
 def read_reservation(row: Mapping[Any, Any]) -> Reservation:
     """Return the reservation that a table row describes."""
     charge = filters.read_charge(json.loads(row["charge"]), row["steps_reserved"])
+    _require_mechanism(row["mechanism"])
+    if len(charge.reserved) != len(read_integers(row["taken"])):
+        raise ValueError(f"taken must have {len(charge.reserved)} amounts")
     return Reservation(
         row["id"], row["dataset"], State(row["state"]), json.loads(row["mechanism"]),
         row["mechanism_hash"], charge, row["steps_reserved"], row["steps_granted"],
-        row["expires_at"], row["purpose"], row["key_id"], tuple(json.loads(row["taken"])),
-        row["team"],
+        row["expires_at"], row["purpose"], row["key_id"], read_integers(row["taken"]),
+        row["team"], row["ended_entry"],
     )  # fmt: skip
+
+
+@lru_cache(maxsize=4096)  # every grant reads its reservation
+def _require_mechanism(stored: str) -> None:
+    """Raise an error if a column's text is not a mechanism as JSON."""
+    mechanisms.from_json(read_json(stored))
 
 
 def write_reservation(run: Reservation) -> Row:
@@ -977,19 +1042,20 @@ def _write_progress(run: Reservation) -> Row:
         "steps_granted": run.steps_granted,
         "expires_at": run.expires_at,
         "taken": json.dumps(run.taken),
+        "ended_entry": run.ended_entry,
     }
 
 
-def _read_cap(row: Any) -> Cap:
+def _read_cap(row: Mapping[Any, Any]) -> Cap:
     """Return the cap that a table row describes."""
-    return Cap(HolderKind(row.kind), row.holder, row.share)
+    return Cap(HolderKind(row["kind"]), row["holder"], row["share"])
 
 
-def _read_key(row: Any) -> KeyRecord:
+def _read_key(row: Mapping[Any, Any]) -> KeyRecord:
     """Return the API key that a table row describes."""
-    datasets = None if row.datasets is None else tuple(json.loads(row.datasets))
+    datasets = None if row["datasets"] is None else read_texts(row["datasets"])
     return KeyRecord(
-        row.id, row.name, bytes(row.digest), frozenset(json.loads(row.scopes)), datasets,
-        row.created_at, row.expires_at, row.revoked_at, row.last_used_at, row.team,
-        row.requests_per_minute, row.quota_empty_at,
+        row["id"], row["name"], bytes(row["digest"]), frozenset(read_texts(row["scopes"])),
+        datasets, row["created_at"], row["expires_at"], row["revoked_at"], row["last_used_at"],
+        row["team"], row["requests_per_minute"], row["quota_empty_at"],
     )  # fmt: skip

@@ -70,15 +70,19 @@ class Cap:
         kind: whether the holder is a key or a team.
         holder: the key's identifier, or the team's name.
         share: of the budget, from 0 to 1.
+        limits_slack: whether the share is also one of the slack. Caps of earlier versions, as
+            the entries of their reservations record them, limited the steps alone.
     """
 
     kind: HolderKind
     holder: str
     share: float
+    limits_slack: bool = True
 
-    def entry_fields(self) -> dict[str, Any]:
-        """Return the fields that state the cap in the entry of a reservation."""
-        return {self.kind.value: self.holder, "share": self.share}
+    def entry_fields(self, charge: Charge) -> dict[str, Any]:
+        """Return the fields that state the cap in the entry of a reservation with a charge."""
+        fields: dict[str, Any] = {self.kind.value: self.holder, "share": self.share}
+        return fields | {"slack": True} if self.limits_slack and charge.needs_slack else fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +187,7 @@ class Reservation:
         taken: the amounts that it takes of the budget, granted or held: the whole charge while it
             is open, and what was not given back after that.
         team: the team of the key that reserved, if it has one.
+        ended_entry: the number of the ledger entry that ended it; None while it is open.
     """
 
     identifier: str
@@ -198,6 +203,7 @@ class Reservation:
     key: str
     taken: Amounts
     team: str | None = None
+    ended_entry: int | None = None
 
     @property
     def held(self) -> Amounts:
@@ -272,6 +278,8 @@ def fits_budget(dataset: Dataset, charge: Charge) -> bool:
 
 def fits_cap(policy: PrivacyFilter, use: CapUse, reserved: Amounts) -> bool:
     """Return whether reserving these amounts stays under a cap; zero amounts always do."""
+    if use.cap.limits_slack:
+        return policy.fits_share(use.taken, reserved, use.cap.share)
     return not any(reserved) or policy.share_of(add(use.taken, reserved)) <= use.cap.share
 
 
@@ -344,7 +352,7 @@ def describe_change(change: Change) -> dict[str, Any]:
         if after.team is not None:
             fields["team"] = after.team
         if change.caps:
-            fields["caps"] = [cap.entry_fields() for cap in change.caps]
+            fields["caps"] = [cap.entry_fields(after.charge) for cap in change.caps]
         if change.policy is not None:
             fields["filter"] = change.policy.entry_fields()
     if change.kind in (EntryKind.RESERVE, EntryKind.RENEW):
@@ -410,7 +418,7 @@ def _require_cap(dataset: Dataset, reservation: Reservation, use: CapUse) -> Non
         raise CapExhaustedError(
             f"{reservation.steps_reserved} steps do not fit under a cap: {cap.kind} "
             f"{cap.holder!r} may take a share of {cap.share:g} of the budget of {dataset.name!r}, "
-            f"and has taken {dataset.policy.share_of(use.taken):.4g}",
+            f"and has taken {dataset.policy.largest_share_of(use.taken):.4g}",
             None,
         )
 
@@ -521,6 +529,18 @@ def close(
     stated = declared.entry_fields()
     _require(not stated or state is State.COMMITTED, "only a committed run has declared facts")
     return Change(kinds[state], after, Balance(kept, negate(held)), rest, declared=declared)
+
+
+def number_end(change: Change, number: int) -> Change:
+    """Return a change with the number of its entry in the reservation, if it ends that.
+
+    Args:
+        change: of a reservation.
+        number: of the entry that records the change.
+    """
+    if change.reservation.state is State.OPEN:
+        return change
+    return replace(change, reservation=replace(change.reservation, ended_entry=number))
 
 
 def renew(reservation: Reservation, expires_at: int) -> Change:

@@ -8,7 +8,6 @@ the transaction that makes it: a retry gets the same answer, whatever crashed in
 from __future__ import annotations
 
 import hashlib
-import json
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -37,11 +36,13 @@ from accountant_service.ledger.errors import (
     IdempotencyKeyReusedError,
     NameTakenError,
     ReservationOpenError,
+    StoredRowError,
     UnknownSubjectError,
 )
 from accountant_service.ledger.filters import PrivacyFilter
 from accountant_service.ledger.filters.base import Amounts
 from accountant_service.ledger.plans import BudgetPreview, PlannedCharge
+from accountant_service.ledger.reading_rows import UNREADABLE, read_entry
 from accountant_service.ledger.repository import (
     PAGE_SIZE,
     KeyRecord,
@@ -302,7 +303,8 @@ class Ledger:
         for attempt in range(ATTEMPTS):
             dataset = self.find_dataset(request.key, name, Scope.RUN)
             try:
-                planned = plans.compute_charge(dataset, mechanism)
+                caps = self.find_cap_uses(request.key, dataset)
+                planned = plans.compute_charge(dataset, mechanism, caps)
                 return self.hold_budget(request, dataset, planned, lease, purpose)
             except CodedError as error:
                 known = self.find_stored_answer(request)
@@ -576,10 +578,10 @@ class Ledger:
         dataset, reservation = self.find_reservation(key, identifier)
         if reservation.state is State.OPEN:
             raise ReservationOpenError("commit or release the reservation first")
-        with self._repository.transaction() as transaction:
-            seed = transaction.get_or_create_secret(_SIGNING_KEY)
-            entry = transaction.find_last_entry(dataset, reservation.identifier)
-        return dataset, reservation, seed, _read_run_end(entry)
+        seed = self._repository.get_or_create_secret(_SIGNING_KEY)
+        with self._repository.reading() as reading:
+            entry = reading.find_last_entry(dataset, reservation)
+        return dataset, reservation, seed, _read_run_end(entry, reservation)
 
     # --- the record
 
@@ -588,7 +590,9 @@ class Ledger:
         dataset = self.find_dataset(key, name)
         with self._repository.reading() as reading:
             rows = reading.list_entries(dataset, after, PAGE_SIZE + 1)
-        entries = [json.loads(row.body) | {"hash": row.hash} for row in rows[:PAGE_SIZE]]
+        entries = [
+            read_entry(name, row.number, row.body) | {"hash": row.hash} for row in rows[:PAGE_SIZE]
+        ]
         return EntriesPage(entries, len(rows) > PAGE_SIZE)
 
     def compute_burn_down(self, key: KeyRecord, name: str, points_max: int) -> list[BurnDownPoint]:
@@ -623,8 +627,13 @@ class Ledger:
             while number < dataset.version:
                 limit = min(PAGE_SIZE, dataset.version - number)
                 rows = reading.list_entries(dataset, number, limit)
-                for entry in (json.loads(row.body) for row in rows):
-                    change = Balance(*dataset.policy.read_balance(entry))
+                for row in rows:
+                    entry = read_entry(dataset.name, row.number, row.body)
+                    try:
+                        change = Balance(*dataset.policy.read_balance(entry))
+                    except UNREADABLE as error:
+                        where = f"entry {row.number} of dataset {dataset.name!r}"
+                        raise StoredRowError(f"{where} cannot be read: {error}") from None
                     changes.append((entry["at"], change))
                 number += len(rows)
         return changes
@@ -690,11 +699,23 @@ class Ledger:
         return found
 
 
-def _read_run_end(entry: dict[str, Any] | None) -> RunEnd:
-    """Return a run's end and its program's declared facts, from its last entry."""
-    if entry is None:
-        return RunEnd(None)
-    return RunEnd(entry["at"], Declaration(**entry.get("declared", {})))
+def _read_run_end(entry: dict[str, Any] | None, run: Reservation) -> RunEnd:
+    """Return a run's end and its program's declared facts, from the entry that ended it.
+
+    Raises:
+        StoredRowError: there is no such entry, or it cannot be read.
+    """
+    try:
+        if entry is None or entry.get("reservation") != run.identifier:
+            raise ValueError(f"entry {run.ended_entry} is not about it")
+        declared = Declaration(**entry.get("declared", {}))
+        declared.entry_fields()  # checks them
+    except UNREADABLE as error:
+        raise StoredRowError(
+            f"the end of run {run.identifier} cannot be read: {error}; "
+            "`accountant ledger verify` lists all faults"
+        ) from None
+    return RunEnd(entry["at"], declared)
 
 
 def is_overdue(reservation: Reservation) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
-from sqlalchemy import Column, Float, Integer, String, Table, exists, func, select
+from sqlalchemy import Column, Table, exists, func, select
 
 from accountant_service.canonical_json import canonical_json, read_json
 from accountant_service.ledger.repository import Row, Transaction
@@ -29,11 +29,6 @@ JSON_COLUMNS: Final = {
 }
 _NAMED: Final = DATASET.c.name == AUDIT_EVENT.c.subject
 _CREATED: Final = "dataset-created"  # the audit event of a new dataset
-_TYPES: Final = (
-    (Integer, int, "a whole number"),
-    (Float, float, "a number"),
-    (String, str, "text"),
-)
 
 
 @contextmanager
@@ -115,19 +110,6 @@ def _find_lost_datasets(transaction: Transaction) -> Iterator[str]:
                 f"dataset {name!r}: the audit events say that it was created {count} times: the "
                 "row of an earlier one was deleted"
             )
-
-
-def find_type_faults(table: Table, row: Row) -> Iterator[str]:
-    """Yield a fault for each column of a row whose value has not the column's type."""
-    for column in table.columns:
-        value = row[column.name]
-        if value is None and column.nullable:
-            continue
-        expected, what = next(
-            (python, words) for kind, python, words in _TYPES if isinstance(column.type, kind)
-        )
-        if type(value) is not expected:
-            yield f"its {column.name} is {value!r}, not {what}"
 
 
 def find_json_faults(table: Table, stored: Row, written: Row) -> Iterator[str]:

@@ -55,6 +55,7 @@ RESERVATION: Final = Table(
     Column("key_id", String(32), nullable=False),
     Column("team", String(200), nullable=True),  # of the key, when it reserved
     Column("taken", Text, nullable=False),  # JSON list of amounts, spent or held
+    Column("ended_entry", BigInteger, nullable=True),  # the number of the entry that ended it
     Index("ix_reservation_due", "dataset", "state", "expires_at"),
     Index("ix_reservation_key", "dataset", "key_id"),
     Index("ix_reservation_team", "dataset", "team"),

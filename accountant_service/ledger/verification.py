@@ -15,6 +15,7 @@ from accountant_service.ledger import certificate, filters, hash_chain, rules, s
 from accountant_service.ledger.errors import LedgerError
 from accountant_service.ledger.filters import PrivacyFilter, ReferenceFilter, RenyiFilter
 from accountant_service.ledger.filters.base import Amounts, add, negate
+from accountant_service.ledger.reading_rows import UNREADABLE, find_type_faults
 from accountant_service.ledger.repository import (
     PAGE_SIZE,
     Repository,
@@ -44,11 +45,6 @@ _FINAL_STATES: Final = {
     EntryKind.RELEASE: State.RELEASED,
     EntryKind.EXPIRE: State.EXPIRED,
 }
-# what a row or an entry raises that the ledger did not write
-_UNREADABLE: Final = (
-    AccountingError, ArithmeticError, AssertionError, AttributeError, LedgerError, LookupError,
-    RecursionError, TypeError, ValueError, mechanisms.MechanismError,
-)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,18 +80,18 @@ def verify_snapshot(transaction: Transaction) -> VerificationReport:
 
 def _verify_dataset(transaction: Transaction, row: Row) -> tuple[list[str], int]:
     """Return the faults of the dataset that a row describes, and the number of its entries."""
-    faults = list(stored_rows.find_type_faults(DATASET, row))
+    faults = list(find_type_faults(DATASET, row))
     if faults:
         return faults, 0
     try:
         dataset = read_dataset(row)
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         return [f"its row cannot be read: {error!r}"], 0
     checker = _DatasetChecker(transaction, dataset, row)
     try:
         for fault in checker.find_faults():
             faults.append(fault)  # noqa: PERF402  # those found before an error stay
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         faults.append(f"it cannot be verified after entry {checker.number}: {error!r}")
     return faults, checker.number
 
@@ -123,7 +119,7 @@ class _ChainChecker:
         try:
             if not self._policy.is_sound():
                 yield f"its filter admits more than the budget: {self._policy.to_json()}"
-        except _UNREADABLE as error:
+        except UNREADABLE as error:
             yield f"its filter cannot be evaluated: {error!r}"
 
     def check_entry(self, number: int, body: str, stored_hash: str) -> Iterator[str]:
@@ -144,7 +140,7 @@ class _ChainChecker:
             balance = self._balance
             if not self._policy.admits(balance.taken) or min(*balance.spent, *balance.held) < 0:
                 yield f"after entry {number} the balance {balance} is outside the budget"
-        except _UNREADABLE as error:
+        except UNREADABLE as error:
             self.head = stored_hash
             yield f"entry {number} cannot be read: {error!r}"
 
@@ -189,6 +185,7 @@ class _ChainChecker:
             if identifier not in self._reservations:
                 raise rules.RuleError(f"reservation {identifier} does not exist")
             change = self._replay_change(self._reservations[identifier], kind, entry)
+        change = rules.number_end(change, self.number)
         self._reservations[identifier] = change.reservation
         self._add_taken(change)
         return change.balance, rules.describe_change(change)
@@ -292,7 +289,7 @@ class _DatasetChecker(_ChainChecker):
         while rows := self._transaction.list_entries(self._dataset, after, PAGE_SIZE):
             for row in rows:
                 stored = dict(row._mapping) | {"dataset": self._dataset.identifier}
-                wrong = list(stored_rows.find_type_faults(ENTRY, stored))
+                wrong = list(find_type_faults(ENTRY, stored))
                 yield from (f"entry {row.number!r}: {fault}" for fault in wrong)
                 if not wrong:
                     yield from self.check_entry(row.number, row.body, row.hash)
@@ -327,7 +324,7 @@ class _DatasetChecker(_ChainChecker):
             identifier = row["id"]
             try:
                 faults = list(_find_reservation_faults(row, missing.pop(identifier, None)))
-            except _UNREADABLE as error:
+            except UNREADABLE as error:
                 faults = [f"its row cannot be read: {error!r}"]
             yield from (f"reservation {identifier}: {fault}" for fault in faults)
         for identifier in missing:
@@ -336,7 +333,7 @@ class _DatasetChecker(_ChainChecker):
 
 def _find_reservation_faults(row: Row, recorded: Reservation | None) -> Iterator[str]:
     """Yield the differences between a reservation's row and what the entries record."""
-    wrong_types = list(stored_rows.find_type_faults(RESERVATION, row))
+    wrong_types = list(find_type_faults(RESERVATION, row))
     if wrong_types:
         yield from wrong_types
         return
@@ -381,7 +378,7 @@ def verify_export(lines: Iterable[str]) -> ExportReport:
             if name not in checkers:
                 checkers[name] = _ChainChecker(_read_created_dataset(name, body))
                 faults += _name_faults(name, checkers[name].check_first_policy())
-        except _UNREADABLE as error:
+        except UNREADABLE as error:
             faults.append(f"line {at} cannot be read: {error}")
             continue
         text = hash_chain.encode_entry(body)
@@ -443,7 +440,7 @@ def _read_cap(fields: dict[str, Any]) -> Cap:
     share = fields["share"]
     if type(share) is not float:
         raise TypeError(f"share must be a number, not {share!r}")
-    return Cap(kind, _read_text(fields, kind.value), share)
+    return Cap(kind, _read_text(fields, kind.value), share, limits_slack="slack" in fields)
 
 
 def _read_integer(entry: dict[str, Any], name: str) -> int:

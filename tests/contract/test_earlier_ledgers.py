@@ -35,7 +35,7 @@ from accountant_service.mechanisms import DpSgd, Mechanism
 from tests.support.databases import database
 from tests.support.earlier_ledgers import FIXTURES, open_unmigrated, read_rows
 
-NEWEST = "0005"
+NEWEST = "0006"
 REFERENCE = DpSgd(4.0, sample_rate=0.1, steps=30)
 OTHER = DpSgd(6.0, sample_rate=0.1, steps=20)
 UNCHANGED = ("api_key", "audit_event", "secret", "entry", "idempotency_key")
@@ -120,6 +120,7 @@ def test_every_dataset_keeps_its_filter_its_balance_and_its_record(revision: str
         assert json.loads(row.pop("charge")) == {"unit_attonats": was.pop("unit")}
         assert len(json.loads(row.pop("taken"))) == 1
         assert row.pop("team") is None
+        assert (row.pop("ended_entry") is None) == (was["state"] == "open")
         assert row == was
     assert verify(before).faults == []
     with before.reading() as reading:
@@ -128,7 +129,7 @@ def test_every_dataset_keeps_its_filter_its_balance_and_its_record(revision: str
     before.close()
 
 
-@pytest.mark.parametrize("revision", ["0001", "0002", "0003", "0004", NEWEST])
+@pytest.mark.parametrize("revision", ["0001", "0002", "0003", "0004", "0005", NEWEST])
 def test_an_earlier_ledger_accepts_new_runs_and_verifies(revision: str, url: str) -> None:
     """Old datasets and new ones, with old runs and new runs, and the whole record verifies."""
     open_unmigrated(url, revision).close()

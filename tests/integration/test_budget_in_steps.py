@@ -18,8 +18,9 @@ from accountant_service.guarantee import NeighbouringRelation
 from accountant_service.ledger import certificate, plans
 from accountant_service.ledger.api_keys import Scope
 from accountant_service.ledger.filters import ReferenceFilter
+from accountant_service.ledger.rules import Balance, Dataset, NewDataset
 from accountant_service.ledger.step_plan import StepPlan
-from accountant_service.mechanisms import from_json
+from accountant_service.mechanisms import DpSgd, from_json
 from accountant_service.settings import Settings
 
 RUN = {"kind": "dp_sgd", "noise_multiplier": 1.1, "sample_rate": 0.01, "steps": 100}
@@ -196,6 +197,63 @@ def test_the_command_line_quotes(post: Post, run: str, database: str) -> None:
     assert "is enough" in told
     quoted = json.loads(command(database, "ledger", "quote", "patients", "--json", "-m", plan))
     assert quoted["affordable_alone"] == STEPS
+
+
+def boundary_of(dataset: Dataset, run: Callable[[float], DpSgd]) -> float:
+    """Return the least noise multiplier with which a run fits by `PrivacyFilter.fits`."""
+    low, high = 0.3, 30.0
+    for _ in range(45):
+        middle = (low * high) ** 0.5
+        fits = dataset.policy.fits(StepPlan.of(run(middle)), dataset.balance.taken)
+        low, high = (low, middle) if fits else (middle, high)
+    return high
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_a_quoted_noise_multiplier_can_be_reserved(steps: int) -> None:
+    """The run alone is within ε, and its Gaussian noise is a hair more than whole steps."""
+    relation = NeighbouringRelation.ADD_OR_REMOVE_ONE
+    policy = plans.choose_policy(NewDataset("d", 60_000, 1.0, 1e-5, relation, "record"))
+    nothing = Balance(policy.nothing, policy.nothing)
+    dataset = Dataset("", "d", 60_000, "record", policy, nothing, 0, "", 0)
+
+    def run(noise_multiplier: float) -> DpSgd:
+        return DpSgd(noise_multiplier, sample_rate=1.0, steps=steps, sampling="none")
+
+    at = boundary_of(dataset, run)
+    planned = plans.compute_charge(dataset, run(at))
+    assert not planned.policy.admits(planned.charge.reserved), "one reference step too many"
+    quote = plans.quote_plan(dataset, run(at))
+    assert not quote.fits
+    assert quote.least_noise_multiplier is not None
+    assert quote.least_noise_multiplier == pytest.approx(at, rel=3e-4)
+    assert quote.least_noise_multiplier > at
+    fitting = plans.compute_charge(dataset, run(quote.least_noise_multiplier))
+    assert fitting.policy.admits(fitting.charge.reserved)
+
+
+def test_a_quoted_number_of_steps_is_reduced_until_it_can_be_reserved(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The count and the charge are different searches, which may differ by a step."""
+    genuine = ReferenceFilter.count_affordable_steps
+    relation = NeighbouringRelation.ADD_OR_REMOVE_ONE
+    planned = DpSgd(2.0, sample_rate=0.1, steps=1)
+    new = NewDataset("d", 60_000, 3.0, 1e-5, relation, "record", planned)
+    policy = plans.choose_policy(new)
+    nothing = Balance(policy.nothing, policy.nothing)
+    dataset = Dataset("", "d", 60_000, "record", policy, nothing, 0, "", 0)
+    run = DpSgd(1.5, sample_rate=0.05, steps=50)
+    exact = plans.find_affordable(dataset, run)[0]
+    monkeypatch.setattr(
+        ReferenceFilter, "count_affordable_steps", lambda *of: (genuine(*of) or 0) + 1
+    )
+    found = plans.find_affordable(dataset, run)[0]
+    assert exact is not None
+    assert found is not None
+    assert 0.99 * exact <= found <= exact + 1
+    charge = plans.compute_charge(dataset, replace(run, steps=found)).charge
+    assert policy.admits(charge.reserved)
 
 
 @pytest.mark.parametrize(("name", "plan"), [("nobody", json.dumps(RUN)), ("patients", "{}")])

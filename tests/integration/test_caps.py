@@ -27,7 +27,7 @@ from accountant_service.app import create_app
 from accountant_service.errors import CodedError
 from accountant_service.guarantee import NeighbouringRelation
 from accountant_service.ledger import database as opening
-from accountant_service.ledger import hash_chain, rules
+from accountant_service.ledger import hash_chain, plans, rules
 from accountant_service.ledger.api_keys import Keys, Scope
 from accountant_service.ledger.caps import Caps
 from accountant_service.ledger.errors import (
@@ -37,8 +37,8 @@ from accountant_service.ledger.errors import (
     LedgerError,
     UnknownSubjectError,
 )
-from accountant_service.ledger.filters.base import count_units_within
-from accountant_service.ledger.filters.reference import ReferenceFilter
+from accountant_service.ledger.filters.base import count_units_within, subtract
+from accountant_service.ledger.filters.reference import SLACK_UNITS, ReferenceFilter
 from accountant_service.ledger.repository import KeyRecord, Repository, StoredAnswer, Transaction
 from accountant_service.ledger.rules import Cap, CapUse, HolderKind, NewDataset
 from accountant_service.ledger.service import Ledger, WriteRequest
@@ -200,6 +200,75 @@ def test_a_repeated_reservation_is_answered_alike_whatever_the_cap_is(local: Rep
     bench.cap(1.0)
     assert reserve(bench.most // 2, refused).status == 201, "a refusal is not stored"
     assert len(bench.ledger.list_reservations(bench.one, "d", 0, 9)[1]) == 2
+
+
+def test_a_cap_limits_the_slack_of_its_holder(local: Repository) -> None:
+    bench = Bench(local, "reference")
+    bench.cap(0.2)
+    unlike = DpSgd(1.5, sample_rate=0.01, steps=50)
+
+    def reserve(key: KeyRecord) -> str:
+        found = bench.ledger.reserve(request(key), "d", unlike, 3600, "")
+        return str(json.loads(found.text)["id"])
+
+    runs = [reserve(bench.one if at % 2 else bench.two) for at in range(12)]
+    (use,) = bench.caps.list_uses("d")[1]
+    assert 0.1 * SLACK_UNITS < use.taken[1] <= 0.2 * SLACK_UNITS
+    with local.reading() as reading:
+        entries = [json.loads(row.body) for row in reading.list_entries(dataset_of(local), 1)]
+    assert all(
+        entry["caps"] == [{"team": "vision", "share": 0.2, "slack": True}] for entry in entries
+    )
+    reserve(bench.lone)
+    with local.reading() as reading:
+        lone = reading.list_reservations(dataset_of(local))
+    assert next(run.taken[1] for run in lone if run.team is None) > 0.15 * SLACK_UNITS
+    bench.cap(0.0)
+    with pytest.raises(CapExhaustedError, match=r"has taken 0\.1"):
+        reserve(bench.one)
+    for run in runs:
+        bench.ledger.release(request(bench.one), run)
+    assert verify(local).faults == []
+
+
+def test_a_holder_without_slack_may_still_reserve_reference_steps() -> None:
+    policy = ReferenceFilter(
+        1.0, 1e-5, NeighbouringRelation.ADD_OR_REMOVE_ONE, run_of(1), 100, is_planned=True
+    )
+    cap = Cap(HolderKind.TEAM, "vision", 0.25)
+    use = CapUse(cap, (10, SLACK_UNITS // 4))
+    assert rules.fits_cap(policy, use, (15, 0))
+    assert not rules.fits_cap(policy, use, (16, 0))
+    assert not rules.fits_cap(policy, use, (15, 1))
+    assert rules.fits_cap(policy, replace(use, taken=(10, SLACK_UNITS // 4 - 1)), (15, 1))
+    earlier = replace(use, cap=replace(cap, limits_slack=False))
+    assert rules.fits_cap(policy, earlier, (15, SLACK_UNITS)), "as an earlier version's entry"
+    assert policy.limit_slack((0, 0), 0.25, use.taken) == (0, SLACK_UNITS)
+    assert policy.apply_cap((0, 0), 0.25, use.taken) == (85, SLACK_UNITS)
+
+
+def test_a_quote_under_a_cap_of_slack_fits_what_a_reservation_gets(local: Repository) -> None:
+    bench = Bench(local, "reference")
+    bench.cap(0.1)
+    unlike = DpSgd(1.5, sample_rate=0.01, steps=50)
+    for _ in range(4):
+        dataset, caps = dataset_of(local), bench.ledger.find_cap_uses(bench.one, dataset_of(local))
+        quote = plans.quote_plan(dataset, unlike, caps, 0.0)
+        assert quote.fits
+        bench.ledger.reserve(request(bench.one), "d", unlike, 3600, "")
+        after = dataset_of(local).balance.taken
+        assert subtract(after, dataset.balance.taken) == quote.charged
+    together = None
+    for _ in range(3):
+        together = plans.charge_next(dataset_of(local), unlike, together, caps)
+    assert plans.combine_quotes(dataset_of(local), together, caps).fits
+
+
+def dataset_of(repository: Repository) -> rules.Dataset:
+    with repository.reading() as reading:
+        found = reading.find_dataset("d")
+    assert found is not None
+    return found
 
 
 # --- races

@@ -219,7 +219,7 @@ def test_what_was_altered_in_an_export_is_found(service: Service) -> None:
         assert any(fault in found for found in faults), (fault, faults)
 
 
-@pytest.mark.parametrize("revision", ["0001", "0003", "0004", "0005"])
+@pytest.mark.parametrize("revision", ["0001", "0003", "0004", "0005", "0006"])
 def test_exports_of_earlier_ledgers_verify(revision: str, tmp_path: Path) -> None:
     """Datasets of every filter, exchanges, and runs that ended early."""
     url = f"sqlite:///{tmp_path}/ledger.db"

@@ -671,7 +671,7 @@ def test_a_mechanism_for_more_records_than_there_are_is_named(
 
 # --- rows that no chain has
 
-NEWEST = "ledger-0005.sql"
+NEWEST = "ledger-0006.sql"
 OF_PLANNED = "(SELECT id FROM dataset WHERE name = 'planned')"
 
 
@@ -762,6 +762,8 @@ def test_rows_of_no_dataset_are_named(
         "UPDATE dataset SET policy = json_set(policy, '$.epsilons[127]', 0.01)",
         "UPDATE dataset SET policy = json_set(policy, '$.epsilons[0]', 0.01)",
         "UPDATE dataset SET policy = json_set(policy, '$.epsilons[0]', 'x')",
+        "UPDATE dataset SET policy = json_set(policy, '$.epsilons[60]', "
+        "0.9985 * json_extract(policy, '$.epsilons[60]'))",
         "UPDATE dataset SET policy = json_set(policy, '$.epsilons', json('[0.01]'))",
         "UPDATE dataset SET spent = replace(spent, ',', '.0,')",
         "UPDATE reservation SET taken = replace(taken, ',', '.0,')",
@@ -770,6 +772,8 @@ def test_rows_of_no_dataset_are_named(
         "UPDATE reservation SET charge = '{\"slack\": 0, ' || substr(charge, 2)",
         "UPDATE reservation SET mechanism = json_set(mechanism, '$.steps', 30.0)",
         "UPDATE reservation SET steps_granted = 'x'",
+        "UPDATE reservation SET ended_entry = ended_entry - 1",
+        "UPDATE reservation SET ended_entry = NULL",
         "UPDATE reservation SET key_id = CAST(x'ff' AS TEXT)",
         "UPDATE OR IGNORE reservation SET id = x'78'",
         "UPDATE entry SET number = 'x' WHERE number = 3",

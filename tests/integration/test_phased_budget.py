@@ -15,7 +15,7 @@ from accountant_service.ledger.api_keys import Scope
 from tests.support.optimizer_cases import PLAN as UNSCHEDULED
 from tests.support.stub_service import linear_accountant, service
 from training_client.budget import Budget, LedgerBudget
-from training_client.client import AccountingService
+from training_client.client import AccountingService, Reservation
 from training_client.errors import BudgetExhaustedError, NoGuaranteeError
 from training_client.integrations.round_budget import RoundBudget
 from training_client.lab.models import cross_entropy
@@ -152,10 +152,14 @@ EARLIER = replace(UNSCHEDULED, sample_rate=0.01, noise_multiplier=4.0).mechanism
 
 
 def with_releases(
-    ledger: AccountingService, scheduled: bool, before: tuple[Any, ...], *reserved: Any
+    ledger: AccountingService,
+    scheduled: bool,
+    before: tuple[Any, ...],
+    *reserved: Any,
+    ended: tuple[Reservation, ...] = (),
 ) -> ChargedBudget:
     """Return a budget of steps that follow releases, for which other mechanisms are reserved."""
-    releases = tuple(ledger.reserve("patients", each) for each in reserved)
+    releases = ended + tuple(ledger.reserve("patients", each) for each in reserved)
     if scheduled:
         return PhasedLedgerBudget.reserve(
             ledger, PLAN, "patients", STEPS, before=before, releases=releases
@@ -172,7 +176,40 @@ def test_all_steps_of_the_releases_before_training_are_charged(
     budget = with_releases(ledger, scheduled, (EARLIER, PCA), EARLIER, PCA)
     found = [(each["steps"], each["steps_reserved"]) for each in budget.begin()]
     assert found == [(7, 7), (1, 1)]
-    assert with_releases(ledger, scheduled, (PCA,)).begin() == []  # charged before, by another run
+    ended = tuple(ledger.reservation(each.identifier) for each in releases_of(budget))
+    assert all(each.state == "committed" for each in ended)
+    again = with_releases(ledger, scheduled, (EARLIER, PCA), ended=ended)
+    spent = ledger.dataset("patients")["spent"]["reference_steps"]
+    assert len(again.begin()) == 2
+    assert ledger.dataset("patients")["spent"]["reference_steps"] == spent, "charged before"
+    again.take(1)
+
+
+def releases_of(budget: ChargedBudget) -> tuple[Reservation, ...]:
+    first = budget.phases[0] if isinstance(budget, PhasedLedgerBudget) else budget
+    return first.releases
+
+
+@pytest.mark.parametrize("scheduled", [False, True])
+def test_releases_that_no_reservation_charges_are_refused(
+    ledger: AccountingService, scheduled: bool
+) -> None:
+    """The claim would name them, but the dataset's budget would not be charged for them."""
+    uncharged = with_releases(ledger, scheduled, (PCA,))
+    for refused in (uncharged.begin, lambda: uncharged.take(1), lambda: uncharged.allow(1)):
+        with pytest.raises(NoGuaranteeError, match="reserve budget for each mechanism"):
+            refused()
+    uncharged.give_up()
+    forgotten = with_releases(ledger, scheduled, (PCA,), PCA)
+    with pytest.raises(NoGuaranteeError, match=r"call begin\(\) before"):
+        forgotten.take(1)
+    forgotten.give_up()
+    released = tuple(ledger.reservation(each.identifier) for each in releases_of(forgotten))
+    ended = with_releases(ledger, scheduled, (PCA,), ended=released)
+    with pytest.raises(NoGuaranteeError, match="released without a granted step"):
+        ended.begin()
+    ended.give_up()
+    assert ledger.dataset("patients")["spent"]["epsilon"] == 0
 
 
 @pytest.mark.parametrize("scheduled", [False, True])

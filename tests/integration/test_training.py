@@ -20,8 +20,10 @@ from typer.testing import CliRunner, Result
 
 from tests.support.training_bench import ROWS, Bench, small
 from training_client.client import AccountingService
+from training_client.errors import DataError
 from training_client.lab import data as data_sets
 from training_client.lab import federated
+from training_client.lab.checkpoint import Checkpoint
 from training_client.lab.cli import app, compare, together
 from training_client.lab.cli.output_folders import lock_folder
 from training_client.lab.data import Dataset
@@ -793,6 +795,40 @@ def test_a_folder_that_another_run_trains_into_is_refused_and_nothing_stays_held
     assert bench.left() == {"checkpoint.pt"}
     after = bench.dataset()
     assert (after["held"], after["spent"]) == (NOTHING, NOTHING)
+
+
+def test_a_resumed_run_reads_its_checkpoint_under_the_folders_lock(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two resumes at once read the same checkpoint before, and both began."""
+    bench.give(8.0)
+    with monkeypatch.context() as patched:
+        made, step = bench.counted(patched), PrivateOptimizer.step
+
+        def dies(*of: Any) -> float:
+            if len(made) == 10:
+                raise KeyboardInterrupt
+            return step(*of)
+
+        patched.setattr(PrivateOptimizer, "step", dies)
+        more = ("--dataset", bench.name, "--noise-multiplier", "8", "--checkpoint-every", "5")
+        assert bench.run(*more).exit_code == 130
+    genuine, refused = Checkpoint.read, []
+
+    def read(folder: Path) -> Checkpoint:
+        with pytest.raises(DataError, match="another run trains into"), lock_folder(folder):
+            pass
+        refused.append(folder)
+        return genuine(folder)
+
+    monkeypatch.setattr(Checkpoint, "read", read)
+    again = bench.train("run", "--resume")
+    assert again.exit_code == 0, again.output
+    assert refused == [bench.folder]
+    monkeypatch.setattr(Checkpoint, "read", genuine)
+    missing = bench.train("run", "--resume", "--output", str(bench.folder / "none"))
+    assert missing.exit_code == 2
+    assert not (bench.folder / "none").exists()
 
 
 def any_run(seed: int) -> tuple[float, float, int, int]:

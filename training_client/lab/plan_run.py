@@ -472,9 +472,11 @@ def resume_budget(
         NoGuaranteeError: the reservation is for another plan, or the ledger granted fewer steps
             than the run has made or recorded.
     """
-    for other in read_grants(record).keys() - set(checkpoint.reservations):  # initial releases
-        require_recorded_grants(record, accounting.reservation(other))
-    budget, held = _reserved_budget(accounting, checkpoint, initial_releases, record)
+    others = read_grants(record).keys() - set(checkpoint.reservations)  # initial releases
+    releases = tuple(accounting.reservation(other) for other in sorted(others))
+    for release in releases:
+        require_recorded_grants(record, release)
+    budget, held = _reserved_budget(accounting, checkpoint, initial_releases, releases, record)
     require_granted(checkpoint.steps, budget.made)
     notify(
         f"Resuming {', '.join(budget.reservations)} from a checkpoint after {checkpoint.steps} "
@@ -493,15 +495,19 @@ def _reserved_budget(
     accounting: AccountingService,
     checkpoint: Checkpoint,
     before: tuple[Mechanism, ...],
+    releases: tuple[Reservation, ...],
     record: Path,
 ) -> tuple[ChargedBudget, Reservation]:
     """Return the budget of an interrupted run, and the reservation that its next step draws on."""
     plan, dataset = checkpoint.plan, checkpoint.dataset
     if plan.noise_schedule is not None:
         phased = PhasedLedgerBudget.resume(
-            accounting, plan, dataset, checkpoint.reservations, before=before, record=record
-        )
+            accounting, plan, dataset, checkpoint.reservations,
+            before=before, releases=releases, record=record,
+        )  # fmt: skip
         return phased, phased.current_phase.reservation
     held = accounting.reservation(checkpoint.reservations[0])
     delta = float(accounting.dataset(dataset)["budget"]["delta"])
-    return LedgerBudget(accounting, plan, dataset, delta, held, before, record=record), held
+    return LedgerBudget(
+        accounting, plan, dataset, delta, held, before, releases, record=record
+    ), held

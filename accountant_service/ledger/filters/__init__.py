@@ -7,6 +7,8 @@ base: what every filter has.
 
 from __future__ import annotations
 
+import math
+
 from accountant_service import mechanisms
 from accountant_service.guarantee import NeighbouringRelation
 from accountant_service.ledger.filters.base import Charge, Json, PrivacyFilter
@@ -29,13 +31,12 @@ def read_charge(stored: Json, steps: int) -> Charge:
     """Return the cost of a plan of `steps` steps, as stored in its reservation's row."""
     if "unit_attonats" in stored:
         return RenyiCharge.from_json(stored, steps)
-    return ReferenceCharge(
-        steps,
-        stored["charged_reference_steps"],
-        stored["slack"],
-        stored["return_slack"],
-        stored["is_reference"],
-    )
+    amounts = [stored[name] for name in ("charged_reference_steps", "slack", "return_slack")]
+    if any(type(each) is not int for each in amounts):
+        raise TypeError(f"a charge has three whole numbers, not {amounts}")
+    reference_steps, slack, return_slack = amounts
+    is_reference = bool(stored["is_reference"])
+    return ReferenceCharge(steps, reference_steps, slack, return_slack, is_reference)
 
 
 def from_json(
@@ -53,7 +54,9 @@ def from_json(
         return RenyiMixtureFilter(orders, weights, epsilon, delta, relation)
     if stored["filter"] != ReferenceFilter.name:
         raise ValueError(f"unknown filter {stored['filter']!r}")
-    reference = stored["reference"]
+    reference, epsilons = stored["reference"], tuple(stored.get("epsilons", ()))
+    if not all(type(each) in (int, float) and math.isfinite(each) for each in epsilons):
+        raise TypeError("the table of ε must have finite numbers")
     return ReferenceFilter(
         epsilon,
         delta,
@@ -62,5 +65,5 @@ def from_json(
         int(stored["reference_steps"]),
         bool(stored["planned"]),
         float(stored["slack_share"]),
-        tuple(stored.get("epsilons", ())),
+        epsilons,
     )

@@ -63,6 +63,11 @@ class Charge(ABC):
     def spent(self, granted: int) -> Amounts:
         """Return the amounts spent after `granted` steps, while the reservation is open."""
 
+    @property
+    def needs_slack(self) -> bool:
+        """Whether the cost includes a part of the slack, which only a reference filter has."""
+        return False
+
     def held(self, granted: int) -> Amounts:
         """Return the amounts still held for steps not granted, after `granted` steps."""
         return subtract(self.reserved, self.spent(granted))
@@ -124,6 +129,29 @@ class PrivacyFilter(ABC):
     @abstractmethod
     def share_of(self, taken: Amounts) -> float:
         """Return these amounts as a fraction of the budget; at most 1 if the filter admits them."""
+
+    def fits_share(self, taken: Amounts, reserved: Amounts, share: float) -> bool:
+        """Return whether a holder may reserve further amounts within a share of the budget.
+
+        Amounts that are all zero always may.
+
+        Args:
+            taken: the amounts that the holder has spent or held.
+            reserved: the further amounts.
+            share: from 0 to 1.
+        """
+        return not any(reserved) or self.share_of(add(taken, reserved)) <= share
+
+    def largest_share_of(self, taken: Amounts) -> float:
+        """Return the fraction of the budget that a cap compares with its share."""
+        return self.share_of(taken) if any(taken) else 0.0
+
+    def limit_slack(self, taken: Amounts, share: float, holder_taken: Amounts) -> Amounts:
+        """Return the amounts taken, with the slack raised until only a cap's part of it remains.
+
+        Steps are not changed. The arguments are those of `apply_cap`.
+        """
+        return taken
 
     def apply_cap(
         self,

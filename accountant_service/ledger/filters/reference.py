@@ -22,7 +22,7 @@ import numpy as np
 
 from accountant_service import mechanisms
 from accountant_service.accountants import ACCOUNTANTS, Question
-from accountant_service.accountants.base import report_contradictions
+from accountant_service.accountants.base import TOLERANCE, report_contradictions
 from accountant_service.accountants.pld import dominating_pairs, has_quick_curve
 from accountant_service.errors import (
     AccountingError,
@@ -37,6 +37,7 @@ from accountant_service.ledger.filters.base import (
     Charge,
     Json,
     PrivacyFilter,
+    add,
     count_units_within,
 )
 from accountant_service.ledger.filters.reference_step import (
@@ -50,6 +51,7 @@ from accountant_service.mechanisms.codec import COUNT_MAX
 from accountant_service.numerics import domination
 from accountant_service.numerics.engines.saddle_point import count_by_renyi
 from accountant_service.numerics.floats import rounding, search
+from accountant_service.numerics.floats.bounds import EPSILON_NEGLIGIBLE
 from accountant_service.numerics.laws.dominating_pair import Composition
 from accountant_service.numerics.time_limit import limit_time
 
@@ -60,7 +62,6 @@ _SECONDS_MAX: Final = 3.0  # to decide one exchange
 _EPSILON_POINTS: Final = 128  # numbers of reference steps whose ε is tabulated
 _EPSILON_POINTS_FEW: Final = 16  # the same, where each needs a computation of its own
 _TABLE_LENGTHS: Final = (_EPSILON_POINTS, _EPSILON_POINTS_FEW)
-_PROVED_SHARE: Final = 0.99  # of a tabulated ε: earlier versions may have proved a little less
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +85,11 @@ class ReferenceCharge(Charge):
     def reserved(self) -> Amounts:
         """The reference-mechanism steps, and the part of δ, held before the first grant."""
         return self.reference_steps, self.slack + self.return_slack
+
+    @property
+    def needs_slack(self) -> bool:
+        """Whether the cost includes a part of the slack."""
+        return self.slack + self.return_slack > 0
 
     def spent(self, granted: int) -> Amounts:
         """Return the reference-mechanism steps, and the part of δ, spent so far.
@@ -182,10 +188,31 @@ class ReferenceFilter(PrivacyFilter):
             return 0.0
         return taken[0] / self.steps if self.steps else 1.0
 
+    def fits_share(self, taken: Amounts, reserved: Amounts, share: float) -> bool:
+        """Return whether a holder may reserve further steps and slack within a share of each.
+
+        Slack that the holder has used up does not keep it from steps that need none.
+        """
+        steps, slack = add(taken, reserved)
+        return (not reserved[0] or self.share_of((steps, 0)) <= share) and (
+            not reserved[1] or slack <= count_units_within(share, SLACK_UNITS)
+        )
+
+    def largest_share_of(self, taken: Amounts) -> float:
+        """Return the larger of the fractions of the budget's steps and of its slack."""
+        steps = self.share_of(taken) if taken[0] else 0.0
+        return max(steps, taken[1] / SLACK_UNITS)
+
+    def limit_slack(self, taken: Amounts, share: float, holder_taken: Amounts) -> Amounts:
+        """Return the amounts taken, with the slack raised until only a cap's part of it remains."""
+        left = count_units_within(share, SLACK_UNITS) - holder_taken[1]
+        return taken[0], max(taken[1], SLACK_UNITS - max(left, 0))
+
     def apply_cap(self, taken: Amounts, share: float, holder_taken: Amounts) -> Amounts:
-        """Return the amounts taken, raised until only steps that the cap allows remain."""
+        """Return the amounts taken, raised until only steps and slack of the cap remain."""
         left = count_units_within(share, self.steps) - holder_taken[0]
-        return max(taken[0], self.steps - max(left, 0)), taken[1]
+        _, slack = self.limit_slack(taken, share, holder_taken)
+        return max(taken[0], self.steps - max(left, 0)), slack
 
     def epsilon_of(self, taken: Amounts) -> float:
         """Return an upper bound on ε, at the budget's δ, of these reference-mechanism steps."""
@@ -216,7 +243,9 @@ class ReferenceFilter(PrivacyFilter):
     def is_table_sound(self) -> bool:
         """Return whether the table of ε states at least what is proved, without a table too.
 
-        A larger ε is a bound as well: an earlier version may have proved less.
+        A larger ε is a bound as well: an earlier version may have proved less. A smaller one may
+        differ by the accuracy of the bounds, the width of the interval that they are the upper end
+        of: another machine or version may have computed a narrower interval.
         """
         if not self.epsilons:
             return True
@@ -227,7 +256,8 @@ class ReferenceFilter(PrivacyFilter):
         proved = np.array(_compute_table(self, len(self.epsilons)))
         stated = np.array(self.epsilons)
         is_increasing = bool(np.all(np.diff(stated) >= 0)) and stated[-1] <= self.epsilon
-        return is_increasing and bool(np.all(stated >= _PROVED_SHARE * proved))
+        accuracy = TOLERANCE * np.maximum(proved, EPSILON_NEGLIGIBLE)
+        return is_increasing and bool(np.all(stated >= proved - accuracy))
 
     def compute_table(self, points: int) -> tuple[float, ...]:
         """Return ε of `points` increasing numbers of reference steps, at most the budget's ε."""

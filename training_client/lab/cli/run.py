@@ -72,12 +72,15 @@ def run(context: typer.Context, options: RunOptions) -> None:
         require_writable(folder)
         require_unlocked(folder)
         command = _RunCommand(options, explicit_options(context), accounting, folder, console)
-        approved = command.resume() if options.resume else command.start()
-        announce_public_data(approved.recipe.declared_public, console)
         with ExitStack() as until_finished:
+            if options.resume and folder.is_dir():  # another resume must not read the same state
+                until_finished.enter_context(lock_folder(folder))
+            approved = command.resume() if options.resume else command.start()
+            announce_public_data(approved.recipe.declared_public, console)
             with _release_on_failure(approved):
                 data = command.load_data(approved)
-                until_finished.enter_context(lock_folder(folder))
+                if not options.resume:  # a refused run leaves no folder
+                    until_finished.enter_context(lock_folder(folder))
                 run_folder, data = command.prepare(approved, data)
             result = command.train(run_folder, data, approved.steps)
             run_folder.finish(result)

@@ -8,7 +8,7 @@ Blocks whose output varies from run to run are run and left as they are.
 
 from __future__ import annotations
 
-import sys
+import argparse
 import tempfile
 from pathlib import Path
 
@@ -46,11 +46,16 @@ def show(block: Block, outputs: list[str]) -> str:
 
 def main() -> None:
     """Run the pages named on the command line, and write their commands' outputs into them."""
-    slow = "--slow" in sys.argv
-    for name in (each for each in sys.argv[1:] if each != "--slow"):
-        file = Path(name)
+    parser = argparse.ArgumentParser(
+        prog="python -m scripts.page_output",
+        description="Run the commands of pages, and write what they print into the pages.",
+    )
+    parser.add_argument("pages", nargs="+", metavar="PAGE", type=Path)
+    parser.add_argument("--slow", action="store_true", help="run slow blocks too")
+    arguments = parser.parse_args()
+    for file in arguments.pages:
         with tempfile.TemporaryDirectory() as folder:
-            changed = run_page(file, Path(folder), slow)
+            changed = run_page(file, Path(folder), arguments.slow)
         text = file.read_text()
         for old, new in changed.items():
             text = text.replace(old, new)

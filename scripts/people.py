@@ -7,6 +7,7 @@ python -m scripts.people --write             # all; write the table into docs/ho
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 import resource
@@ -136,11 +137,29 @@ def write_table(jobs: list[Job]) -> None:
     PAGE.write_text(pattern.sub(lambda _: f"{begin}{table}{end}", PAGE.read_text()))
 
 
+def read_arguments() -> argparse.Namespace:
+    """Read the names of people and `--write` from the command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m scripts.people",
+        description="Do the jobs of people in an empty folder, and count their commands.",
+    )
+    people = ", ".join(PEOPLE)
+    parser.add_argument("people", nargs="*", metavar="PERSON", help=f"of {people}; all by default")
+    parser.add_argument("--write", action="store_true", help=f"write the table into {PAGE.name}")
+    found = parser.parse_args()
+    unknown = [each for each in found.people if each not in PEOPLE]
+    if unknown:
+        parser.error(f"nobody is called {unknown[0]!r}: choose from {people}")
+    if found.write and found.people:
+        parser.error("--write writes the rows of all people: leave out the names")
+    return found
+
+
 def main() -> int:
     """Do the jobs, print or write the table, and return 1 if a job failed."""
-    named = [each for each in sys.argv[1:] if each != "--write"]
+    arguments = read_arguments()
     jobs = []
-    for person in named or PEOPLE:
+    for person in arguments.people or PEOPLE:
         job = do_job(person)
         print(f"# {person}\n{job.output}\n{render_row(job)}\n", flush=True)
         jobs.append(job)
@@ -148,7 +167,7 @@ def main() -> int:
     if failed:
         print(f"failed: {', '.join(failed)}", file=sys.stderr)
         return 1
-    if "--write" in sys.argv:
+    if arguments.write:
         write_table(jobs)
     return 0
 

@@ -5,6 +5,7 @@ python -m scripts.pictures [FOLDER]
 
 from __future__ import annotations
 
+import argparse
 import io
 import os
 import shutil
@@ -87,11 +88,16 @@ def take_screenshots(url: str, key: str, chromium: str, folder: Path) -> None:
 
 def main() -> int:
     """Start a service with a ledger of its own, take the pictures, stop the service."""
+    parser = argparse.ArgumentParser(
+        prog="python -m scripts.pictures",
+        description="Write the two pictures of the README, in Chromium.",
+    )
+    parser.add_argument("folder", nargs="?", metavar="FOLDER", type=Path, default=IMAGES)
+    images = parser.parse_args().folder
     chromium = shutil.which("chromium") or shutil.which("chromium-browser")
     if chromium is None:
         print("Chromium is needed; Debian has it: apt-get install chromium", file=sys.stderr)
         return 1
-    images = Path(sys.argv[1]) if len(sys.argv) > 1 else IMAGES
     port = find_free_port()
     url = f"http://127.0.0.1:{port}"
     with tempfile.TemporaryDirectory() as folder:

@@ -134,6 +134,8 @@ class Pld(Accountant):
         if not releases:
             return _bound(question, Bounds(rounding.down(exact), cap))
         cap = min(cap, total_variation(releases))
+        if epsilon >= release_laws.pure_epsilon(question.release_groups, question.relation):
+            cap = 0.0
         found = _enclose_delta(question, releases, epsilon)
         if not question.is_attained:
             found = Bounds(0.0, found.upper)  # the lower end is of another pair
@@ -217,11 +219,14 @@ def _capped_at(bounds: Bounds, cap: float) -> Bounds:
 def _capped_by_unsampled(question: Question, bounds: Bounds, delta: float) -> Bound:
     """Return the interval around ε, capped at the ε of the same releases without sampling.
 
-    Sampling and shuffling never hurt: Gaussian releases have a closed form, Laplace ones and
-    shuffled reports their pure ε.
+    Sampling and shuffling never hurt: Gaussian releases have a closed form, others their pure ε. If
+    all releases have a pure ε, no loss exceeds the sum, not even by a tolerance.
     """
     if not question.is_attained:
         bounds = Bounds(0.0, bounds.upper)  # the lower end is of another pair, above the cap maybe
+    pure = release_laws.pure_epsilon(question.release_groups, question.relation)
+    if pure < bounds.upper:
+        bounds = _capped_at(bounds, pure)
     if bounds.upper <= bounds.lower * (1 + question.tolerance):  # no cap is needed
         return _bound(question, bounds)
     mu, pure, releases = _split_releases(question)

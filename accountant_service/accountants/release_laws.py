@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import Any, Final
 
 from accountant_service.errors import MethodNotApplicableError
@@ -53,6 +54,7 @@ _CHANGED: Final = "proved in docs/accountants/kinds.md, section Records changed 
 BINS_NOISE_MIN: Final = 0.25  # below it a known bin is assumed
 BINS_NOISE_MAX: Final = 100.0  # above it the cells of the sum are too narrow
 _GAUSSIAN: Final = "Balle & Wang 2018, arXiv 1805.06530v2, Theorem 8"
+_AMPLIFIED_MAX: Final = 700  # e^ε is a double
 RATE_MIN: Final = 1e-30  # smaller products of sample rates are rounded up to it
 _CONVERSION: Final = (
     "Canonne, Kamath & Steinke 2020, arXiv 2004.00010v7, Proposition 12; worst pair of a profile: "
@@ -97,7 +99,8 @@ class _Kind:
         source: the publication that proves that the pair dominates the release without sampling.
         statement: what the description must mean for the proof to hold.
         unsampled_cost: returns μ² and ε of the releases of a group without sampling, if they are
-            as private as a Gaussian release of this μ and a pure one of this ε.
+            as private as a Gaussian release of this μ and a pure one of this ε. A rational ε is
+            exact, or was rounded up.
         is_attained: whether two neighbouring datasets have this pair, so that lower bounds hold.
         is_personal: whether the description may mean one answer of each person. On a sample it may
             then be visible who answered, or it may not: under every relation the pair of a Poisson
@@ -114,7 +117,7 @@ class _Kind:
     law: Callable[[ReleaseGroup, NeighbouringRelation], ReleaseLaw]
     source: str
     statement: str = "each release is dominated by a pair of one-dimensional distributions"
-    unsampled_cost: Callable[[ReleaseGroup], tuple[float, float]] = lambda _: (0.0, math.inf)
+    unsampled_cost: Callable[[ReleaseGroup], tuple[float, Fraction | None]] = lambda _: (0.0, None)
     is_attained: bool = True
     is_personal: bool = False
     relations: frozenset[NeighbouringRelation] = frozenset(NeighbouringRelation)
@@ -280,10 +283,34 @@ def _shuffled_reports_law(group: ReleaseGroup, relation: NeighbouringRelation) -
     return Release(ShuffledReportsPair(int(reports), _local_epsilon(report)))  # type: ignore[arg-type]
 
 
-def _unshuffled_cost(group: ReleaseGroup) -> tuple[float, float]:
+def _unshuffled_cost(group: ReleaseGroup) -> tuple[float, Fraction | None]:
     """Return 0 for μ², and the ε of one person's reports without amplification by shuffling."""
     ((report, _),) = group.atom.releases
-    return 0.0, rounding.up(group.count * _local_epsilon(report))
+    return 0.0, group.count * Fraction(_local_epsilon(report))
+
+
+def _pure_cost(group: ReleaseGroup) -> tuple[float, Fraction | None]:
+    """Return 0 for μ², and the pure ε of the releases of a group without sampling, if it has one.
+
+    The ε of a bounded range, or of a list of points that ends with δ = 0, is a pure ε too.
+    """
+    first, *rest = group.atom.parameters or (group.sigma,)
+    match group.atom.noise:
+        case "laplace":
+            epsilon = 1 / Fraction(group.sigma)
+        case "discrete_laplace":
+            epsilon = Fraction(rest[0]) / Fraction(first)  # type: ignore[arg-type]
+        case "approximate_dp" if rest != [0.0]:
+            return 0.0, None
+        case "privacy_profile":
+            if rest[0][-1] > 0.0:  # type: ignore[index, operator]
+                return 0.0, None
+            epsilon = Fraction(first[-1])  # type: ignore[index]
+        case "randomized_response":
+            epsilon = Fraction(_local_epsilon(group.atom))
+        case _:
+            epsilon = Fraction(first)  # type: ignore[arg-type]
+    return 0.0, group.count * epsilon
 
 
 def _local_epsilon(report: Atom) -> float:
@@ -291,7 +318,7 @@ def _local_epsilon(report: Atom) -> float:
     first, second, *_ = (*map(float, report.parameters), 0.0)  # type: ignore[arg-type]
     match report.noise:
         case "randomized_response":
-            return rounding.up(math.log((1 - second) * first / second + 1))
+            return rounding.up(math.log1p((1 - second) * first / second))
         case "discrete_laplace":
             return rounding.up(second / first)
         case _:
@@ -306,11 +333,49 @@ def count_pairs(group: ReleaseGroup) -> int:
 def unsampled_cost(groups: Sequence[ReleaseGroup]) -> tuple[float, float]:
     """Return the total μ of Gaussian and ε of pure-DP releases, as if none were sampled.
 
-    The ε is infinite if another kind is among them.
+    The ε is infinite if another kind is among them. Else it is the exact sum, rounded up.
     """
     costs = [_KINDS[each.atom.noise].unsampled_cost(each) for each in groups]
-    squares, pure = zip(*costs, strict=True)
-    return math.sqrt(math.fsum(squares)), math.fsum(pure)
+    known = [pure for _, pure in costs if pure is not None]
+    pure = _round_up(sum(known, Fraction())) if len(known) == len(costs) else math.inf
+    return math.sqrt(math.fsum(square for square, _ in costs)), pure
+
+
+def _round_up(value: Fraction) -> float:
+    """Return the least double that is not below a rational number; ∞ beyond the doubles."""
+    try:
+        nearest = float(value)
+    except OverflowError:
+        return math.inf
+    return nearest if Fraction(nearest) >= value else math.nextafter(nearest, math.inf)
+
+
+def pure_epsilon(groups: Sequence[ReleaseGroup], relation: NeighbouringRelation) -> float:
+    """Return a bound that no privacy loss of the releases exceeds, rounded up; ∞ if none is known.
+
+    The loss of the pair of a Poisson sample, log(1 − q + q·e^Λ) or its negative, is at most
+    log(1 + q(e^ε − 1)) if |Λ| ≤ ε: the first since it increases in Λ; the negative of its least
+    value is no more, as (1 − q + q·e^ε)·(1 − q + q·e^−ε) ≥ 1 by the inequality of Cauchy and
+    Schwarz. Losses of compositions add up.
+    """
+    total = Fraction()
+    for group in groups:
+        square, pure = _KINDS[group.atom.noise].unsampled_cost(replace(group, count=1))
+        if square > 0.0 or pure is None:
+            return math.inf
+        total += group.count * _amplify(pure, group, relation)
+    return _round_up(total)
+
+
+def _amplify(pure: Fraction, group: ReleaseGroup, relation: NeighbouringRelation) -> Fraction:
+    """Return log(1 + q(e^ε − 1)), rounded up, if the group's pair is that of a Poisson sample."""
+    if group.rate == 1.0 or pure > _AMPLIFIED_MAX or group.replaces_record_in("poisson", relation):
+        return pure
+    law = dominating_pair(group, relation)
+    if not isinstance(law, Release) or law.sample_rate == 1.0:
+        return pure
+    amplified = math.log1p(law.sample_rate * math.expm1(_round_up(pure)))
+    return min(pure, Fraction(rounding.up(amplified)))
 
 
 def is_attained(kind: str) -> bool:
@@ -464,12 +529,12 @@ _KINDS: Final[Mapping[str, _Kind]] = {
     "gaussian": _Kind(
         _gaussian_law,
         _GAUSSIAN,
-        unsampled_cost=lambda group: (group.count / group.sigma**2, 0.0),
+        unsampled_cost=lambda group: (group.count / group.sigma**2, Fraction()),
     ),
     "laplace": _Kind(
         _laplace_law,
         _GAUSSIAN,
-        unsampled_cost=lambda group: (0.0, group.count / group.sigma),
+        unsampled_cost=_pure_cost,
     ),
     "balls_in_bins": _Kind(
         _balls_in_bins_law,
@@ -478,7 +543,7 @@ _KINDS: Final[Mapping[str, _Kind]] = {
         "anew in every epoch, and each noisy sum is divided by a constant",
         unsampled_cost=lambda group: (
             group.count * _batches_and_participations(group.atom)[1] / group.sigma**2,
-            0.0,
+            Fraction(),
         ),
         pairs=lambda group: _batches_and_participations(group.atom)[1],
     ),
@@ -487,12 +552,14 @@ _KINDS: Final[Mapping[str, _Kind]] = {
         "Kairouz, Bonawitz & Ramage 2016, arXiv 1602.07387v3; exact by enumeration",
         "a neighbour changes one person's true category",
         is_personal=True,
+        unsampled_cost=_pure_cost,
     ),
     "discrete_laplace": _Kind(
         _pair_law(DiscreteLaplacePair),
         "Ghosh, Roughgarden & Sundararajan 2012, arXiv 0811.2841v3; proved in "
         "docs/accountants/kinds.md",
         _ONE_INTEGER,
+        unsampled_cost=_pure_cost,
     ),
     "discrete_gaussian": _Kind(
         _pair_law(DiscreteGaussianPair),
@@ -505,6 +572,7 @@ _KINDS: Final[Mapping[str, _Kind]] = {
         "docs/accountants/kinds.md",
         "the mechanism has the bounded range ε",
         is_attained=False,
+        unsampled_cost=_pure_cost,
     ),
     "permute_and_flip": _Kind(
         lambda group, _: Release(ApproximatePair(float(group.atom.parameters[0]), 0.0), group.rate),  # type: ignore[arg-type]
@@ -512,6 +580,7 @@ _KINDS: Final[Mapping[str, _Kind]] = {
         "Viswanathan 2015, arXiv 1311.0776v4, Theorem 3.4",
         "the mechanism is ε-DP",
         is_attained=False,
+        unsampled_cost=_pure_cost,
     ),
     "truncated_laplace": _Kind(
         _pair_law(TruncatedLaplacePair),
@@ -521,7 +590,7 @@ _KINDS: Final[Mapping[str, _Kind]] = {
     "tree_aggregation": _Kind(
         lambda group, _: Release(GaussianPair(1 / group.sigma)),
         "Kairouz et al. 2021, arXiv 2103.00039; sensitivity proved in docs/accountants/kinds.md",
-        unsampled_cost=lambda group: (group.count / group.sigma**2, 0.0),
+        unsampled_cost=lambda group: (group.count / group.sigma**2, Fraction()),
         is_attained=False,
         can_be_sampled=False,
     ),
@@ -546,12 +615,16 @@ _KINDS: Final[Mapping[str, _Kind]] = {
         _pair_law(ApproximatePair),
         "Kairouz, Oh & Viswanathan 2015, arXiv 1311.0776v4, Theorem 3.4",
         _GIVEN.format("(ε, δ)-DP"),
+        unsampled_cost=_pure_cost,
     ),
     "gdp": _Kind(
         _pair_law(GaussianPair),
         "Dong, Roth & Su 2019, arXiv 1905.02383v3, Theorem 3.2",
         _GIVEN.format("μ-GDP"),
-        unsampled_cost=lambda group: (group.count * float(group.atom.parameters[0]) ** 2, 0.0),  # type: ignore[arg-type]
+        unsampled_cost=lambda group: (
+            group.count * float(group.atom.parameters[0]) ** 2,  # type: ignore[arg-type]
+            Fraction(),
+        ),
     ),
     "zcdp": _Kind(
         _renyi_release,
@@ -571,6 +644,7 @@ _KINDS: Final[Mapping[str, _Kind]] = {
         _pair_law(ProfilePair),
         "Zhu, Dong & Wang 2022, arXiv 2106.08567v4, Proposition 8 and Theorem 9",
         _GIVEN.format("the profile"),
+        unsampled_cost=_pure_cost,
     ),
     "user_level": _Kind(
         _several_records_law,

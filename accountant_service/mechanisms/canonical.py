@@ -161,12 +161,12 @@ class CanonicalForm:
     Attributes:
         atom_counts: each atom with the number of times it is released, at least 1.
         hash: `sha256:` and 64 hexadecimal digits; equal for equivalent mechanisms.
-        premises: the description's assumptions about the data, which the hash does not cover.
+        premises: the description's assumptions about the data; neither compared nor hashed.
     """
 
     atom_counts: tuple[tuple[Atom, int], ...]
     hash: str
-    premises: Premises = Premises()
+    premises: Premises = field(default=Premises(), compare=False)
 
     @property
     def steps(self) -> int:

@@ -34,6 +34,7 @@ from accountant_service.ledger.filters.base import (
 )
 from accountant_service.ledger.step_plan import StepPlan
 from accountant_service.mechanisms import CanonicalForm, DpSgd, canonical_form
+from accountant_service.mechanisms.canonical import Premises
 from accountant_service.numerics import renyi_conversion
 from accountant_service.numerics.floats import rounding
 from accountant_service.numerics.floats.special_functions import Array
@@ -280,11 +281,25 @@ def count_affordable_steps(step_cost: int, micronats: int) -> int | None:
     return max(micronats, 0) * _ATTO_PER_MICRO // step_cost
 
 
-@lru_cache(maxsize=4096)
 def compute_step_costs(
     step: CanonicalForm, relation: NeighbouringRelation, orders: tuple[float, ...]
 ) -> tuple[int, ...]:
-    """Return the Rényi divergence of one step at each order, in atto-nats, rounded up."""
+    """Return the Rényi divergence of one step at each order, in atto-nats, rounded up.
+
+    Raises:
+        AccountingError: no divergence is proved for one of its releases.
+    """
+    return _compute_step_costs(step, step.premises, relation, orders)
+
+
+@lru_cache(maxsize=4096)
+def _compute_step_costs(
+    step: CanonicalForm,
+    premises: Premises,  # noqa: ARG001  # equal steps of other premises may be refused
+    relation: NeighbouringRelation,
+    orders: tuple[float, ...],
+) -> tuple[int, ...]:
+    """Return the Rényi divergence of one step at each order, computed once."""
     question = Question(step, relation)
     _require_proof(question)
     if not step.atom_counts:

@@ -483,6 +483,12 @@ def infinite_mass(releases: Composition, direction: Direction) -> float:
 
 
 def total_variation(releases: Composition) -> float:
-    """Return an upper bound on δ(0): the sum of the releases' total variation distances, or 1."""
-    total = math.fsum(count * each.total_variation() for each, count in releases)
-    return min(1.0, rounding.up(total))
+    """Return an upper bound on δ(0): 1 − Π(1 − d)ⁿ for distances d of releases with counts n.
+
+    A release's two outputs can be drawn so that they are equal with probability 1 − d, given that
+    those before were. All are then equal with probability Π(1 − d)ⁿ. On a Poisson sample of rate q,
+    d is at most q.
+    """
+    distances = ((min(each.total_variation(), 1.0), count) for each, count in releases)
+    log_equal = math.fsum(n * math.log1p(-d) if d < 1 else -math.inf for d, n in distances)
+    return min(1.0, rounding.up(-math.expm1(log_equal)))

@@ -57,7 +57,8 @@ flower-environment: $(FLOWER_READY)  ## create .venv-flower, for Flower and its 
 $(FLOWER_READY): pyproject.toml constraints-flower.txt
 	$(PYTHON) -m venv $(FLOWER)
 	$(FLOWER)/bin/python -m pip install --quiet --disable-pip-version-check \
-		--constraint constraints-flower.txt --editable '.[train,flower,postgres]' pytest pytest-timeout httpx2
+		--constraint constraints-flower.txt --editable '.[train,flower,postgres]' 'flwr[simulation]' \
+		pytest pytest-timeout httpx2
 	@touch $(FLOWER_READY)
 
 data: $(READY)  ## download the datasets into data/ and check their hashes

@@ -265,6 +265,7 @@ class TradeOff:
             and of this mechanism.
         mechanism_hash: the canonical hash of the mechanism.
         assumptions: the hypotheses of the bounds.
+        status: proven, or estimate if a hypothesis fails: then the bounds are not proved.
     """
 
     false_positive_rates: tuple[float, ...]
@@ -276,6 +277,7 @@ class TradeOff:
     mu_error: float
     mechanism_hash: str
     assumptions: tuple[Assumption, ...]
+    status: Status = Status.PROVEN
 
 
 def trade_off(
@@ -305,7 +307,8 @@ def trade_off(
     if not question.form.atom_counts:
         return _trade_off_of_no_release(rates, prior, claim)
     largest_epsilon = max(claim.epsilon, _TRADE_OFF_EPSILON_LEAST)
-    releases, attained = dominating_pairs(question), question.is_attained
+    common = question.of_common_part()
+    releases, attained = dominating_pairs(common), common.is_attained
     at_prior = abs(math.log((1 - prior) / prior))
     epsilons = np.union1d(
         largest_epsilon * np.linspace(0.0, 1.0, _TRADE_OFF_EPSILONS) ** 2, [at_prior]
@@ -336,6 +339,7 @@ def trade_off(
         found.mu_error,
         question.form.hash,
         claim.assumptions,
+        claim.status,
     )
 
 

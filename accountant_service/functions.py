@@ -42,7 +42,7 @@ class SolvedNoiseMultiplier:
     Attributes:
         noise_multiplier: σ, rounded up.
         guarantee: the guarantee at that noise multiplier.
-        risk: proved bounds of the risk, if the target is a risk.
+        risk: bounds of the risk, if the target is a risk: proved if the guarantee is proven.
     """
 
     noise_multiplier: float
@@ -60,7 +60,7 @@ class SolvedSteps:
         next: the guarantee after one step more, which is not proved to meet the target.
         undecided: how far the true ε, or risk, of one step more may be from the target, if its
             proved interval contains the target; None if one step more is proved to miss it.
-        risk: proved bounds of the risk, if the target is a risk.
+        risk: bounds of the risk, if the target is a risk: proved if the guarantee is proven.
     """
 
     steps: int
@@ -77,7 +77,7 @@ class SolvedSampleRate:
     Attributes:
         sample_rate: q, rounded down.
         guarantee: the guarantee at that sample rate.
-        risk: proved bounds of the risk, if the target is a risk.
+        risk: bounds of the risk, if the target is a risk: proved if the guarantee is proven.
     """
 
     sample_rate: float

@@ -73,6 +73,7 @@ class RiskMeasure(ABC):
         Raises:
             AccountingError: no dominating pair is proved, or the work limit is exceeded.
         """
+        question = question.of_common_part()
         ACCOUNTANTS[DEFAULT_METHOD].check_assumptions(question)
         if not question.form.atom_counts:
             return Interval(self.least(), self.least())
@@ -82,7 +83,8 @@ class RiskMeasure(ABC):
 
     def guarantee(self, question: Question) -> Guarantee:
         """Return an (ε, δ) guarantee that implies a bound on the risk."""
-        return ACCOUNTANTS[DEFAULT_METHOD].delta(question, self.proof_epsilon(question))
+        epsilon = self.proof_epsilon(question.of_common_part())
+        return ACCOUNTANTS[DEFAULT_METHOD].delta(question, epsilon)
 
 
 @dataclass(frozen=True, slots=True)

@@ -223,7 +223,7 @@ class Solution:
         value: noise multiplier, number of steps or sample rate.
         guarantee: the guarantee at that value; it satisfies the target.
         next: for steps, the guarantee of one step more; it is not proved to satisfy the target.
-        risk: proved bounds of the risk at that value, if the target is a risk.
+        risk: bounds of the risk at that value, if the target is a risk; proved if the guarantee is.
         undecided: for steps, the largest possible distance from the target to the true ε of one
             step more, if its proved interval contains the target; None if one step more is proved
             to miss the target.

@@ -40,18 +40,22 @@ def wait_until_healthy(url: str, seconds: float = 30.0) -> None:
 
 
 def create_dataset(
-    url: str, key: str, budget: dict[str, float], name: str = "mnist", size: int = 60_000
+    url: str,
+    key: str,
+    budget: dict[str, float],
+    name: str = "mnist",
+    size: int = 60_000,
+    privacy_unit: str = "record",
 ) -> None:
     """Create a dataset with a privacy budget, through the API; by default of MNIST's size."""
-    body = {"name": name, "size": size, "budget": budget}
+    body = {"name": name, "size": size, "budget": budget, "privacy_unit": privacy_unit}
     headers = {
         "Authorization": f"Bearer {key}",
         "Idempotency-Key": f"the-demonstration-of-{name}",
         "Content-Type": "application/json",
     }
     request = urllib.request.Request(f"{url}/v1/datasets", json.dumps(body).encode(), headers)
-    with urllib.request.urlopen(request, timeout=30):
-        print(f"Dataset {name!r} may give out ε = {budget['epsilon']:g} at δ = {budget['delta']:g}")
+    urllib.request.urlopen(request, timeout=30).close()
 
 
 def create_ledger_url(folder: Path) -> str:
@@ -99,6 +103,7 @@ def main() -> int:
     try:
         wait_until_healthy(url)
         create_dataset(url, key, {"epsilon": 2.0, "delta": 1e-5})
+        print("Dataset 'mnist' may give out ε = 2 at δ = 1e-05")
 
         def train(*arguments: str) -> int:
             """Run `accountant-train` against the demo's service; return the exit code."""

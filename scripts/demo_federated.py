@@ -27,13 +27,24 @@ from torch import nn
 from scripts.demo import PROGRAMS, create_dataset, find_free_port, interrupt, wait_until_healthy
 from training_client.budget import NoBudget
 from training_client.client import AccountingService
-from training_client.lab.federated import AdaptiveParticipant, Participant, train_federated
+from training_client.lab.federated import (
+    AdaptiveParticipant,
+    Contributor,
+    Participant,
+    train_federated,
+)
+from training_client.lab.federated_averaging import FedAvgParticipant
 from training_client.lab.models import cross_entropy
 from training_client.plan import Plan
 
 APP: Final = Path(__file__).parents[1] / "examples" / "flower"
+EPSILON: Final = 8.0
 DELTA: Final = 1e-5
-A_DDP_RATE: Final = 0.5  # of the averaged gradient; updates of AdaDPS are averaged as they are
+METHODS: Final = ("a-ddp", "adadps", "fedavg")
+A_DDP_RATE: Final = 0.5  # of the averaged gradient; updates of the model are averaged as they are
+LOCAL_EPOCHS: Final = 5  # of fedavg
+RECORDS_MIN: Final = 20  # of a site, in generated data
+SITES_SHOWN: Final = 20  # in the last table, each with a row of its own
 INTERRUPTED: Final = 130
 _POLL_SECONDS: Final = 0.2
 _STOP_SECONDS: Final = 20.0
@@ -45,8 +56,13 @@ def parse_arguments(given: list[str]) -> argparse.Namespace:
     parser.add_argument("--output", type=Path, default=Path("runs/federated"))
     parser.add_argument("--data", default="generated", choices=("generated", "adult", "mnist"))
     parser.add_argument("--data-dir", type=Path, default=Path("data"))
-    parser.add_argument("--method", default="a-ddp", choices=("a-ddp", "adadps"))
+    parser.add_argument("--method", default="a-ddp", choices=METHODS)
     parser.add_argument("--sites", type=int, default=8)
+    parser.add_argument(
+        "--ray",
+        action="store_true",
+        help="run the sites in a few processes of Flower's simulation (Ray), for many sites",
+    )
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--short-rounds", type=int, default=8, help="rounds of the first site")
     parser.add_argument("--site-rounds", type=int, help="rounds of each other site; as --rounds")
@@ -60,7 +76,7 @@ def parse_arguments(given: list[str]) -> argparse.Namespace:
         help="also train the same sites in one process, so many times; once without a number",
     )
     parser.add_argument(
-        "--learning-rate", type=float, help=f"of the server; {A_DDP_RATE} for a-ddp, 1 for adadps"
+        "--learning-rate", type=float, help=f"of the server; {A_DDP_RATE} for a-ddp, 1 for others"
     )
     parser.add_argument("--programs", type=Path, default=PROGRAMS, help="folder of flwr's programs")
     parser.add_argument("--seconds", type=float, default=300.0, help="limit for the training")
@@ -146,6 +162,7 @@ class Federation:
             **os.environ,
             "ACCOUNTANT_DATABASE_URL": f"sqlite:///{self.folder / 'ledger.db'}",
             "FLWR_HOME": str(self.folder / "flower"),
+            "SITES_FOLDER": str(self.folder),  # of simulated sites
             "FLWR_TELEMETRY_ENABLED": "0",
             "OMP_NUM_THREADS": "1",
             "PATH": f"{self.programs}{os.pathsep}{os.environ['PATH']}",
@@ -191,6 +208,8 @@ class Federation:
             "clip_norm": 1.0,
             "noise_multiplier": 2.0,
         }
+        if self.options.method == "fedavg":  # the site is one unit, in every round
+            plan |= {"dataset_size": 1, "sample_rate": 1.0, "noise_multiplier": 4.0}
         return {
             "service": self.url,
             "dataset": name,
@@ -199,8 +218,9 @@ class Federation:
             "rounds": rounds,
             "classes": int(public[1].max()) + 1,
             "method": self.options.method,
+            "local_epochs": LOCAL_EPOCHS,
             "local_steps": local_steps,
-            "learning_rate": 0.2,
+            "learning_rate": 2.0 if self.options.method == "fedavg" else 0.2,
             "side_information": (public[0].square().mean(0).sqrt() + 0.1).tolist(),
         }
 
@@ -210,15 +230,24 @@ class Federation:
         for name in self.sites:
             settings = json.loads((self.folder / name / "site.json").read_text())
             size = settings["plan"]["dataset_size"]
-            create_dataset(self.url, key, {"epsilon": 8.0, "delta": DELTA}, name, size)
+            unit = "all records of the site" if settings["method"] == "fedavg" else "record"
+            create_dataset(self.url, key, {"epsilon": EPSILON, "delta": DELTA}, name, size, unit)
+        print(f"Each of {len(self.sites)} sites may give out ε = {EPSILON:g} at δ = {DELTA:g}")
 
     def start_link(self) -> None:
         """Start Flower's SuperLink; with its database, it knows its nodes after a restart."""
         port = str(self.ports["link"])
+        simulated = ["--simulation"] if self.options.ray else []
         self.processes.start(
             "link", self.programs / "flower-superlink", "--insecure", "--port", port,
             "--database", self.folder / "link.db", "--disable-runtime-dependency-installation",
+            *simulated,
         )  # fmt: skip
+
+    def start_sites(self) -> None:
+        """Start all sites, unless the SuperLink simulates them."""
+        for name in [] if self.options.ray else self.sites:
+            self.start_site(name)
 
     def start_site(self, name: str) -> None:
         """Start a site's SuperNode."""
@@ -243,6 +272,8 @@ class Federation:
             f"learning-rate={rate} round-seconds={options.round_seconds}"
         )
         command = [self.programs / "flwr", "run", APP, "demo", "--run-config", config]
+        if options.ray:
+            command += ["--federation-config", f"num-supernodes={options.sites}"]
         deadline = time.monotonic() + 30
         while subprocess.run(
             command, env=self.processes.environment, check=False,
@@ -294,7 +325,7 @@ class Federation:
 
 def server_rate(options: argparse.Namespace) -> float:
     """Return the server's learning rate: as given, or the method's usual one."""
-    usual = 1.0 if options.method == "adadps" else A_DDP_RATE
+    usual = A_DDP_RATE if options.method == "a-ddp" else 1.0
     return usual if options.learning_rate is None else float(options.learning_rate)
 
 
@@ -306,9 +337,10 @@ def load_data(options: argparse.Namespace) -> tuple[Any, Any]:
         data = load(options.data, options.data_dir)
         return (data.train_examples, data.train_labels), (data.test_examples, data.test_labels)
     generator = torch.Generator().manual_seed(0)
-    examples = torch.randn(5000, 20, generator=generator)
+    size = max(4000, RECORDS_MIN * options.sites)
+    examples = torch.randn(size + 1000, 20, generator=generator)
     targets = (examples[:, :3].sum(1) > 0).long()
-    return (examples[:4000], targets[:4000]), (examples[4000:], targets[4000:])
+    return (examples[:size], targets[:size]), (examples[size:], targets[size:])
 
 
 def write_records(file: Path, examples: torch.Tensor, targets: torch.Tensor) -> None:
@@ -343,14 +375,19 @@ def simulate(folder: Path, rounds: int, learning_rate: float) -> float:
         return float((model(public).argmax(1) == targets).float().mean())
 
 
-def simulated_site(home: Path, model: nn.Module) -> Participant | AdaptiveParticipant:
+def simulated_site(home: Path, model: nn.Module) -> Contributor:
     """Return the participant that a site's folder describes, with its number of rounds."""
     settings = json.loads((home / "site.json").read_text())
     examples, targets = read_records(home / "records.npz")
     steps = settings["local_steps"]
     budget = NoBudget(Plan(**settings["plan"]), settings["rounds"] * steps, "a simulation")
-    if settings["method"] != "adadps":
+    if settings["method"] == "a-ddp":
         return Participant(home.name, model, examples, targets, budget)
+    if settings["method"] == "fedavg":
+        return FedAvgParticipant(
+            home.name, model, examples, targets, budget,
+            learning_rate=settings["learning_rate"], local_epochs=settings["local_epochs"],
+        )  # fmt: skip
     scales = torch.tensor(settings["side_information"]).expand(settings["classes"], -1)
     return AdaptiveParticipant(
         home.name, model, examples, targets, budget,
@@ -360,15 +397,23 @@ def simulated_site(home: Path, model: nn.Module) -> Participant | AdaptivePartic
 
 
 def print_outcome(federation: Federation) -> int:
-    """Print each site's rounds, paid for and noted by the site; return 1 if any differ."""
-    code = 0
+    """Print each site's rounds, paid for and noted by the site; return 1 if any differ.
+
+    Of many sites, those with the same rounds are one row.
+    """
+    charges = federation.charges()
+    rows: dict[tuple[str, float, int], int] = {}
+    for name, (charged, recorded, steps) in charges.items():
+        shown = name if len(charges) <= SITES_SHOWN else "sites"
+        row = shown, charged / steps, recorded
+        rows[row] = rows.get(row, 0) + 1
     print(f"{'site':10} {'rounds charged':>15} {'rounds recorded':>16}")
-    for name, (charged, recorded, steps) in federation.charges().items():
-        print(f"{name:10} {charged / steps:15g} {recorded:16}")
-        code = code or int(charged != recorded * steps)
+    for (name, charged_rounds, recorded), count in rows.items():
+        shown = name if name != "sites" else f"{count} site{'s' * (count > 1)}"
+        print(f"{shown:10} {charged_rounds:15g} {recorded:16}")
     score = json.loads((federation.folder / "server" / "result.json").read_text())
     print(f"rounds made: {len(federation.server_rounds())}; test accuracy {score['accuracy']:.3f}")
-    return code
+    return int(any(charged != recorded for _, charged, recorded in rows))
 
 
 def print_simulations(federation: Federation) -> None:
@@ -391,8 +436,7 @@ def main(given: list[str]) -> int:
         federation.divide_data()
         federation.create_budgets()
         federation.start_link()
-        for name in federation.sites:
-            federation.start_site(name)
+        federation.start_sites()
         federation.submit()
         federation.wait_for_end()
         code = print_outcome(federation)
@@ -402,6 +446,8 @@ def main(given: list[str]) -> int:
         print("Interrupted. Run it again to begin anew")
         return INTERRUPTED
     finally:
+        for each in (signal.SIGINT, signal.SIGTERM):  # a second Ctrl-C would leave processes
+            signal.signal(each, signal.SIG_IGN)
         federation.processes.stop_all()
 
 

@@ -253,6 +253,26 @@ class Allowance(ABC):
     spent: float
     _counter: StepCounter
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute, but refuse to replace the plan.
+
+        Raises:
+            NoGuaranteeError: the budget has a plan already.
+        """
+        if name == "plan" and name in vars(self):
+            raise NoGuaranteeError(
+                "a budget's plan cannot be replaced: its guarantee is that of one plan, and would "
+                "not cover the steps made under the other. For noise that changes from step to "
+                "step, give the plan a noise_schedule. For another plan, make a new budget, and "
+                "give it the earlier run's mechanism: before=(…,)"
+            )
+        super().__setattr__(name, value)
+
+    @property
+    def has_claim(self) -> bool:
+        """Whether a guarantee is claimed for the steps."""
+        return True
+
     @property
     def made(self) -> int:
         """The number of steps that the budget has paid for already.
@@ -772,6 +792,11 @@ class NoBudget(Allowance):
     reason: str
     delta: float = field(default=1.0, init=False)
     spent: float = field(default=math.inf, init=False)
+
+    @property
+    def has_claim(self) -> bool:
+        """False: nothing is claimed."""
+        return False
 
     @property
     def made(self) -> int:

@@ -30,7 +30,7 @@ from accountant_service.guarantee import (
     Status,
 )
 from accountant_service.mechanisms import Atom, CanonicalForm
-from accountant_service.mechanisms.canonical import SAMPLED_IN_TURN
+from accountant_service.mechanisms.canonical import SAMPLED_IN_TURN, Premises
 from accountant_service.numerics.errors import ContradictionError
 from accountant_service.numerics.floats import rounding, search
 from accountant_service.numerics.floats.bounds import EPSILON_NEGLIGIBLE
@@ -53,6 +53,27 @@ _PARTS: Final = Assumption(
     "McSherry 2009, Theorem 4",
 )
 _ALTERNATIVES_MAX: Final = 64
+_UNCUT: Final = Assumption(
+    "the larger of two neighbouring datasets has `dataset_size` records, which is at most "
+    "`batch_size_max`: no Poisson sample is larger than the limit",
+    True,
+    "docs/accountants/kinds.md, section Batches of limited size",
+)
+_PARTICIPATION: Final = Assumption(
+    "a record takes part in at most `participations` steps, at least `min_separation` steps apart",
+    True,
+    "docs/accountants/kinds.md, section Correlated noise",
+)
+_PERSON: Final = (
+    "the unit is a person, who has at most {} records: neighbouring datasets differ in all records "
+    "of one person"
+)
+_PERSON_IN_EACH_RELEASE: Final = (
+    "the unit is a person, who has at most {} records, and in each release at most the number that "
+    "its `user_level` states: one record in a release without `user_level`. If a person may have "
+    "more, the claim holds for one record only"
+)
+_UNIT_SOURCE: Final = "docs/accountants/kinds.md, section Several records of a person"
 # Accounting covers the noisy sum. If a record changed the divisor, the scale of the noise in every
 # coordinate would reveal the divisor: with many coordinates, almost surely.
 _GROUPS: Final = Assumption(
@@ -114,6 +135,10 @@ class Question:
             )
         forms = (form for form in self.form.alternatives if form.atom_counts)
         return tuple(replace(self, form=form) for form in forms)
+
+    def of_common_part(self) -> Question:
+        """Return the question with one part's releases, where all parts with releases are equal."""
+        return replace(self, form=self.form.of_common_part())
 
     def repeated(self, times: int) -> Question:
         """Return the question about this mechanism repeated `times` times."""
@@ -451,7 +476,8 @@ def _relation_assumptions(question: Question) -> tuple[Assumption, ...]:
     sampled = {atom.sampling for atom in question.form.all_atoms} - {"none"}
     added = question.relation is NeighbouringRelation.ADD_OR_REMOVE_ONE
     found = []
-    if any(atom.parts for atom in question.form.all_atoms):
+    has_parts = question.form.premises.has_parts
+    if has_parts or any(atom.parts for atom in question.form.all_atoms):
         replaced = question.relation is NeighbouringRelation.REPLACE_ONE
         found.append(replace(_PARTS, holds=not replaced))
     if any(atom.inner == SAMPLED_IN_TURN for atom in question.form.all_atoms):
@@ -461,7 +487,34 @@ def _relation_assumptions(question: Question) -> tuple[Assumption, ...]:
         found.append(replace(_PARTITION, holds=not added))
     if sampled and added:
         found.append(_DIVISOR)
-    return tuple(found)
+    return (*found, *_description_assumptions(question.form.premises))
+
+
+def _description_assumptions(premises: Premises) -> Iterator[Assumption]:
+    """Yield the hypotheses of a description that its releases alone do not state."""
+    if premises.has_uncut_samples:
+        yield _UNCUT
+    if premises.limits_participation:
+        yield _PARTICIPATION
+    yield from _unit_assumptions(premises.records_per_person)
+
+
+def _unit_assumptions(records_per_person: Sequence[int]) -> tuple[Assumption, ...]:
+    """Return the hypothesis that states a claim's unit, if it is not one record.
+
+    A release that is described for fewer records of a person than another one covers this person
+    only if they have no more there. Proof of what the statement says: docs/accountants/kinds.md,
+    section Several records of a person.
+
+    Args:
+        records_per_person: the different numbers of records that the releases are described for.
+    """
+    most = max(records_per_person, default=1)
+    if most == 1:
+        return ()
+    if len(records_per_person) == 1:
+        return (Assumption(_PERSON.format(most), True, _UNIT_SOURCE),)
+    return (Assumption(_PERSON_IN_EACH_RELEASE.format(most), True, _UNIT_SOURCE),)
 
 
 def require_noise(method: str, question: Question, allowed: Sequence[str]) -> None:

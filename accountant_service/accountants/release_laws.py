@@ -521,8 +521,6 @@ _KINDS: Final[Mapping[str, _Kind]] = {
     "tree_aggregation": _Kind(
         lambda group, _: Release(GaussianPair(1 / group.sigma)),
         "Kairouz et al. 2021, arXiv 2103.00039; sensitivity proved in docs/accountants/kinds.md",
-        "a record takes part in at most the stated number of steps, at least the stated number of "
-        "steps apart",
         unsampled_cost=lambda group: (group.count / group.sigma**2, 0.0),
         is_attained=False,
         can_be_sampled=False,

@@ -34,6 +34,10 @@ LeaseField = Annotated[
 NAME_PATTERN: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 _TEXT: Final = r"^[^\x00]*$"  # PostgreSQL stores no NUL characters
 NAME_LENGTH_MAX: Final = 200
+_UNIT: Final = (
+    "what one record stands for. The budget and all amounts hold for one record, also if runs are "
+    "described for several records of a person (`user_level`)"
+)
 NameField = Annotated[str, Field(min_length=1, max_length=NAME_LENGTH_MAX, pattern=NAME_PATTERN)]
 
 
@@ -53,7 +57,9 @@ class DatasetRequest(_Body):
     neighbouring_relation: Annotated[NeighbouringRelation, Field(strict=False)] = (
         NeighbouringRelation.ADD_OR_REMOVE_ONE
     )
-    privacy_unit: Annotated[str, Field(min_length=1, max_length=1000, pattern=_TEXT)] = "record"
+    privacy_unit: Annotated[
+        str, Field(min_length=1, max_length=1000, pattern=_TEXT, description=_UNIT)
+    ] = "record"
     planned_mechanism: Annotated[
         MechanismField | None,
         Field(
@@ -236,8 +242,16 @@ class AccountingView(BaseModel):
         None, description="whether the reference was given when the dataset was created"
     )
     slack_share: float | None = Field(None, description="share of δ that exchanges may lose")
-    order: float | None = None
-    budget_micronats: int | None = None
+    order: float | None = Field(
+        None, description="Rényi order of a `renyi` filter with a planned mechanism"
+    )
+    budget_micronats: int | None = Field(
+        None, description="Rényi divergence of the whole budget at `order`, in 1e-6 nats"
+    )
+    orders: list[float] | None = Field(
+        None, description="Rényi orders of a `renyi` filter without a planned mechanism"
+    )
+    weights: list[float] | None = Field(None, description="the weight of each of the `orders`")
     description: str | None = Field(None, description="the filter in words")
     scope: Literal["filter_budget"]
 
@@ -247,7 +261,7 @@ class DatasetView(BaseModel):
 
     name: str
     size: int
-    privacy_unit: str
+    privacy_unit: str = Field(description=_UNIT)
     neighbouring_relation: NeighbouringRelation
     budget: BudgetView
     spent: AmountView

@@ -17,7 +17,7 @@ from pydantic_core import to_json
 from accountant_service import calculator, importing, planner, solver
 from accountant_service.api import plan_schemas, problems, schemas, views
 from accountant_service.api.schemas import UnreadBody
-from accountant_service.mechanisms import DpSgd, canonical_form
+from accountant_service.mechanisms import DpSgd, Mechanism, canonical_form
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,11 +125,20 @@ def _import_cache_key(question: schemas.ImportRequest) -> Hashable:
 
 
 def _cache_key(question: BaseModel) -> Hashable:
-    """Return a request's cache key: its fields, with the mechanism's canonical hash."""
+    """Return a request's cache key: its fields, with the mechanism's hash and premises.
+
+    Equivalent mechanisms may assume something else of the data, which the answer states.
+    """
     return tuple(
-        canonical_form(value).hash if name == "mechanism" else _to_hashable(value)
+        _mechanism_key(value) if name == "mechanism" else _to_hashable(value)
         for name, value in question
     )
+
+
+def _mechanism_key(mechanism: Mechanism) -> Hashable:
+    """Return what the answer depends on: the canonical hash, and the premises."""
+    form = canonical_form(mechanism)
+    return form.hash, form.premises
 
 
 def _curve_cache_key(question: schemas.CurveRequest) -> Hashable:

@@ -535,8 +535,13 @@ class GuaranteeView(Answer):
     accountant_version: str
 
 
+_BOUNDS_STATUS: Final = (
+    "`proven`, or `estimate` if a hypothesis fails: then neither bound is proved"
+)
+
+
 class RiskView(Answer):
-    """Proved bounds of the risk that was solved for.
+    """Bounds of the risk that was solved for. They are proved if `status` is `proven`.
 
     `mu` with `delta`: the run is (ε, δ_μ(ε) + delta)-DP at every ε, δ_μ that of the Gaussian
     mechanism, so that no attack's true-positive rate exceeds that against it by more than `delta`.
@@ -544,6 +549,7 @@ class RiskView(Answer):
 
     lower: float
     upper: float
+    status: Annotated[Status, Field(strict=False, description=_BOUNDS_STATUS)]
 
 
 class NoiseMultiplierAnswer(Answer):
@@ -621,7 +627,7 @@ class CurveAnswer(Answer):
 
 
 class IntervalView(Answer):
-    """A proved lower and upper bound."""
+    """A lower and an upper bound."""
 
     lower: float
     upper: float
@@ -635,10 +641,11 @@ class GaussianDpView(Answer):
 
 
 class TradeOffAnswer(Answer):
-    """The trade-off curve of the best membership attacker, each value between proved bounds.
+    """The trade-off curve of the best membership attacker, each value between two bounds.
 
-    For each false-positive rate: the least false-negative rate, and the posterior probability that
-    a record is present if the attacker says so.
+    The bounds are proved if `status` is `proven`. For each false-positive rate: the least
+    false-negative rate, and the posterior probability that a record is present if the attacker says
+    so.
     """
 
     false_positive_rates: list[float]
@@ -651,6 +658,7 @@ class TradeOffAnswer(Answer):
     posterior_upper: list[float]
     gaussian_dp: GaussianDpView
     mechanism_hash: str
+    status: Annotated[Status, Field(strict=False, description=_BOUNDS_STATUS)]
     assumptions: list[AssumptionView]
 
 
@@ -748,7 +756,7 @@ EXAMPLES: Final[JsonDict] = {
         "undecided": None,
     },
     "UndecidedView": {"margin": 2e-9},
-    "RiskView": {"lower": 0.0999999, "upper": 0.1},
+    "RiskView": {"lower": 0.0999999, "upper": 0.1, "status": "proven"},
     "SampleRateAnswer": {
         "sample_rate": 0.01,
         "guarantee": GUARANTEE_EXAMPLE,
@@ -779,6 +787,7 @@ EXAMPLES: Final[JsonDict] = {
         "posterior_upper": [0.5, 0.6667, 0.5],
         "gaussian_dp": {"mu": 0.4065, "error": 0.0012},
         "mechanism_hash": "sha256:" + 64 * "0",
+        "status": "proven",
         "assumptions": _ASSUMPTIONS,
     },
     "FindingView": {

@@ -58,7 +58,9 @@ def _certified_interval_view(claim: Guarantee) -> CertifiedEpsilon | CertifiedDe
 
 def _risk_view(solved: Solution) -> schemas.RiskView | None:
     """Return the bounds on the risk that was solved for, or None if (ε, δ) was the target."""
-    return None if solved.risk is None else schemas.RiskView.of(solved.risk)
+    if solved.risk is None:
+        return None
+    return schemas.RiskView.of(solved.risk, status=solved.guarantee.status)
 
 
 def noise_multiplier(solved: Solution) -> schemas.NoiseMultiplierAnswer:
@@ -146,6 +148,7 @@ def trade_off(curve: TradeOff, prior: float) -> schemas.TradeOffAnswer:
         posterior_upper=[each.upper for each in curve.posteriors],
         gaussian_dp=schemas.GaussianDpView.model_construct(mu=curve.mu, error=curve.mu_error),
         mechanism_hash=curve.mechanism_hash,
+        status=curve.status,
         assumptions=_assumption_views(curve.assumptions),
     )
 

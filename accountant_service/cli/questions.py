@@ -354,7 +354,9 @@ def _print_answer(answer: Json, warning: str | None) -> None:
             number_format.round_down(answer["risk"]["lower"]),
             number_format.round_up(answer["risk"]["upper"], 10),
         )
-        table.add_row("risk", f"between {low} and {high}")
+        status = answer["risk"]["status"]
+        marked = "" if status == "proven" else f", {_format_status(status)}: not proved"
+        table.add_row("risk", f"between {low} and {high}{marked}")
     if "steps" in answer:
         table.add_row("steps", f"[bold]{answer['steps']}[/]")
     claim = answer.get("guarantee", answer)
@@ -362,7 +364,8 @@ def _print_answer(answer: Json, warning: str | None) -> None:
     table.add_row("δ", f"[bold]{number_format.round_up(claim['delta'], 10)}[/]")
     table.add_row("status", _format_status(claim["status"]) + f" by {claim['method']}")
     table.add_row("proved", _format_interval(claim))
-    table.add_row("holds for", f"{claim['neighbouring_relation']}, {claim['sampling']} sampling")
+    sampling = "no" if claim["sampling"] == "none" else claim["sampling"]
+    table.add_row("holds for", f"{claim['neighbouring_relation']}, {sampling} sampling")
     for text in [*claim["warnings"], *([warning] if warning else [])]:
         table.add_row("warning", f"[yellow]{escape(text)}[/]")
     for assumption in claim["assumptions"]:

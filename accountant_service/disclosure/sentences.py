@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import astuple, dataclass
 from typing import Final
 
-from accountant_service import number_format
+from accountant_service import mechanisms, number_format
 from accountant_service.disclosure.attack_rates import count_per_thousand
 from accountant_service.disclosure.facts import Facts, Promise, RunFacts
 from accountant_service.guarantee import NeighbouringRelation
@@ -192,14 +192,23 @@ def list_conditions(facts: Facts) -> tuple[str, ...]:
         "random, limited the influence of each, and added random noise of the recorded size.",
         "Nobody learns, now or later, which records were drawn and which random numbers were "
         "added.",
-        *(
-            ()
-            if run is None
-            else (
-                "For “this run alone”: nobody used what is in the data, or results from them, to "
-                "plan this run.",
-            )
-        ),
+        *(() if run is None else _list_run_conditions(run)),
+    )
+
+
+def _list_run_conditions(run: RunFacts) -> Iterator[str]:
+    """Yield the conditions of the guarantee for one run alone, one sentence each."""
+    plan = mechanisms.canonical_form(mechanisms.from_json(run.mechanism))
+    most = max(plan.premises.records_per_person, default=1)
+    if most > 1:
+        yield (
+            f"For “this run alone”: a person may have up to {most} records, in each release at "
+            "most the number that the mechanism states. “All runs together” needs the first "
+            "condition."
+        )
+    yield (
+        "For “this run alone”: nobody used what is in the data, or results from them, to plan "
+        "this run."
     )
 
 

@@ -27,7 +27,7 @@ class CheckedClaim:
         epsilon: the claimed ε.
         delta: the claimed δ.
         status: proven, refuted, or an estimate if neither is proved.
-        true_epsilon: proved bounds of ε at the claimed δ, if there are any.
+        true_epsilon: proved bounds of ε at the claimed δ, if there are any; None of an estimate.
         true_delta: proved bounds of δ at the claimed ε, if there are any.
     """
 
@@ -156,8 +156,13 @@ def _solve_for_noise(found: Imported, delta: float) -> Imported:
 
 
 def _accounted_relation(found: Imported) -> NeighbouringRelation:
-    """Return the neighbouring relation that the other tool's accountant assumes."""
-    return NeighbouringRelation.ADD_OR_REMOVE_ONE if found.accounted else found.relation
+    """Return the neighbouring relation that the other tool's accountant assumes.
+
+    The tools whose own method is known, Opacus and jax_privacy's Keras, account for an added or
+    removed record, whatever relation is stated with the import.
+    """
+    is_fixed = found.accounted is not None or found.method is not None
+    return NeighbouringRelation.ADD_OR_REMOVE_ONE if is_fixed else found.relation
 
 
 def _guarantee(
@@ -184,9 +189,9 @@ def _check(claim: Claim, found: Imported) -> CheckedClaim:
     relation = claim.relation or found.relation
     proved, _ = _guarantee(node, relation, delta)
     epsilon = proved.certified if proved else None
-    upper = proved.epsilon if proved else None
+    upper = proved.epsilon if proved and proved.status is Status.PROVEN else None
     status = Status.ESTIMATE
-    if upper is not None and upper <= claim.epsilon and proved and proved.status is Status.PROVEN:
+    if upper is not None and upper <= claim.epsilon:
         status = Status.PROVEN
     elif epsilon is not None and claim.epsilon < epsilon.lower:
         status = Status.REFUTED
@@ -233,25 +238,31 @@ def _between(symbol: str, bounds: Interval) -> str:
 def _accountant_findings(found: Imported, proved: Guarantee | None) -> list[Finding]:
     """Return a finding if the ε of the tool's own accountant is too small or far too large.
 
-    It is too small if it is below the ε of what is run. It is called too large only if the tool
-    accounts for what is run: else the difference is that of two mechanisms, and another finding
-    names it.
+    It is too small if it is below the ε of what is run, under the relation that the tool accounts
+    for. It is called too large only if the tool accounts for what is run and for the neighbours of
+    the claims: else the difference is that of two questions.
     """
     accounted = found.accounted or found.mechanism
-    if found.method is None or proved is None or accounted is None or found.delta is None:
+    if found.method is None or found.mechanism is None or accounted is None or found.delta is None:
         return []
-    relation = _accounted_relation(found)
+    relation, where = _accounted_relation(found), ""
+    if relation is not found.relation:
+        proved, _ = _guarantee(found.mechanism, relation, found.delta)
+        where = f" under {relation}"
+    if proved is None or proved.status is not Status.PROVEN:
+        return []
     try:
         reported = calculator.epsilon(_read(accounted), found.delta, found.method, relation)
     except BoundsContradictError:
         raise
     except AccountingError:
         return []
-    pointer, text = accounted.pointer, f"{found.method} reports ε = {reported.epsilon:.5g}"
+    pointer, text = accounted.pointer, f"{found.method} reports ε = {reported.epsilon:.5g}{where}"
     if proved.certified is not None and reported.epsilon < proved.certified.lower:
-        instead = f"{_between('ε', proved.certified)} at δ = {shown(found.delta)}"
+        instead = f"{_between('ε', proved.certified)} at δ = {shown(found.delta)}{where}"
         return [Finding("accountant-refuted", pointer, text, instead)]
-    if found.accounted is None and not found.claims and reported.epsilon > _LOOSE * proved.epsilon:
+    is_same = found.accounted is None and relation is found.relation
+    if is_same and not found.claims and reported.epsilon > _LOOSE * proved.epsilon:
         instead = f"ε ≤ {number_format.round_up(proved.epsilon)} is proved"
         return [Finding("claim-loose", pointer, text, instead)]
     return []

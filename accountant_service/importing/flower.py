@@ -235,7 +235,9 @@ def _read_server(config: Part, facts: Facts) -> Imported:
     require_agreement(planned, averaged, facts.batch_size)
     relation = facts.relation or NeighbouringRelation.ADD_OR_REMOVE_ONE
     added = relation is NeighbouringRelation.ADD_OR_REMOVE_ONE
-    is_replaced = clients is not None and facts.sampling != "none" and added
+    is_replaced = relation is NeighbouringRelation.REPLACE_ONE or (
+        clients is not None and facts.sampling != "none" and added
+    )
     if "Adaptive" in _STRATEGIES.get(_strategy(config), "") and not is_replaced:
         noise = _noise_with_count(config, noise, sampled)
     step = Node("gaussian", given.pointer, {"noise_multiplier": noise})

@@ -107,9 +107,11 @@ def _add_adaptive_clipping(found: Imported, arguments: Part, sampling: str | Non
 
     With a noise multiplier z and a count of standard deviation s, the sum has the noise multiplier
     (z⁻² − (2s)⁻²)^(−1/2). By Andrew et al., arXiv 1905.03871v5, Theorem 1, both cost what z costs,
-    if a record changes the count by ½. Opacus counts 0 and 1: it changes by 1. In a batch of fixed
-    size another record takes the place of the one that leaves: the sum changes by 2C and the count
-    by 1, so z holds.
+    if a record changes the count by ½. Opacus counts 0 and 1: it changes by 1. If all batches have
+    the same size, and another record takes the place of the one that leaves or is replaced, then
+    the same noise on a count of ±½ releases as much: it differs by half of that size. Each record
+    then adds a vector of norm 1/z at most to the sum and the count, in units of their noise, so z
+    holds. A Poisson batch has no fixed size, and a record that is not in it adds 0, not ±½.
     """
     clipping = arguments.find("clipping")
     if clipping is None or clipping.value != "adaptive" or found.mechanism is None:
@@ -118,8 +120,7 @@ def _add_adaptive_clipping(found: Imported, arguments: Part, sampling: str | Non
     noise, deviation = read_noise(given), read_noise(arguments.field("unclipped_num_std"))
     if noise >= 2 * deviation:
         raise arguments.field("unclipped_num_std").fault("must be more than half the noise")
-    added = found.relation is NeighbouringRelation.ADD_OR_REMOVE_ONE
-    if sampling == "fixed_size" and added:
+    if _keeps_size(found.relation, sampling):
         return found
     of_sum = (noise**-2 - (2 * deviation) ** -2) ** -0.5
     pair = [
@@ -155,3 +156,10 @@ def _add_adaptive_clipping(found: Imported, arguments: Part, sampling: str | Non
             Finding("adaptive-clip-count", clipping.pointer, message, instead),
         ),
     )
+
+
+def _keeps_size(relation: NeighbouringRelation, sampling: str | None) -> bool:
+    """Return whether batches have a fixed size, and another record takes a changed one's place."""
+    if relation is NeighbouringRelation.REPLACE_ONE:
+        return sampling in ("fixed_size", "shuffled", "none")
+    return relation is NeighbouringRelation.ADD_OR_REMOVE_ONE and sampling == "fixed_size"

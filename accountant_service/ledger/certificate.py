@@ -33,7 +33,7 @@ from accountant_service.ledger.rules import (
     Declaration,
     Reservation,
 )
-from accountant_service.ledger.step_plan import with_steps
+from accountant_service.ledger.step_plan import charged_form, with_steps
 from accountant_service.mechanisms import Mechanism, canonical_form
 from accountant_service.risk import GaussianMu
 from accountant_service.version import __version__
@@ -113,7 +113,8 @@ def issue(dataset: Dataset, run: Reservation, seed: bytes, end: RunEnd, issued_a
             "epsilon": policy.epsilon,
             "delta": policy.delta,
             "scope": "filter_budget",
-            "covers": "everything ever released from this dataset, however it was chosen",
+            "covers": "everything ever released from this dataset, however it was chosen; the unit "
+            "is one record",
             "composition": policy.description,
             "filter": {"filter": policy.name} | policy.entry_fields(),
         },
@@ -297,7 +298,8 @@ def _find_claim_faults(document: Document, found: Guarantee) -> list[str]:
         *_find_size_faults(document),
         *_find_mu_faults(document),
     ]
-    if found.mechanism_hash != document["mechanism_hash"]:
+    charged = charged_form(mechanisms.from_json(document["mechanism"])).hash  # of earlier versions
+    if document["mechanism_hash"] not in (found.mechanism_hash, charged):
         faults.append("the mechanism does not match the stated hash")
     if found.status is not Status.PROVEN or stated["status"] != Status.PROVEN.value:
         faults.append("the guarantee is not proven")

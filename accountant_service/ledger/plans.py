@@ -32,8 +32,8 @@ from accountant_service.ledger.rules import (
     fits_cap,
     require_dataset_open,
 )
-from accountant_service.ledger.step_plan import StepPlan, with_steps
-from accountant_service.mechanisms import Composed, DpSgd, Mechanism, canonical_form
+from accountant_service.ledger.step_plan import StepPlan, charged_form, with_steps
+from accountant_service.mechanisms import Composed, DpSgd, Mechanism
 
 _NOISE_MULTIPLIER_MAX: Final = 1e6
 _NOISE_MULTIPLIER_MIN: Final = 0.01
@@ -273,7 +273,7 @@ def _is_counted_directly(policy: PrivacyFilter, plan: StepPlan) -> bool:
     if not isinstance(policy, ReferenceFilter) or not plan.step.atom_counts:
         return True
     reference = policy.reference
-    return reference is not None and canonical_form(reference).hash == plan.step.hash
+    return reference is not None and charged_form(reference).hash == plan.step.hash
 
 
 def compute_charge(

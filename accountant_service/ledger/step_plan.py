@@ -20,9 +20,9 @@ class StepPlan:
     Attributes:
         mechanism: all steps together.
         step_mechanism: one step.
-        step: one step, in canonical form.
+        step: one step, in the form that is charged.
         steps: the number of steps; 1 for a mechanism that repeats nothing.
-        canonical: all steps together, in canonical form.
+        canonical: all steps together, in the form that is charged.
     """
 
     mechanism: Mechanism
@@ -35,11 +35,19 @@ class StepPlan:
     def of(cls, mechanism: Mechanism) -> StepPlan:
         """Divide a mechanism into its steps."""
         one, steps = _divide(mechanism)
-        return cls(mechanism, one, canonical_form(one), steps, canonical_form(mechanism))
+        return cls(mechanism, one, charged_form(one), steps, charged_form(mechanism))
 
     def with_steps(self, steps: int) -> StepPlan:
         """Return the plan with `steps` of the same steps."""
         return StepPlan.of(with_steps(self.mechanism, steps))
+
+
+def charged_form(mechanism: Mechanism) -> CanonicalForm:
+    """Return the canonical form that a ledger charges: of the only part with releases, if so.
+
+    Its hash is the one that ledgers store: they never had another for parts without releases.
+    """
+    return canonical_form(mechanism).of_common_part()
 
 
 def _divide(mechanism: Mechanism) -> tuple[Mechanism, int]:

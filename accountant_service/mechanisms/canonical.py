@@ -132,16 +132,41 @@ class Atom:
 
 
 @dataclass(frozen=True, slots=True)
+class Premises:
+    """A description's assumptions about the data that the canonical releases no longer show.
+
+    Equivalent mechanisms have the same releases and may have different premises.
+
+    Attributes:
+        records_per_person: the different numbers of records of one person that releases are
+            described for, in increasing order: 1 without `user_level`.
+        has_uncut_samples: whether there is a Poisson sample of limited size whose limit is at least
+            the stated size of the dataset: it is a Poisson sample only for data of this size.
+        limits_participation: whether there is correlated noise, or a tree, whose sensitivity rests
+            on the steps that a record takes part in.
+        has_parts: whether the releases are those of one part of the data, as `of_common_part`
+            returns them.
+    """
+
+    records_per_person: tuple[int, ...] = (1,)
+    has_uncut_samples: bool = False
+    limits_participation: bool = False
+    has_parts: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class CanonicalForm:
     """A mechanism as distinct elementary releases (atoms) and their counts, in a fixed order.
 
     Attributes:
         atom_counts: each atom with the number of times it is released, at least 1.
         hash: `sha256:` and 64 hexadecimal digits; equal for equivalent mechanisms.
+        premises: the description's assumptions about the data, which the hash does not cover.
     """
 
     atom_counts: tuple[tuple[Atom, int], ...]
     hash: str
+    premises: Premises = Premises()
 
     @property
     def steps(self) -> int:
@@ -173,6 +198,18 @@ class CanonicalForm:
             if atom.is_parallel
         )
 
+    def of_common_part(self) -> CanonicalForm:
+        """Return the form with the releases of one part, where all parts with releases are equal.
+
+        The other parts release nothing. If neighbours differ in one part only, this costs the same:
+        a record in a part without releases changes no output, and any pair dominates that. The
+        premise `has_parts` is set. Other parallel releases remain.
+        """
+        if not any(atom.is_parallel for atom, _ in self.atom_counts):
+            return self
+        counts = _add_counts(_count_common_part(atom, count) for atom, count in self.atom_counts)
+        return replace(_form_of_atoms(counts), premises=replace(self.premises, has_parts=True))
+
     @property
     def all_atoms(self) -> Iterator[Atom]:
         """The distinct elementary releases, each followed by those nested in it."""
@@ -180,7 +217,22 @@ class CanonicalForm:
 
     def repeated(self, times: int) -> CanonicalForm:
         """Return the canonical form of this mechanism repeated `times` times."""
-        return _form_of_atoms(_multiply_counts(dict(self.atom_counts), times))
+        form = _form_of_atoms(_multiply_counts(dict(self.atom_counts), times))
+        return replace(form, premises=self.premises)
+
+
+def _count_common_part(atom: Atom, count: int) -> dict[Atom, int]:
+    """Return `count` releases, or the counted releases of their only part that releases anything.
+
+    Each of them may divide the data anew, so no releases are merged into one `parallel`.
+    """
+    if not atom.is_parallel:
+        return {atom: count}
+    forms = {form.hash: form for form in (part.of_common_part() for part in atom.parts)}
+    present = [form for form in forms.values() if form.atom_counts]
+    if len(present) > 1:
+        return {atom: count}
+    return {inner: count * times for form in present for inner, times in form.atom_counts}
 
 
 def _all_atoms(atom_counts: Iterable[tuple[Atom, int]]) -> Iterator[Atom]:
@@ -194,7 +246,17 @@ def _all_atoms(atom_counts: Iterable[tuple[Atom, int]]) -> Iterator[Atom]:
 
 def canonical_form(mechanism: Mechanism) -> CanonicalForm:
     """Return the canonical form of a valid mechanism: its distinct releases and their counts."""
-    return _form_of_atoms(_count_atoms(mechanism, ""))
+    form = _form_of_atoms(_count_atoms(mechanism, ""))
+    records = tuple(sorted(_list_records_per_person(mechanism)))
+    every = list(_mechanisms_inside(mechanism))
+    premises = Premises(
+        records,
+        has_uncut_samples=any(map(_is_uncut_sample, every)),
+        limits_participation=any(
+            isinstance(each, MatrixFactorization | TreeAggregation) for each in every
+        ),
+    )
+    return replace(form, premises=premises)
 
 
 def _form_of_atoms(counts: Mapping[Atom, int]) -> CanonicalForm:
@@ -264,6 +326,46 @@ def _records_per_person(mechanism: Mechanism) -> int:
             return _records_per_person(mechanism.mechanism)
         case _:
             return 1
+
+
+def _list_records_per_person(mechanism: Mechanism) -> set[int]:
+    """Return the different numbers of records of one person that a mechanism's releases state.
+
+    A release that no `user_level` is around states 1. All releases on one sample state the largest
+    of them, as in `_with_user_level_outside`.
+    """
+    match mechanism:
+        case UserLevel(records, inner):
+            return {records * each for each in _list_records_per_person(inner)}
+        case Composed(inners) | Parallel(inners):
+            return set().union(*map(_list_records_per_person, inners))
+        case PoissonSampled() | FixedSizeSampled() | BallsInBins() | TruncatedPoissonSampled():
+            found = _list_records_per_person(mechanism.mechanism)
+            return {max(found)} if found else found
+        case mechanism if isinstance(mechanism, _WITH_INNER):
+            return _list_records_per_person(mechanism.mechanism)
+        case _:
+            return {1}
+
+
+def _mechanisms_inside(mechanism: Mechanism) -> Iterator[Mechanism]:
+    """Yield a mechanism and all mechanisms inside it."""
+    yield mechanism
+    match mechanism:
+        case Composed(inners) | Parallel(inners):
+            for inner in inners:
+                yield from _mechanisms_inside(inner)
+        case mechanism if isinstance(mechanism, _WITH_INNER):
+            yield from _mechanisms_inside(mechanism.mechanism)
+
+
+def _is_uncut_sample(mechanism: Mechanism) -> bool:
+    """Return whether a mechanism is a Poisson sample whose limit is no less than the data."""
+    match mechanism:
+        case TruncatedPoissonSampled(size, rate, batch):
+            return batch >= size and rate > 0.0
+        case _:
+            return False
 
 
 def _without_user_level(mechanism: Mechanism) -> Mechanism:

@@ -829,7 +829,8 @@ def _check_dp_sgd(run: DpSgd, pointer: str) -> None:
     sizes = run.dataset_size is not None and run.batch_size is not None
     partial = (run.dataset_size is None) != (run.batch_size is None)
     faults = []
-    if partial or sizes == (run.sample_rate is not None):
+    is_rate_known = run.sampling == "none" and not sizes  # then it is 1
+    if partial or (sizes == (run.sample_rate is not None) and not is_rate_known):
         given = "sample_rate, or dataset_size and batch_size"
         faults.append((pointer, f"must give either {given}"))
     if (run.steps is None) == (run.epochs is None) or (run.epochs is not None and not sizes):

@@ -402,8 +402,9 @@ class DpSgd:
     """Shorthand for a training run: `steps` sampled Gaussian releases.
 
     Either `sample_rate` and `steps`, or `dataset_size`, `batch_size` and one of `steps` and
-    `epochs`. Steps are rounded up to a whole number: ⌈epochs·dataset_size/batch_size⌉. With
-    `balls_in_bins` sampling the batches of an epoch and the epochs must be whole numbers.
+    `epochs`; or `steps` alone if `sampling` is "none", because the rate is then 1. Steps are
+    rounded up to a whole number: ⌈epochs·dataset_size/batch_size⌉. With `balls_in_bins` sampling
+    the batches of an epoch and the epochs must be whole numbers.
     """
 
     kind: ClassVar = "dp_sgd"
@@ -438,9 +439,11 @@ class DpSgd:
     def _exact_rate(self) -> Fraction:
         """Return the batch size over the dataset size, as an exact fraction.
 
-        The codec has checked that both are given.
+        The codec has checked that both are given, or that there is no sampling.
         """
-        return Fraction(self.batch_size or 0, self.dataset_size or 1)
+        if self.batch_size is None:
+            return Fraction(1)
+        return Fraction(self.batch_size, self.dataset_size or 1)
 
     def epoch_count(self) -> int:
         """Return the number of epochs of shuffled batches, rounded up.

@@ -12,10 +12,15 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from tests.support.layer_models import (
     LAYER_MODELS,
+    POSITIONS,
     SIZE,
+    WIDTH,
+    WORDS,
+    OwnParameter,
     build,
     call,
     clipped_sum_by_definition,
@@ -23,6 +28,7 @@ from tests.support.layer_models import (
     padded,
     select,
     sequences,
+    tokens,
 )
 from tests.support.small_models import unbudgeted
 from training_client.lab.models import cross_entropy
@@ -217,5 +223,79 @@ def test_a_partly_frozen_layer_trains_the_rest() -> None:
         parameter.requires_grad_("bias" in name)
     found = clipped_sum(net, examples, labels, cross_entropy, 0.1)
     exact = clipped_sum_by_definition(net, examples, labels, 0.1)
+    for one, other in zip(found, exact, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-9)
+
+
+class Checkpointed(nn.Module):
+    """Runs layers again in the backward pass, rather than to keep what they compute."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.first, self.last, self.scale = nn.Linear(6, 6), nn.Linear(6, 4), nn.PReLU(6)
+        self.places = nn.Embedding(7, 6)
+        self.attention = nn.TransformerEncoderLayer(6, 2, 8, dropout=0.0, batch_first=True)
+        self.recurrent = nn.LSTM(6, 6, batch_first=True)
+        used = {"attention": self.attention, "recurrent": self.recurrent, "scale": self.scale,
+                "places": self.places}  # fmt: skip
+        for name, layer in used.items():
+            layer.requires_grad_(name == kind)
+        self.kind = kind
+
+    def again(self, rows: torch.Tensor) -> torch.Tensor:
+        if self.kind == "attention":
+            return self.attention(rows)  # type: ignore[no-any-return]
+        if self.kind == "recurrent":
+            return self.recurrent(rows)[0]  # type: ignore[no-any-return]
+        if self.kind == "places":
+            return rows * self.places(torch.arange(7)[None])  # type: ignore[no-any-return]
+        return self.scale(rows.mT).mT  # type: ignore[no-any-return]
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        found = self.first(rows)
+        if self.kind == "scale":
+            found = found.mT.contiguous().mT
+        found = checkpoint(self.again, found, use_reentrant=False)
+        return self.last(found).mean(1)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("kind", ["attention", "recurrent", "places", "scale"])
+def test_layers_may_run_again_in_the_backward_pass(kind: str) -> None:
+    torch.manual_seed(1)
+    net, rows, labels = Checkpointed(kind).double(), sequences(), torch.arange(SIZE) % 4
+    found = clipped_sum(net, rows, labels, cross_entropy, 0.1)
+    exact = clipped_sum_by_definition(net, rows, labels, 0.1)
+    for one, other in zip(found, exact, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-9)
+
+
+class ChangedInPlace(nn.Module):
+    """Changes the outputs of layers in place; on sequences they are views of a matrix."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(WORDS, WIDTH), nn.Embedding(POSITIONS, WIDTH)
+        self.linear, self.own = nn.Linear(WIDTH, WIDTH), OwnParameter()
+        self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
+        self.last = nn.Linear(4, 4)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        found = self.words(tokens)
+        found += self.places(torch.arange(POSITIONS)[None])
+        mapped = self.linear(found)
+        mapped += found
+        mapped[:, 0] = 0.0
+        own = self.own(mapped)
+        own *= 2.0
+        found = self.attention(own, own, own)[0]
+        found += own
+        return self.last(found).mean(1)  # type: ignore[no-any-return]
+
+
+def test_the_outputs_of_layers_may_be_changed_in_place() -> None:
+    torch.manual_seed(1)
+    net, words, labels = ChangedInPlace().double(), tokens(), torch.arange(SIZE) % 4
+    found = clipped_sum(net, words, labels, cross_entropy, 0.1)
+    exact = clipped_sum_by_definition(net, words, labels, 0.1)
     for one, other in zip(found, exact, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-9)

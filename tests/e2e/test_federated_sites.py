@@ -25,6 +25,9 @@ REAL_DATA = """
 make demo-federated DEMO_OPTIONS='--data adult --rounds 12 --short-rounds 6 --learning-rate 5 --simulate 5'
 make demo-federated DEMO_OPTIONS='--data mnist --rounds 12 --short-rounds 6 --learning-rate 2 --simulate 5'
 """  # noqa: E501 - lines of the page, which has the accuracies
+MANY = """
+make demo-federated DEMO_OPTIONS='--ray --sites 40 --method fedavg --rounds 2 --short-rounds 1'
+"""
 COMMANDS = """
 make flower-environment
 make demo-federated DEMO_OPTIONS='--rounds 6 --short-rounds 3 --simulate'
@@ -94,13 +97,19 @@ def test_every_round_is_charged_when_a_site_and_the_link_are_killed(
         assert json.loads((home / "certificate.json").read_text())
 
 
-@pytest.mark.parametrize("method", ["a-ddp", "adadps"])
+@pytest.mark.parametrize("method", ["a-ddp", "adadps", "fedavg"])
 def test_the_demo_charges_what_each_site_records(method: str, tmp_path: Path) -> None:
     printed = run_demo(COMMANDS.strip(), tmp_path, f"--method {method}")
     assert re.search(r"^site-1 +3 +3$", printed, re.MULTILINE)
     assert re.search(r"^site-8 +6 +6$", printed, re.MULTILINE)
     found, simulated = map(float, re.findall(r"accuracy (\S+)$", printed, re.MULTILINE))
     assert found == pytest.approx(simulated, abs=0.1)
+
+
+def test_simulated_sites_are_charged_as_others(tmp_path: Path) -> None:
+    printed = run_demo(MANY.strip(), tmp_path)
+    assert re.search(r"^1 site +1 +1$", printed, re.MULTILINE)
+    assert re.search(r"^39 sites +2 +2$", printed, re.MULTILINE)
 
 
 def run_demo(commands: str, folder: Path, options: str = "") -> str:

@@ -155,6 +155,21 @@ def test_trade_off_is_convex_decreasing_and_consistent(api: TestClient) -> None:
     assert advantage["lower"] <= best * 1.01
     assert best <= advantage["upper"] * (1 + 1e-9)
     assert answer["attack_success"]["upper"] == pytest.approx(0.5 + advantage["upper"] / 2)
+    assert answer["status"] == "proven"
+
+
+def test_bounds_of_a_risk_are_marked_if_a_hypothesis_fails(api: TestClient) -> None:
+    """Shuffled batches are a fixed partition: no dataset with one record more has one."""
+    shuffled = RUN | {"sampling": "shuffled"}
+    body = {"mechanism": shuffled, "neighbouring_relation": "add_or_remove_one"}
+    answer = api.post("/v1/trade-off", json=body).json()
+    assert answer["status"] == "estimate"
+    assert not all(each["holds"] for each in answer["assumptions"])
+    run = {"sample_rate": 0.1, "steps": 100, "sampling": "shuffled"}
+    solved = api.post("/v1/noise-multiplier", json=run | {"advantage": 0.2}).json()
+    assert (solved["risk"]["status"], solved["guarantee"]["status"]) == ("estimate", "estimate")
+    zeroed = run | {"advantage": 0.2, "neighbouring_relation": "zero_out_one"}
+    assert api.post("/v1/noise-multiplier", json=zeroed).json()["risk"]["status"] == "proven"
 
 
 def test_methods(api: TestClient) -> None:

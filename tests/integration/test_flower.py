@@ -10,9 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+from benchmarks.federated_averaging import local_dp_noise
 from tests.support.pages import ROOT
 from tests.support.small_models import batch, model, unbudgeted
 from training_client.client import AccountingService
@@ -26,6 +28,7 @@ from training_client.plan import Plan
 pytest.importorskip("flwr", reason="Flower is not installed: run `make test-flower`")
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp.mod import LocalDpMod
 from flwr.supercore.task_identity import TaskIdentity
 
 from training_client.integrations.flower import (
@@ -308,3 +311,19 @@ def test_too_few_nodes_are_named() -> None:
         BudgetedAverage("job", 0.1, nodes_min=1, wait_seconds=0).start(
             InProcess({}), parameters_of(model())  # type: ignore[arg-type]
         )  # fmt: skip
+
+
+def test_the_noise_of_local_dp_mod_is_what_the_benchmark_says(monkeypatch: Any) -> None:
+    sent = ArrayRecord([np.zeros(50_000), np.zeros((100, 500))])
+
+    def train(message: Message, context: Context) -> Message:
+        update = ArrayRecord([np.full(50_000, 3.0), np.full((100, 500), -3.0)])
+        return Message(RecordDict({"arrays": update}), reply_to=message)
+
+    np.random.seed(1)
+    modified = LocalDpMod(clipping_norm=0.5, sensitivity=2 * 0.5, epsilon=8.0, delta=1e-5)
+    message = Message(RecordDict({"arrays": sent}), dst_node_id=1, message_type=TRAIN)
+    answer = modified(message, Context(1, 1, {}, RecordDict(), {}), train)
+    arrays = answer.content["arrays"].to_numpy_ndarrays()
+    values = np.concatenate([each.ravel() for each in arrays])
+    assert values.std() == pytest.approx(0.5 * local_dp_noise(8.0, 1e-5), rel=0.02)

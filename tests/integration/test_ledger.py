@@ -440,6 +440,43 @@ def test_a_hypothesis_that_fails_for_replaced_records_is_checked_by_every_filter
         assert status == 422, problem
     whole = {"mechanism": {"kind": "parallel", "mechanisms": [noise]}}
     assert admin.post(f"/v1/datasets/{dataset}/quotes", whole)[0] == 200
+    if kind == "part":  # the same releases, charged before, prove nothing about a part
+        admin.reserve(dataset, noise)
+        status, problem = admin.post(f"/v1/datasets/{dataset}/reservations", {"mechanism": part})
+        assert status == 422, problem
+        assert "each record belongs to one part" in problem["detail"]
+
+
+@pytest.mark.parametrize("name", ["reference", "renyi"])
+def test_a_part_without_releases_costs_what_the_other_part_costs(
+    name: str, admin: Caller, repository: Repository
+) -> None:
+    """Ledgers of earlier versions stored such runs, with the hash of the part that releases."""
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    dataset = f"parts-{name}"
+    admin.dataset(dataset, filter=name)
+    noise: Json = {"kind": "gaussian", "noise_multiplier": 40.0}
+    part = {"kind": "parallel", "mechanisms": [noise, {"kind": "composed", "mechanisms": []}]}
+    alone = admin.reserve(dataset, noise)
+    run = admin.reserve(dataset, part)
+    assert run["mechanism_hash"] == alone["mechanism_hash"]
+    assert run["mechanism"] == part
+    admin.grant(run["id"], 1, 0)
+    admin.post(f"/v1/reservations/{run['id']}/commit")
+    assert verify(repository).faults == []
+    document = admin.get(f"/v1/reservations/{run['id']}/certificate")[1]
+    assert certificate.check(document)[0] == []
+    asked = {"mechanism": noise, "delta": BUDGET["delta"]}
+    assert document["guarantee"]["epsilon"] == admin.post("/v1/epsilon", asked)[1]["epsilon"]
+    assert document["guarantee"]["gaussian_dp"] is not None
+    key = Ed25519PrivateKey.generate()
+    earlier = document | {
+        "mechanism_hash": run["mechanism_hash"],
+        "public_key": key.public_key().public_bytes_raw().hex(),
+    }
+    earlier["signature"] = key.sign(certificate._signed_bytes(earlier)).hex()
+    assert certificate.check(earlier)[0] == []
 
 
 @pytest.mark.slow

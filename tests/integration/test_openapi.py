@@ -30,6 +30,64 @@ def token(app: Any) -> str:
     return made
 
 
+def undeclared(document: Any, schema: Any, value: Any, at: str = "") -> Iterator[str]:
+    """Yield the pointers of the fields in an answer that its schema does not name."""
+    if "$ref" in schema:
+        schema = document["components"]["schemas"][schema["$ref"].rsplit("/", 1)[1]]
+    choices = schema.get("anyOf", ())
+    if choices:
+        found = [list(undeclared(document, each, value, at)) for each in choices]
+        yield from min(found, key=len)
+    elif isinstance(value, list):
+        for each in value:
+            yield from undeclared(document, schema.get("items", {}), each, f"{at}/-")
+    elif isinstance(value, dict) and "properties" in schema:
+        for name, inner in value.items():
+            if name in schema["properties"]:
+                inside = schema["properties"][name]
+                yield from undeclared(document, inside, inner, f"{at}/{name}")
+            else:
+                yield f"{at}/{name}"
+
+
+STEP = {"kind": "gaussian", "noise_multiplier": 40.0}
+
+
+@pytest.mark.parametrize(
+    ("filtered", "sent"),
+    [
+        ({"filter": "renyi"}, {"orders", "weights"}),
+        ({"filter": "renyi", "planned_mechanism": STEP}, {"order", "budget_micronats"}),
+        ({"filter": "reference"}, {"reference", "reference_steps", "planned", "slack_share"}),
+    ],
+)
+def test_every_field_of_a_ledger_answer_is_declared(
+    filtered: dict[str, Any], sent: set[str], app: Any, token: str
+) -> None:
+    document, name = app.openapi(), f"declared-{uuid.uuid4().hex}"
+
+    def ask(method: str, path: str, body: Any = None, **named: str) -> Any:
+        headers = {"Authorization": f"Bearer {token}", "Idempotency-Key": uuid.uuid4().hex}
+        answer = client.request(method, path.format(**named), json=body, headers=headers)
+        assert answer.is_success, answer.text
+        declared = document["paths"][path][method.lower()]["responses"][str(answer.status_code)]
+        schema = declared["content"]["application/json"]["schema"]
+        assert list(undeclared(document, schema, answer.json())) == []
+        return answer.json()
+
+    client = TestClient(app)
+    budget = {"epsilon": 3.0, "delta": 1e-5}
+    ask("POST", "/v1/datasets", {"name": name, "size": 1000, "budget": budget, **filtered})
+    plan = {"mechanism": {"kind": "repeated", "count": 3, "mechanism": STEP}}
+    ask("POST", "/v1/datasets/{name}/quotes", plan, name=name)
+    run = ask("POST", "/v1/datasets/{name}/reservations", plan, name=name)["id"]
+    ask("GET", "/v1/reservations/{identifier}", identifier=run)
+    ask("GET", "/v1/datasets/{name}/reservations", name=name)
+    ask("GET", "/v1/datasets")
+    shown = ask("GET", "/v1/datasets/{name}", name=name)["accounting"]
+    assert shown.keys() == sent | {"filter", "description", "scope"}
+
+
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     "examples",

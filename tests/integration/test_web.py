@@ -1022,6 +1022,16 @@ def test_every_page_links_to_the_documentation(admin: Person, run: str) -> None:
     assert "Sign out" in admin.get("/help")
 
 
+def test_what_an_attacker_can_learn_is_marked_as_an_estimate(visitor: Person) -> None:
+    """Shuffled batches are no Poisson samples, and have no neighbour with one record more."""
+    marked = '<span class="verdict estimate">estimate</span> A hypothesis fails'
+    attacker = '<h2 id="attacker">'
+    assert (
+        marked in visitor.get("/?batches=sizes&length=epochs&sampling=shuffled").split(attacker)[1]
+    )
+    assert marked not in visitor.get("/").split(attacker)[1]
+
+
 def test_help_has_every_kind_of_mechanism(visitor: Person) -> None:
     text = visitor.get("/help")
     for kind, example in kind_form.EXAMPLES.items():

@@ -222,6 +222,13 @@ LAYER_MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Examples]]] 
         lambda: nn.Sequential(nn.Linear(WIDTH, 5), nn.PReLU(5), nn.Linear(5, 4)), rows
     ),
     "bilinear": (lambda: BilinearModel(), rows),
+    "convolution": (
+        lambda: nn.Sequential(nn.Conv1d(POSITIONS, 6, 3, padding=2, dilation=2),
+                              nn.GroupNorm(2, 6), nn.Tanh(),
+                              nn.Conv1d(6, 6, 2, 2, groups=3, bias=False),
+                              nn.InstanceNorm1d(6, affine=True), nn.Flatten(), nn.Linear(18, 4)),
+        sequences,
+    ),
     "transposed convolution": (
         lambda: nn.Sequential(nn.ConvTranspose1d(POSITIONS, 3, 2), nn.Flatten(),
                               nn.Linear(3 * (WIDTH + 1), 4)),

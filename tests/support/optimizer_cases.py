@@ -203,6 +203,8 @@ def leaves(value: Any, seen: set[int] | None = None) -> list[torch.Tensor]:
 def children(value: Any) -> list[Any]:
     """Return the values stored directly in a value: items, elements or attributes."""
     if isinstance(value, dict):
+        if value and all(map(callable, value.values())):
+            return []  # hooks, whose keys are counted in the process
         return [*value, *value.values()]
     if isinstance(value, list | tuple | set | frozenset | deque):
         return list(value)

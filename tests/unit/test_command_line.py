@@ -29,6 +29,12 @@ def run_python(code: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
+def test_a_risk_is_marked_as_an_estimate_if_a_hypothesis_fails() -> None:
+    words = ["noise-multiplier", "-q", "0.1", "-t", "10", "--advantage", "0.2"]
+    assert "estimate: not proved" in invoke(*words, "--sampling", "shuffled").stdout
+    assert "not proved" not in invoke(*words).stdout
+
+
 @pytest.mark.parametrize("name", list(GROUP.commands))
 def test_the_list_of_commands_says_what_each_command_says(name: str) -> None:
     listed, command = GROUP.commands[name], cli.load_command(name)

@@ -25,7 +25,7 @@ from accountant_service.disclosure.facts import Facts, facts_of_certificate
 from accountant_service.disclosure.formats import Format
 from accountant_service.disclosure.nist_questions import list_questions
 from accountant_service.disclosure.rendering import render
-from accountant_service.disclosure.sentences import list_attacks
+from accountant_service.disclosure.sentences import list_attacks, list_conditions
 from accountant_service.errors import FormatUnavailableError
 from accountant_service.guarantee import NeighbouringRelation, warn_about_delta
 from tests.support.helpers import slow_after
@@ -45,6 +45,18 @@ def document(name: str) -> dict[str, Any]:
 def facts() -> Facts:
     """The facts of a run that was stopped after 50 of 2000 steps."""
     return facts_of_certificate(document("certificate-3-stopped"))
+
+
+def test_a_run_at_user_level_states_the_records_of_a_person(facts: Facts) -> None:
+    """The promise of the run alone is for a person; that of the budget is for one record."""
+    assert facts.run is not None
+    described = {"kind": "user_level", "records": 4, "mechanism": facts.run.mechanism}
+    run = facts.run.model_copy(update={"mechanism": described})
+    *_, person, unseen = list_conditions(facts.model_copy(update={"run": run}))
+    assert "a person may have up to 4 records" in person
+    assert "“All runs together” needs the first condition" in person
+    assert not any("4 records" in each for each in list_conditions(facts))
+    assert unseen == list_conditions(facts)[-1]
 
 
 @pytest.mark.parametrize("sigma", [0.5, 2.0, 20.0])

@@ -170,6 +170,7 @@ def test_the_stated_relation_acts(document: Any) -> None:
     shuffled = lint(document, sampling="shuffled", relation=ADD_OR_REMOVE, epsilon=1e3)
     assert shuffled.found.relation is ADD_OR_REMOVE
     assert shuffled.claims[-1].status == "estimate"
+    assert shuffled.claims[-1].true_epsilon is None  # the ε of an estimate is no proved bound
 
 
 @pytest.mark.parametrize("sampling", CODES)
@@ -201,6 +202,32 @@ def test_a_strategy_charges_the_count_by_how_clients_are_drawn() -> None:
     assert zeroed.mechanism is not None
     inner = zeroed.mechanism.to_json()["mechanism"]["mechanism"]
     assert inner["noise_multiplier"] == pytest.approx(counted)
+
+
+@pytest.mark.parametrize("sampling", CODES)
+def test_a_replaced_record_changes_the_clipped_count_as_theorem_1_assumes(sampling: str) -> None:
+    """In batches of fixed size a count of 0 and 1 releases what a count of ±½ releases.
+
+    In a Poisson batch it does not: a record that is not drawn adds 0, and one that is drawn 1.
+    """
+    document = {**ARGUMENTS, "clipping": "adaptive", "unclipped_num_std": 0.7}
+    adaptive = lint(document, sampling=sampling, relation=REPLACE).guarantee
+    flat = lint(ARGUMENTS, sampling=sampling, relation=REPLACE).guarantee
+    assert adaptive is not None
+    assert flat is not None
+    if sampling == "poisson":
+        assert adaptive.epsilon > 1.1 * flat.epsilon
+    else:
+        assert adaptive.epsilon == pytest.approx(flat.epsilon, rel=1e-9)
+
+
+@pytest.mark.parametrize("sampling", ["fixed_size", "none"])
+def test_a_replaced_client_changes_the_clipped_count_of_a_strategy_by_one(sampling: str) -> None:
+    facts = Facts(relation=REPLACE, sampling=sampling)
+    found = read_document({**STRATEGY, "num_clients": 1000}, facts)
+    assert found.mechanism is not None
+    inner = found.mechanism.to_json()["mechanism"]
+    assert (inner.get("mechanism") or inner)["noise_multiplier"] == 1.0
 
 
 def test_the_sizes_of_fixed_and_truncated_samples_are_checked() -> None:

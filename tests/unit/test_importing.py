@@ -165,6 +165,40 @@ def test_the_central_limit_accountant_is_refuted() -> None:
     assert "accountant-refuted" not in codes(lint({**document, "mechanism": "prv"}, delta=1e-5))
 
 
+def test_a_tool_is_refuted_only_under_the_relation_that_it_accounts_for() -> None:
+    """Opacus accounts for an added or removed record. A replaced one costs more: 2.6, not 1.6."""
+    replaced = NeighbouringRelation.REPLACE_ONE
+    history = [[1.1, 0.01, 1000]]
+    facts = {"delta": 1e-5, "dataset_size": 10_000, "batch_size": 105, "relation": replaced}
+    sound = lint({"history": history, "mechanism": "rdp"}, **facts)
+    assert sound.guarantee is not None
+    assert sound.guarantee.neighbouring_relation is replaced
+    assert sound.guarantee.epsilon > 2.6
+    assert codes(sound) == {"sample-rate-mismatch"}  # rdp reports 1.71, and 1.61 is true
+    low = finding(lint({"history": history, "mechanism": "gdp"}, **facts), "accountant-refuted")
+    assert low.message == "gdp_clt reports ε = 1.3774 under add_or_remove_one"
+    assert low.instead.endswith("under add_or_remove_one")
+    assert not codes(lint({"history": history, "mechanism": "rdp"}, delta=1e-5, relation=replaced))
+
+
+def test_a_tool_chooses_its_noise_for_the_relation_that_it_accounts_for() -> None:
+    """Opacus chooses the noise for added records also if the neighbours stated replace one."""
+    arguments = {
+        "target_epsilon": 2.0,
+        "target_delta": 1e-5,
+        "epochs": 10,
+        "accountant": "prv",
+        "dataset_size": 10_000,
+        "batch_size": 100,
+    }
+    added = lint(arguments)
+    replaced = lint(arguments, relation=NeighbouringRelation.REPLACE_ONE)
+    assert replaced.mechanism == added.mechanism
+    assert replaced.guarantee is not None
+    assert replaced.guarantee.epsilon > 3
+    assert replaced.claims[0].status == "refuted"
+
+
 def test_a_wrong_sample_rate_is_found_and_the_right_one_is_charged() -> None:
     document = [[1.1, 256 / 50_000, 1000]]
     wrong = lint(document, delta=1e-5, dataset_size=50_000, batch_size=512)

@@ -611,6 +611,43 @@ def test_a_person_with_several_records_is_a_mixture(
     assert found.upper - found.lower <= 2e-3 * found.upper + 1e-12
 
 
+@pytest.mark.parametrize("inner", [gaussian(2.0), {"kind": "laplace", "noise_multiplier": 2.0}])
+def test_a_sample_that_is_never_cut_states_the_size_that_it_rests_on(inner: Json) -> None:
+    """Of more records than the limit, the sample would be cut, and cost more."""
+    sample = {"kind": "truncated_poisson_sampled", "dataset_size": 100, "sample_rate": 0.5}
+    uncut, whole = (
+        mechanisms.from_json(each)
+        for each in (sample | {"batch_size_max": 100, "mechanism": inner}, poisson(0.5, inner))
+    )
+    found, same = calculator.epsilon(uncut, 1e-5), calculator.epsilon(whole, 1e-5)
+    assert (found.epsilon, found.mechanism_hash) == (same.epsilon, same.mechanism_hash)
+    assert any("has `dataset_size` records" in each.statement for each in found.assumptions)
+    assert not any("dataset_size" in each.statement for each in same.assumptions)
+    cut = mechanisms.from_json(sample | {"batch_size_max": 40, "mechanism": gaussian(2.0)})
+    assert calculator.epsilon(cut, 1e-5).epsilon > calculator.epsilon(uncut, 1e-5).epsilon
+
+
+@pytest.mark.parametrize("separation", [2, 5])
+@pytest.mark.parametrize(
+    "kind",
+    [{"kind": "matrix_factorization", "coefficients": [1, 0.5]}, {"kind": "tree_aggregation"}],
+)
+def test_correlated_noise_states_the_participation_that_it_rests_on(
+    kind: Json, separation: int
+) -> None:
+    """Most such releases are Gaussian to every method, and any method states it."""
+    fields = {"noise_multiplier": 2.0, "steps": 10, "participations": 2}
+    tree = mechanisms.from_json({**kind, **fields, "min_separation": separation})
+    for method in ("pld", "subsampled_rdp"):
+        try:
+            found = calculator.epsilon(tree, 1e-5, method)
+        except MethodNotApplicableError:
+            assert (kind["kind"], method) == ("tree_aggregation", "subsampled_rdp")
+            continue
+        stated = [each.statement for each in found.assumptions]
+        assert sum("at least `min_separation` steps apart" in each for each in stated) == 1
+
+
 def test_the_addition_of_a_person_has_a_law_of_its_own() -> None:
     law, weights = Release(SeveralRecordsPair(3, 0.3, 1.0)), binomial(3, 0.3)
     assert distinct_directions([(law, 1)]) == DIRECTIONS
@@ -934,6 +971,35 @@ def test_a_replaced_record_may_move_to_a_part_without_releases() -> None:
         mechanisms.from_json(parallel(WIDE)), 5e-3, relation=NeighbouringRelation.REPLACE_ONE
     )
     assert whole.status is Status.PROVEN
+
+
+def test_equal_parts_and_parts_without_releases_have_the_trade_off_of_one_part() -> None:
+    """Nested parts too. Different parts have none in common."""
+
+    def charged(tree: Json) -> str:
+        return mechanisms.canonical_form(mechanisms.from_json(tree)).of_common_part().hash
+
+    run = repeated(3, gaussian(2.0))
+    expected = calculator.trade_off(mechanisms.from_json(run), 0.5, 5)
+    for tree in (
+        parallel(run, parallel()),
+        parallel(run, run),
+        parallel(parallel(run, parallel()), run),
+        repeated(3, parallel(gaussian(2.0), parallel())),
+        composed(*[parallel(gaussian(2.0), parallel())] * 3),
+    ):
+        read = mechanisms.from_json(tree)
+        assert charged(tree) == mechanisms.canonical_form(mechanisms.from_json(run)).hash
+        found = calculator.trade_off(read, 0.5, 5)
+        assert found.advantage == expected.advantage
+        assert found.false_negative_rates == expected.false_negative_rates
+        assert found.status is Status.PROVEN
+        replaced = calculator.trade_off(read, 0.5, 5, NeighbouringRelation.REPLACE_ONE)
+        assert replaced.status is Status.ESTIMATE
+    for tree in (parallel(gaussian(1.0), gaussian(2.0)), parallel(parallel(WIDE, PURE), WIDE)):
+        assert charged(tree) == mechanisms.canonical_form(mechanisms.from_json(tree)).hash
+    nested = parallel(parallel(WIDE, PURE), parallel())
+    assert charged(nested) == charged(parallel(WIDE, PURE))
 
 
 # ------------------------------------------------------------------- all kinds, all methods

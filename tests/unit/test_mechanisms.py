@@ -121,6 +121,16 @@ def test_the_hash_is_stable_across_releases() -> None:
     assert hash_of(run(0.01, 1.1, 1000)) == expected
 
 
+def test_a_run_without_sampling_needs_no_sample_rate() -> None:
+    unsampled = {"kind": "dp_sgd", "noise_multiplier": 1.1, "steps": 10, "sampling": "none"}
+    assert hash_of(unsampled) == hash_of(
+        {"kind": "repeated", "count": 10, "mechanism": gaussian(1.1)}
+    )
+    for wrong in ({"sample_rate": 0.5}, {"dataset_size": 10}, {"sampling": "poisson"}):
+        with pytest.raises(MechanismError):
+            from_json(unsampled | wrong)
+
+
 def test_lemma_1_of_papers_000() -> None:
     """Paper: s = (12, 6), σ = (17, 8.5); Σ s²/σ² = 0.99654, so σ* = 1.0017."""
     diagonal = {"kind": "diagonal_gaussian", "sensitivities": [12, 6], "noise_stds": [17, 8.5]}

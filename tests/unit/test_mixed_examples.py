@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
+from torch.nn.utils.rnn import pack_padded_sequence
 
 from training_client.errors import UnsupportedModelError
 from training_client.private_step.token_gradients import TokenGradients
@@ -135,3 +138,162 @@ def test_short_integers_as_tokens_do_not_overflow() -> None:
     )
     assert torch.equal(one.tokens, other.tokens)
     assert torch.equal(one.examples, other.examples)
+
+
+class Wrapped(nn.Module):
+    """A model of two layers, the first of which is given what `mix` makes of the batch."""
+
+    def __init__(self, mix: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.mix, self.first, self.last = mix, nn.Linear(5, 5), nn.Linear(5, 3)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.last(self.first(self.mix(rows)).tanh())
+        return found
+
+
+def add_previous(rows: torch.Tensor) -> torch.Tensor:
+    return rows + torch.cat([torch.zeros_like(rows[:1]), rows[:-1]])
+
+
+def add_all_previous(rows: torch.Tensor) -> torch.Tensor:
+    return rows + rows.cumsum(0).detach()
+
+
+def drop_beyond_capacity(rows: torch.Tensor) -> torch.Tensor:
+    return rows * ((rows[:, :1] > 0).cumsum(0) <= 4)
+
+
+@pytest.mark.parametrize("mix", [add_previous, add_all_previous, drop_beyond_capacity])
+@pytest.mark.parametrize("size", [5, 12, 40])
+def test_examples_that_depend_on_those_before_them_are_refused(
+    mix: Callable[[torch.Tensor], torch.Tensor], size: int
+) -> None:
+    """Of two examples the first depends on none, so the second must come first too."""
+    torch.manual_seed(0)
+    inputs, labels = torch.randn(size, 5), torch.arange(size) % 3
+    inputs[:, 0].abs_()
+    with pytest.raises(UnsupportedModelError, match="other examples"):
+        clipped_sum(Wrapped(mix), inputs, labels, class_losses, 1.0)
+
+
+class SortedByLength(nn.Module):
+    """Sorts sequences by length for one layer only, as packing needed it once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.recurrent, self.last = nn.LSTM(5, 4, batch_first=True), nn.Linear(4, 3)
+
+    def forward(self, rows: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        ordered, order = lengths.sort(descending=True, stable=True)
+        packed = pack_padded_sequence(rows[order], ordered, batch_first=True)
+        _, (hidden, _) = self.recurrent(packed)
+        found: torch.Tensor = self.last(hidden[-1][order.argsort()])
+        return found
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_layer_that_gets_the_examples_sorted_is_refused(seed: int) -> None:
+    """A gradient would be made of one example's part in one layer and another's in the next."""
+    torch.manual_seed(seed)
+    batch = {"rows": torch.randn(12, 6, 5), "lengths": torch.randint(1, 7, (12,))}
+    with pytest.raises(UnsupportedModelError, match=r"LSTM.*depend on other examples"):
+        clipped_sum(SortedByLength(), batch, torch.arange(12) % 3, class_losses, 1.0)
+
+
+class SortedBefore(nn.Module):
+    """Packs sequences that someone else must have sorted by length."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.recurrent, self.last = nn.LSTM(5, 4, batch_first=True), nn.Linear(4, 3)
+
+    def forward(self, rows: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        _, (hidden, _) = self.recurrent(pack_padded_sequence(rows, lengths, batch_first=True))
+        found: torch.Tensor = self.last(hidden[-1])
+        return found
+
+
+def test_a_model_that_needs_sorted_examples_is_refused_with_the_way_out() -> None:
+    batch = {"rows": torch.randn(6, 6, 5), "lengths": torch.arange(6, 0, -1)}
+    with pytest.raises(UnsupportedModelError, match=r"in another order.*enforce_sorted=False"):
+        clipped_sum(SortedBefore(), batch, torch.arange(6) % 3, class_losses, 1.0)
+
+
+def mix_up(rows: torch.Tensor) -> torch.Tensor:
+    return 0.5 * rows + 0.5 * rows[torch.randperm(len(rows))]
+
+
+def mix_up_sometimes(rows: torch.Tensor) -> torch.Tensor:
+    return 0.5 * rows + 0.5 * rows.flip(0) if torch.rand(()) < 0.5 else rows
+
+
+@pytest.mark.parametrize("mix", [mix_up, mix_up_sometimes])
+@pytest.mark.parametrize("seed", range(6))
+def test_examples_that_are_mixed_at_random_are_refused(
+    mix: Callable[[torch.Tensor], torch.Tensor], seed: int
+) -> None:
+    torch.manual_seed(seed)
+    inputs, labels = torch.randn(12, 5), torch.arange(12) % 3
+    with pytest.raises(UnsupportedModelError, match="other examples"):
+        clipped_sum(Wrapped(mix), inputs, labels, class_losses, 1.0)
+
+
+def hardest(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    losses = class_losses(outputs, labels)
+    return losses * (losses >= losses.topk(min(8, len(losses))).values[-1])
+
+
+def weighted_from_eight_on(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return class_losses(outputs, labels) / torch.bincount(labels, minlength=3)[labels].clamp(min=8)
+
+
+def centred_by_the_median(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return (outputs[:, 0] - outputs[:, 0].median().detach()).square() + 0 * labels
+
+
+@pytest.mark.parametrize("loss", [hardest, weighted_from_eight_on, centred_by_the_median])
+@pytest.mark.parametrize("physical_batch_size", [None, 32])
+def test_a_loss_that_depends_on_a_large_batch_only_is_refused(
+    loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], physical_batch_size: int | None
+) -> None:
+    """Two or four of its examples do not show it."""
+    torch.manual_seed(0)
+    inputs, labels = torch.randn(64, 5), torch.arange(64) // 22
+    with pytest.raises(UnsupportedModelError, match="other examples"):
+        clipped_sum(
+            nn.Linear(5, 3), inputs, labels, loss, 1.0, physical_batch_size=physical_batch_size
+        )
+
+
+class RandomlyDropped(nn.Module):
+    """Layers that draw random numbers in a way of their own when they are recorded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.recurrent = nn.LSTM(5, 4, num_layers=2, dropout=0.5, batch_first=True)
+        self.attention = nn.MultiheadAttention(4, 2, dropout=0.5, batch_first=True)
+        self.drop, self.last = nn.Dropout(), nn.Linear(4, 3)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        found = self.recurrent(rows)[0]
+        found = self.attention(found, found, found)[0].mean(1)
+        return self.last(self.drop(found))  # type: ignore[no-any-return]
+
+
+def test_the_check_of_losses_draws_the_random_numbers_of_the_step() -> None:
+    torch.manual_seed(4)
+    inputs, labels = torch.randn(40, 6, 5), torch.arange(40) % 3
+    assert clipped_sum(RandomlyDropped(), inputs, labels, class_losses, 1.0)
+
+
+def test_the_order_of_summation_does_not_depend_on_the_tokens() -> None:
+    """Where a table is tied to a last layer, the size of its gradients decides about the order."""
+    gradients = torch.ones(3, 4, 2)
+    equal, other = (
+        TokenGradients.from_output_gradients(tokens, gradients, 50, padding=1)
+        for tokens in (torch.ones(3, 4, dtype=torch.long), torch.arange(12).view(3, 4))
+    )
+    assert equal.element_count == other.element_count == gradients.numel()
+    assert equal.select(torch.tensor([True, False, True])).element_count == 2 * 4 * 2
+    assert TokenGradients.merge([equal, other]).element_count == 2 * gradients.numel()

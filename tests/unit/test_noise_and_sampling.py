@@ -17,7 +17,9 @@ import torch
 from scipy import special
 
 from tests.support.small_models import batch, model, unbudgeted
-from training_client.errors import DataError
+from tests.support.stub_service import PLAN, linear_accountant, service
+from training_client.budget import Budget
+from training_client.errors import DataError, NoGuaranteeError
 from training_client.lab.models import cross_entropy
 from training_client.optimizers import make_optimizer
 from training_client.plan import Plan
@@ -155,3 +157,14 @@ def test_noise_that_may_underflow_is_refused(kind: torch.dtype) -> None:
     assert int((drawn == 0).sum()) < 3
     with pytest.raises(DataError, match="may underflow"):
         gaussian_like(torch.empty(9, dtype=kind), least * 0.99, generator)
+
+
+def test_a_claim_needs_noise_that_cannot_be_drawn_again() -> None:
+    """With a seed a run that is resumed would draw the noise of its first steps again."""
+    allowance = Budget(service(linear_accountant), PLAN, epsilon=2.0, delta=1e-5)
+    with pytest.raises(NoGuaranteeError, match=r"when the run is resumed.*NoBudget"):
+        make_optimizer("dp_sgd", model(), allowance, generator=torch.Generator().manual_seed(3))
+    fresh = FreshGenerator(torch.device("cpu"))
+    assert make_optimizer("dp_sgd", model(), allowance, generator=fresh).steps_made == 0
+    seeded = torch.Generator().manual_seed(3)
+    assert make_optimizer("dp_sgd", model(), unbudgeted(PLAN), generator=seeded).steps_made == 0

@@ -57,6 +57,15 @@ def test_unsupported_layers_are_named_and_refused(net: nn.Module, name: str) -> 
     assert "install" not in str(refused.value)  # Opacus is there
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("is_traced", [False, True])
+def test_models_compiled_by_jit_are_refused(is_traced: bool) -> None:
+    net = nn.Sequential(nn.Linear(6, 4))
+    found = torch.jit.trace(net, torch.randn(2, 6)) if is_traced else torch.jit.script(net)
+    with pytest.raises(UnsupportedModelError, match=r"torch\.jit.*train the original"):
+        Clipper(found)
+
+
 class PositionClassifier(nn.Module):
     """A classifier whose position ids have no dimension for examples."""
 
@@ -165,9 +174,9 @@ class MixingModel(nn.Module):
 
 
 def late(examples: torch.Tensor) -> torch.Tensor:
-    """Mix examples from the fifth call on: checks of the first batch make three, its step one."""
+    """Mix examples from the seventh call on: checks of the first batch make five, its step one."""
     late.calls += 1  # type: ignore[attr-defined]
-    return examples - examples.mean(0) if late.calls > 4 else examples  # type: ignore[attr-defined]
+    return examples - examples.mean(0) if late.calls > 6 else examples  # type: ignore[attr-defined]
 
 
 def batch_norm(examples: torch.Tensor) -> torch.Tensor:

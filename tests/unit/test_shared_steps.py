@@ -110,7 +110,7 @@ def shared_twice(rank: int) -> None:
 def other_bound(rank: int) -> None:
     """Clip to another bound in the second process, as an optimizer made otherwise would."""
     optimizer = make_optimizer("dp_sgd", Model(1), share_budget(no_claim))
-    optimizer.allowance.plan = Plan(RECORDS, 0.5, 0.5 + rank, 1.0)
+    object.__setattr__(optimizer.allowance, "plan", Plan(RECORDS, 0.5, 0.5 + rank, 1.0))
     for batch in private_batches(optimizer, Records()):
         step_with(optimizer, batch)
 

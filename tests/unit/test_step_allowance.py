@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,12 +15,14 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.support.process_groups import group_of_one
+from tests.support.small_models import unbudgeted
 from tests.support.stub_service import PLAN, linear_accountant, service, tiny_data
 from training_client.budget import Budget, NoBudget
 from training_client.errors import BudgetExhaustedError, NoGuaranteeError, UnsupportedModelError
 from training_client.lab import train as training
 from training_client.lab.models import cross_entropy, mlp
 from training_client.optimizers import PrivateOptimizer, make_optimizer
+from training_client.optimizers.torch_optimizers import NoisyTorchOptimizer
 from training_client.private_step import Clipper, single_process
 
 FITS = 20
@@ -162,3 +167,102 @@ def test_a_distributed_model_is_refused(wrap: Any) -> None:
         Clipper(mlp(5, 8, 2))
         with pytest.raises(UnsupportedModelError, match="run of its own: pass the model"):
             Clipper(wrap(mlp(5, 8, 2)))
+
+
+# --- steps that no budget pays for, and changes while a run is made
+
+
+def test_a_step_of_pytorchs_optimizer_alone_is_refused() -> None:
+    """It would move the parameters by gradients without noise, and no budget would pay."""
+    net = mlp(5, 8, 2)
+    optimizer = NoisyTorchOptimizer(net, budget(), make_sgd)
+    data = tiny_data()
+    for private in (optimizer, copy.deepcopy(NoisyTorchOptimizer(net, unbudgeted(PLAN), make_sgd))):
+        step(private)
+        nn.functional.cross_entropy(net(data.train_examples), data.train_labels).backward()
+        left = copies(net)
+        with pytest.raises(NoGuaranteeError, match="gradients that have no noise"):
+            private.torch_optimizer.step()
+        assert all(map(torch.equal, left, net.parameters()))
+        step(private)
+
+
+def test_a_learning_rate_may_follow_a_scheduler_of_pytorchs_optimizer() -> None:
+    optimizer = NoisyTorchOptimizer(mlp(5, 8, 2), budget(), make_sgd)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer.torch_optimizer, 1, gamma=0.5)
+    rates = []
+    for _ in range(3):
+        rates.append(optimizer.learning_rate)
+        step(optimizer)
+        schedule.step()
+    assert rates == [0.1, 0.05, 0.025]
+
+
+def make_sgd(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.1)
+
+
+def test_gradients_of_other_parameters_in_pytorchs_optimizer_are_refused() -> None:
+    """A layer that thaws during a run would be updated with its own raw gradients."""
+    net, allowance = mlp(5, 8, 2), budget()
+    first = next(net.parameters()).requires_grad_(False)
+    optimizer = NoisyTorchOptimizer(net, allowance, lambda _: make_sgd(list(net.parameters())))
+    step(optimizer)
+    first.grad = torch.ones_like(first)
+    with pytest.raises(NoGuaranteeError, match=r"parameter of shape .*no noise"):
+        step(optimizer)
+    assert allowance.taken == 1
+
+
+def test_the_plan_of_a_budget_cannot_be_replaced() -> None:
+    """The guarantee of all steps is that of the plan at the end."""
+    allowance = budget()
+    step(make_optimizer("dp_sgd", mlp(5, 8, 2), allowance))
+    with pytest.raises(NoGuaranteeError, match=r"noise_schedule.*before="):
+        allowance.plan = replace(PLAN, noise_multiplier=2 * PLAN.noise_multiplier)
+    assert allowance.plan == PLAN
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda net: net.half(), "float16, which would round"),
+        (lambda net: net.bfloat16(), "bfloat16, which would round"),
+        (lambda net: net.requires_grad_(False), "was frozen after"),
+        (lambda net: net.append(nn.BatchNorm1d(2)), r"BatchNorm1d.*over the batch"),
+        (lambda net: net.append(Centred()), "depend on other examples"),
+    ],
+)
+def test_a_model_that_is_changed_during_a_run_is_checked_again(
+    change: Callable[[nn.Module], object], message: str
+) -> None:
+    net, allowance = nn.Sequential(*mlp(5, 8, 2).children()), budget()
+    optimizer = make_optimizer("dp_sgd", net, allowance)
+    for _ in range(2):
+        step(optimizer)
+    change(net)
+    with pytest.raises(UnsupportedModelError, match=message):
+        step(optimizer)
+
+
+class Centred(nn.Module):
+    """Subtracts the mean of the batch."""
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return rows - rows.mean(0)
+
+
+class CentredInTraining(nn.Module):
+    """Subtracts the mean of the batch, in training mode only."""
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return rows - rows.mean(0) if self.training else rows
+
+
+def test_a_model_is_checked_in_each_mode() -> None:
+    net = nn.Sequential(*mlp(5, 8, 2).children(), CentredInTraining()).eval()
+    optimizer = make_optimizer("dp_sgd", net, budget())
+    step(optimizer)
+    net.train()
+    with pytest.raises(UnsupportedModelError, match="depend on other examples"):
+        step(optimizer)

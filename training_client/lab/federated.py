@@ -112,7 +112,7 @@ class Participant:
             self._private_sum.take()
         except BudgetExhaustedError:
             return None
-        _copy_parameters(parameters, self._model)
+        copy_parameters(parameters, self._model)
         rows = self._sampler.draw().to(self._examples.device)
         transform = Transform(self._private_sum.plan.clip_norm)
         return self._private_sum.release(
@@ -189,7 +189,7 @@ class AdaptiveParticipant:
 
         Arguments and errors as for `Participant.contribute`.
         """
-        _copy_parameters(parameters, self._model)
+        copy_parameters(parameters, self._model)
         trained = [each for each in self._model.parameters() if each.requires_grad]
         before = [each.detach().clone() for each in trained]
         made = sum(self._make_step(loss) for _ in range(self._local_steps))
@@ -213,7 +213,7 @@ class AdaptiveParticipant:
 
 
 @torch.no_grad()
-def _copy_parameters(parameters: Sequence[torch.Tensor], model: nn.Module) -> None:
+def copy_parameters(parameters: Sequence[torch.Tensor], model: nn.Module) -> None:
     """Copy received parameters into a participant's model."""
     for own, received in zip(model.parameters(), parameters, strict=True):
         own.copy_(received)

@@ -59,6 +59,7 @@ class PrivateOptimizer(ABC):
         allowance: a `Budget` or `LedgerBudget`; a `NoBudget` for steps without a privacy claim.
         source: source of the gradients that update the state; the noisy ones by default.
         generator: draws the noise, on the model's device; by default the operating system seeds it.
+            Only a `NoBudget` may have another one than a `FreshGenerator`.
         physical_batch_size: examples per forward pass; the whole batch by default.
         sparse_inputs: declare that most input values are 0; see `Clipper`.
         automatic_clipping: γ > 0, to normalise each gradient to C·∇/(‖∇‖ + γ) instead of clipping
@@ -66,8 +67,9 @@ class PrivateOptimizer(ABC):
 
     Raises:
         ValueError: automatic and adaptive clipping together.
-        NoGuaranteeError: the state is made of raw gradients, which no budget can account for, or
-            several processes train that do not share the budget.
+        NoGuaranteeError: the state is made of raw gradients, which no budget can account for,
+            several processes train that do not share the budget, or the noise of a claim may be
+            drawn again.
         UnsupportedModelError: a layer cannot be clipped.
     """
 

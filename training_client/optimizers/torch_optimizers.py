@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -9,9 +10,11 @@ import torch
 from torch import nn
 
 from training_client.budget import Allowance
-from training_client.errors import DataError
+from training_client.errors import DataError, NoGuaranteeError
 from training_client.optimizers.base import PrivateOptimizer, require_same_kind
 from training_client.optimizers.state_source import StepContext
+from training_client.private_step import Loss
+from training_client.private_step.batches import Examples
 
 
 class NoisyTorchOptimizer(PrivateOptimizer):
@@ -36,6 +39,46 @@ class NoisyTorchOptimizer(PrivateOptimizer):
     ) -> None:
         super().__init__(model, allowance, **options)
         self.torch_optimizer = make(self.parameters)
+        self._is_updating = False
+        self._refuse_other_steps()
+
+    def _refuse_other_steps(self) -> None:
+        """Let PyTorch's optimizer refuse steps that are not part of a private step."""
+        owner = weakref.ref(self)  # a cycle of references would keep the state in memory
+
+        def require_private_step(*_: Any) -> None:
+            """Raise unless the private optimizer makes a step; PyTorch calls it before each."""
+            private = owner()
+            if private is None or not private._is_updating:
+                raise NoGuaranteeError(
+                    "torch_optimizer.step() would update the parameters with gradients that have "
+                    "no noise, and no budget pays for it: call step(examples, targets, loss) of "
+                    "the private optimizer"
+                )
+
+        self.torch_optimizer.register_step_pre_hook(require_private_step)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore a copy; PyTorch's optimizers leave their hooks out of copies."""
+        vars(self).update(state)
+        self._refuse_other_steps()
+
+    def step(self, examples: Examples, targets: torch.Tensor, loss: Loss) -> float:
+        """Make one private step; see `PrivateOptimizer.step`.
+
+        Raises:
+            NoGuaranteeError: PyTorch's optimizer has a gradient of another parameter.
+        """
+        own = {id(each) for each in self.parameters}
+        for group in self.torch_optimizer.param_groups:
+            for each in group["params"]:
+                if id(each) not in own and each.grad is not None:
+                    raise NoGuaranteeError(
+                        f"PyTorch's optimizer would also update a parameter of shape "
+                        f"{tuple(each.shape)}, whose gradient has no noise: give it the "
+                        "parameters that `make` is called with, and no others"
+                    )
+        return super().step(examples, targets, loss)
 
     @property
     def learning_rate(self) -> float:
@@ -52,7 +95,11 @@ class NoisyTorchOptimizer(PrivateOptimizer):
         """Make one step of PyTorch's optimizer with the noisy mean as its gradient."""
         for parameter, mean in zip(self.parameters, step.noisy_mean.to_tensors(), strict=True):
             parameter.grad = _match_memory_layout(parameter, mean)
-        self.torch_optimizer.step()
+        self._is_updating = True
+        try:
+            self.torch_optimizer.step()
+        finally:
+            self._is_updating = False
         self.torch_optimizer.zero_grad()
 
     def state_dict(self) -> dict[str, Any]:

@@ -63,6 +63,10 @@ def _find_problem(module: nn.Module) -> str | None:
             "distributes examples or parameters over devices or processes, each of which would be "
             "a run of its own: pass the model that it wraps, in one process"
         )
+    if isinstance(module, torch.jit.ScriptModule):
+        return (
+            "was compiled by torch.jit, so that its layers cannot be observed: train the original"
+        )
     if isinstance(module, _BatchNorm):
         return (
             "normalises over the batch, so that one example changes the gradients of others: use "

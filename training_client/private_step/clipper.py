@@ -6,12 +6,12 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import groupby
-from typing import Final, get_args
+from typing import Any, Final, get_args
 
 import torch
 from torch import nn
 
-from training_client.errors import DataError
+from training_client.errors import DataError, UnsupportedModelError
 from training_client.private_step.batches import Examples, count_examples, select_examples
 from training_client.private_step.blocks import Block, Piece, cut_into_blocks
 from training_client.private_step.clippable_layers import find_trained_layers
@@ -19,8 +19,14 @@ from training_client.private_step.clipped_sum import AccumulatedSum, BlockwiseSu
 from training_client.private_step.example_gradients import ExampleGradients
 from training_client.private_step.kernels.matmul import full_precision
 from training_client.private_step.layer_uses import EnginePath
-from training_client.private_step.model_checks import check_model, choose_rows, is_checked
-from training_client.private_step.model_pass import Loss, run_model_pass
+from training_client.private_step.model_checks import (
+    LARGE_BATCH,
+    check_model,
+    choose_rows,
+    is_checked,
+    losses_beside_others,
+)
+from training_client.private_step.model_pass import Loss, compute_losses, run_model_pass
 from training_client.private_step.replayed_layers import Places
 from training_client.private_step.rounding_bounds import (
     safe_bound_range,
@@ -32,7 +38,6 @@ from training_client.private_step.transform import AffineMap, Transform
 
 _FIRST_CHECKED_EXAMPLES: Final = 4  # of the first batch, if it is large
 _CHECKED_EXAMPLES: Final = 2
-_LARGE_BATCH: Final = 32
 
 
 class Clipper:
@@ -79,6 +84,7 @@ class Clipper:
         self._sparse_inputs, self._path = sparse_inputs, path
         self._layers = find_trained_layers(model)
         self._batches = 0
+        self._checked_modes: list[list[tuple[nn.Module, bool]]] = []
         self._places: Places = {}
         self.trained = trained or TrainedParameters(model)
         self.parameters = self.trained.whole
@@ -111,6 +117,7 @@ class Clipper:
             UnsupportedModelError: the model or the loss mixes examples.
             ValueError: the bound is so small or large that sums would underflow or overflow.
         """
+        self._require_trainable_parameters()
         self._require_safe_bound(transform.bound)
         if transform.box and transform.bound < math.sqrt(self.size):
             raise ValueError(
@@ -120,7 +127,8 @@ class Clipper:
 
         def clip_physical_batch(examples: Examples, targets: torch.Tensor) -> ClippedSum:
             """Return the clipped sum of one physical batch."""
-            gradients, mean_loss = self._example_gradients(examples, targets, loss)
+            check = checks.pop() if checks else None  # of the first physical batch
+            gradients, mean_loss = self._example_gradients(examples, targets, loss, check)
             if transform.box:
                 return ClippedSum(gradients, None, mean_loss)
             with full_precision(targets.device):
@@ -136,7 +144,7 @@ class Clipper:
             )
 
         with self.trained.gathered():
-            self._check_model_periodically(examples, targets, loss)
+            checks = self._check_model_periodically(examples, targets, loss)
             return self._sum_physical_batches(
                 examples, targets, clip_physical_batch, transform.for_block
             )
@@ -231,6 +239,21 @@ class Clipper:
                 total += each
         return AccumulatedSum(sums, losses / count, unclipped)
 
+    def _require_trainable_parameters(self) -> None:
+        """Raise if a parameter was frozen, or converted to half precision, after `__init__`."""
+        for each in self.parameters:
+            if not each.requires_grad:
+                raise UnsupportedModelError(
+                    f"a parameter of shape {tuple(each.shape)} was frozen after the optimizer was "
+                    "made: freeze it before, or make a new optimizer"
+                )
+            if each.dtype not in (torch.float32, torch.float64):
+                raise UnsupportedModelError(
+                    f"a parameter of shape {tuple(each.shape)} is in {each.dtype}, which would "
+                    "round the noise away: keep the model in float32 and run it under "
+                    "torch.autocast"
+                )
+
     def _require_safe_bound(self, bound: float) -> None:
         """Raise if sums of gradients clipped to this bound could overflow or underflow."""
         dtype = self.parameters[0].dtype
@@ -242,7 +265,11 @@ class Clipper:
             )
 
     def _example_gradients(
-        self, examples: Examples, targets: torch.Tensor, loss: Loss
+        self,
+        examples: Examples,
+        targets: torch.Tensor,
+        loss: Loss,
+        check_losses: Callable[[torch.Tensor], None] | None = None,
     ) -> tuple[list[ExampleGradients], float]:
         """Return one set of per-example gradients per parameter, and the mean loss."""
         sparse = examples if self._sparse_inputs and isinstance(examples, torch.Tensor) else None
@@ -250,32 +277,48 @@ class Clipper:
             self._model, self._layers, examples, targets, loss,
             path=self._path, sparse=sparse, keep_all=False, places=self._places,
         )  # fmt: skip
+        if check_losses is not None:
+            check_losses(model_pass.losses)
         gradients = model_pass.take_example_gradients(self.parameters)
         return gradients, float(model_pass.losses.mean())
 
     def _check_model_periodically(
         self, examples: Examples, targets: torch.Tensor, loss: Loss
-    ) -> None:
+    ) -> list[Callable[[torch.Tensor], None]]:
         """Check on the first, 16th, 256th … batch that the model's gradients can be clipped.
 
-        Once is not enough: a model may begin to mix examples later, or do so only at random. The
-        examples are those of the whole batch, also where a physical batch has only one.
+        Once is not enough: a model may begin to mix examples later, or do so only at random. So it
+        is checked as well if its modules, or which of them are in training mode, are others than
+        at every earlier check. The examples are those of the whole batch, also where a physical
+        batch has only one.
+
+        Returns:
+            A check of the losses of the first physical batch; none if it has one example.
         """
         if len(targets) < 2 or len(targets) != count_examples(examples):
-            return
+            return []
         self._batches += 1
-        if not is_checked(self._batches):
-            return
-        is_first_and_large = self._batches == 1 and len(targets) >= _LARGE_BATCH
+        modes = [(each, each.training) for each in self._model.modules()]
+        is_new = modes not in self._checked_modes
+        if not (is_new or is_checked(self._batches)):
+            return []
+        if is_new:
+            find_trained_layers(self._model)  # raises if a new module cannot be clipped
+            self._checked_modes.append(modes)
+        is_first_and_large = self._batches == 1 and len(targets) >= LARGE_BATCH
         few = _FIRST_CHECKED_EXAMPLES if is_first_and_large else _CHECKED_EXAMPLES
-        part = choose_rows(targets, few)
-        run = partial(
-            run_model_pass, self._model, self._layers, loss=loss, path=self._path,
-            places=self._places,
-        )  # fmt: skip
+        part = choose_rows(examples, targets, few)
+        options: dict[str, Any] = {"loss": loss, "path": self._path, "places": self._places}
+        run = partial(run_model_pass, self._model, self._layers, **options)
         check_model(
             self._model, run, (select_examples(examples, part), targets[part]), self.parameters
         )
+        first = slice(0, self._physical_batch_size or len(targets))
+        if len(targets[first]) < 2:
+            return []
+        batch = select_examples(examples, first), targets[first]
+        run_losses = partial(compute_losses, self._model, self._layers, **options)
+        return [losses_beside_others(run_losses, batch)]
 
     def _clip_weights(
         self, gradients: list[ExampleGradients], transform: Transform

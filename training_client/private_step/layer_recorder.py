@@ -59,6 +59,8 @@ class LayerRecorder:
         keep_all: keep what every layer was given; see `run_model_pass`.
         uses: the recorded uses.
         parts: per-example gradients that were computed while the loss was differentiated.
+        is_paused: whether layers are called again for the backward pass (activation checkpointing):
+            they must compute the same, but are not recorded.
     """
 
     model: nn.Module
@@ -69,6 +71,7 @@ class LayerRecorder:
     places: Places = field(default_factory=dict)
     uses: list[LayerUse] = field(default_factory=list)
     parts: list[Parts] = field(default_factory=list)
+    is_paused: bool = False
 
     @contextmanager
     def recording(self, layers: Sequence[nn.Module]) -> Iterator[None]:
@@ -104,7 +107,9 @@ class LayerRecorder:
         """Apply a linear map (or only these rows of it); record it for per-example gradients."""
         part = slice(None) if rows is None else rows
         used = weight if rows is None else weight[part]
-        output = linear(inputs, used, bias if bias is None or rows is None else bias[part])
+        output = _own_base(
+            linear(inputs, used, bias if bias is None or rows is None else bias[part])
+        )
         differentiate = self._projection_differentiator(weight, bias, rows=rows)
         self.record_use(layer, (inputs,), output, differentiate)
         return output
@@ -115,7 +120,7 @@ class LayerRecorder:
         """Record a layer's inputs, output, and the function for its per-example gradients."""
         for each in (*inputs, output):
             self._require_rows(layer, each)
-        if not output.requires_grad:
+        if self.is_paused or not output.requires_grad:
             return
         kept = tuple(each.detach() for each in inputs)
         edge = get_gradient_edge(output)
@@ -159,6 +164,8 @@ class LayerRecorder:
             )
         if is_bag:
             given = self._bag_inputs(layer, *args, **kwargs)
+        elif isinstance(layer, nn.Linear | nn.Embedding):
+            output = _own_base(output)
         self.record_use(layer, given, output, differentiate)
         return output
 
@@ -204,9 +211,13 @@ class LayerRecorder:
         """Record a call of a layer that is rerun to get its gradients; return its output.
 
         One output may be computed from another, as an LSTM's hidden state is from its cell state.
-        So outputs are returned as views, whose gradients do not include each other.
+        So several outputs are returned as views, whose gradients do not include each other. A
+        single output is not, because a view has no gradient once it was changed in place.
         """
-        output = tree_map_only(torch.Tensor, lambda each: each.view_as(each), output)
+        if len(floating_outputs(output)) > 1:
+            output = tree_map_only(torch.Tensor, lambda each: each.view_as(each), output)
+        if self.is_paused:
+            return output
         outputs = floating_outputs(output)
         wanted = tuple(at for at, each in enumerate(outputs) if each.requires_grad)
         call, inputs = LayerCall.from_arguments(
@@ -270,6 +281,16 @@ class LayerRecorder:
         if len(args) == 1 and args[0].dim() > 1 and len(args[0]) == 1 < self.examples:
             return (args[0].expand(self.examples, *args[0].shape[1:]),)
         return None
+
+
+def _own_base(output: torch.Tensor) -> torch.Tensor:
+    """Return the output of a linear map or embedding such that it is a view of no other tensor.
+
+    PyTorch computes sequences as one matrix, and returns a view of it. If a model changes a view in
+    place, as in `rows += positions`, the recorded place in the graph gets no gradient any more.
+    These layers do not keep their outputs for the backward pass, so both may share memory.
+    """
+    return torch.ops.aten._unsafe_view(output, output.shape) if output._is_view() else output
 
 
 def _project_back(

@@ -2,8 +2,10 @@
 
 The bound on a record's influence holds only if nothing of one example depends on another. The types
 of layers do not show it: a model may mix examples in plain code, or in its loss. So a few examples
-are run again with the others altered, and again without the others, and the passes are compared.
-A check costs about as much as a step with two and a half times these few examples.
+are run again with the others altered, without the others, and in reverse order, and the passes are
+compared. A check costs about as much as a step with three and a half times these few examples, or
+with ten and a half times as many if the model draws random numbers. And the whole batch has one
+more forward pass, with many examples replaced: the rest must have the same losses.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import torch
 from torch import nn
 
 from training_client.errors import UnsupportedModelError
-from training_client.private_step.batches import Examples, select_examples
+from training_client.private_step.batches import Examples, select_examples, tensors_of
 from training_client.private_step.blocks import Piece, cut_into_blocks
 from training_client.private_step.evaluation import evaluation_mode
 from training_client.private_step.example_gradients import ExampleGradients
@@ -27,12 +29,15 @@ from training_client.private_step.layer_uses import merge_parts
 from training_client.private_step.model_pass import ModelPass, UsePass
 from training_client.private_step.rounding_bounds import rounding_error
 
+LARGE_BATCH: Final = 32
 _CHECK_INTERVAL_FACTOR: Final = 16  # a run of 200 steps has two checks: at most 1 % of its time
 _REPLACEMENT_FACTOR: Final = -3.0
+_RANDOM_REPETITIONS: Final = 3  # a shuffle of two examples leaves them in place half the times
 _HALF_PRECISION_TOLERANCE: Final = 1e-3  # above it the tolerance is that of half precision
 _CANCELLATION: Final = 1e-5  # of the largest gradient: how small a replayed layer's may cancel
 
 RunModel = Callable[..., ModelPass]
+RunLosses = Callable[[Examples, torch.Tensor], torch.Tensor]
 Batch = tuple[Examples, torch.Tensor]
 
 
@@ -47,22 +52,26 @@ def is_checked(batch: int) -> bool:
     return batch == 1
 
 
-def choose_rows(targets: torch.Tensor, count: int) -> torch.Tensor:
+def choose_rows(examples: Examples, targets: torch.Tensor, count: int) -> torch.Tensor:
     """Return the rows of a batch to check: spread over it, and with different labels if it has any.
 
     A batch is in the order of the dataset, which may be sorted by label. A loss that depends on the
-    labels of a batch, such as one with weights of classes, is seen only where they differ.
+    labels of a batch, such as one with weights of classes, is seen only where they differ. A model
+    that sorts examples by their lengths is seen only where the lengths differ. So there is a row
+    that differs from the first in as many of these numbers as any row does.
 
     Args:
-        targets: of the batch, at least two.
+        examples: of the batch, at least two.
+        targets: of the batch.
         count: the number of rows, which may be more than there are.
     """
     size = len(targets)
     rows = torch.linspace(0, size - 1, min(count, size), device=targets.device).long()
-    if targets.dim() == 1:
-        other = (targets != targets[rows[0]]).nonzero().flatten()
-        if len(other) and bool((targets[rows] == targets[rows[0]]).all()):
-            rows[-1] = other[0]
+    numbers = [each for each in (targets, *tensors_of(examples)) if each.dim() == 1]
+    if numbers:
+        differences = torch.stack([each != each[rows[0]] for each in numbers]).sum(0)
+        if int(differences[rows].amax()) < int(differences.amax()):
+            rows[-1] = differences.argmax()
     return rows
 
 
@@ -71,9 +80,10 @@ def check_model(
 ) -> None:
     """Raise if examples affect one another, or a per-example gradient misses a part.
 
-    Every other example is first replaced, then left out: the rest must pass as before. A model that
-    draws random numbers, such as dropout, would draw others for fewer examples, so where examples
-    are left out it is compared in evaluation mode.
+    Every other example is first replaced, then left out, and all are run in reverse order: what
+    remains must pass as before. A model that draws random numbers, such as dropout, would draw
+    others for fewer examples or in another order, so there it is compared in evaluation mode. It
+    may mix examples only with some random numbers, so examples are replaced several times.
 
     Args:
         model: the model; its random numbers come from PyTorch's default generators.
@@ -84,6 +94,28 @@ def check_model(
     Raises:
         UnsupportedModelError: examples depend on each other, and the message names the layer; or
             the per-example gradients do not add up.
+    """
+    with _restored_random_state(batch[1].device):
+        original, is_random = _run_beside_others(model, run, batch, parameters)
+        if not is_random:
+            _require_same_in_other_batches(run, batch, original)
+            require_complete_gradients(original, parameters)
+            return
+        require_complete_gradients(original, parameters)
+        del original  # frees its memory before the next pass
+        for _ in range(_RANDOM_REPETITIONS):
+            _run_beside_others(model, run, batch)
+        with evaluation_mode(model):
+            _require_same_in_other_batches(run, batch, run(*batch))
+
+
+def _run_beside_others(
+    model: nn.Module, run: RunModel, batch: Batch, parameters: Sequence[nn.Parameter] = ()
+) -> tuple[ModelPass, bool]:
+    """Run a batch; raise if examples pass otherwise beside others, with equal random numbers.
+
+    Returns:
+        The pass, and whether it drew random numbers.
     """
     few, labels = batch
     kept = torch.arange(len(labels), device=labels.device) % 2 == 0
@@ -97,18 +129,72 @@ def check_model(
                 "examples without noise: turn that off"
             )
         is_random = not torch.equal(before, _random_state(labels.device))
-    with _restored_random_state(labels.device):
-        altered = run(_replace_others(few, kept), _replace_rows(labels, kept))
+    altered = run(_replace_others(few, kept), _replace_rows(labels, kept))
     _require_equal_passes(original, kept, altered, kept)
-    del altered  # frees its memory before the next pass
-    rest = select_examples(few, kept), labels[kept]
-    if not is_random:
-        with _restored_random_state(labels.device):
-            _require_equal_passes(original, kept, run(*rest), kept[kept])
-    else:
-        with _restored_random_state(labels.device), evaluation_mode(model):
-            _require_equal_passes(run(few, labels), kept, run(*rest), kept[kept])
-    require_complete_gradients(original, parameters)
+    return original, is_random
+
+
+def _require_same_in_other_batches(run: RunModel, batch: Batch, original: ModelPass) -> None:
+    """Raise if examples pass otherwise without every other one, or in reverse order.
+
+    Where a model sorts or shuffles examples, replacing some may leave their places as they were.
+    And where an example depends on those before it, the first of two depends on none.
+    """
+    few, labels = batch
+    rows = torch.arange(len(labels), device=labels.device)
+    kept, reverse = rows[::2], rows.flip(0)
+    rest = run(select_examples(few, kept), labels[kept])
+    _require_equal_passes(original, kept, rest, rows[: len(kept)])
+    del rest  # frees its memory before the next pass
+    with _explained_order():
+        reversed_pass = run(select_examples(few, reverse), labels[reverse])
+    _require_equal_passes(original, reverse, reversed_pass, rows)
+
+
+def losses_beside_others(run: RunLosses, batch: Batch) -> Callable[[torch.Tensor], None]:
+    """Replace most examples of a batch; return a check that the rest has the same losses.
+
+    Half of a small batch, or three quarters of a large one, are replaced by a multiple of its last
+    example, so they have the same label, and everything else in common. A loss or a model that
+    depends on the batch as a whole then gives the rest other losses: weights of the batch's
+    classes, the largest losses, the capacity of an expert.
+
+    Args:
+        run: computes the losses of examples and targets.
+        batch: at least two examples, and their targets.
+
+    Returns:
+        A function that raises `UnsupportedModelError` unless the batch's losses, computed with the
+        random numbers that come next, are those computed here.
+    """
+    examples, targets = batch
+    interval = 4 if len(targets) >= LARGE_BATCH else 2
+    kept = torch.arange(len(targets), device=targets.device).flip(0) % interval == 0
+    with _restored_random_state(targets.device), _explained_order():
+        altered = run(_replace_others(examples, kept, -1), _replace_rows(targets, kept, -1))
+
+    def require_equal(losses: torch.Tensor) -> None:
+        """Raise unless the examples that were kept have the same losses."""
+        if not _is_close(losses[kept], altered[kept]):
+            raise UnsupportedModelError(
+                "the loss of one example depends on other examples of its batch: model and loss "
+                "must keep examples apart, and draw random numbers from PyTorch only. Do not "
+                "compute weights of classes, or which examples count, from the batch"
+            )
+
+    return require_equal
+
+
+@contextmanager
+def _explained_order() -> Iterator[None]:
+    """Context manager for passes of examples in another order: explain why they fail."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise UnsupportedModelError(
+            f"the model fails if the examples of a batch are in another order ({error}): batches "
+            "are in no particular order. For packed sequences, use enforce_sorted=False"
+        ) from error
 
 
 def require_complete_gradients(model_pass: ModelPass, parameters: Sequence[nn.Parameter]) -> None:
@@ -206,21 +292,30 @@ def _random_state(device: torch.device) -> torch.Tensor:
     return torch.cat([state, torch.cuda.get_rng_state(device)])
 
 
-def _replace_others(examples: Examples, kept: torch.Tensor) -> Examples:
-    """Return the batch with all examples outside `kept` replaced by other values."""
+def _replace_others(examples: Examples, kept: torch.Tensor, source: int | None = None) -> Examples:
+    """Return the batch with all examples outside `kept` replaced; see `_replace_rows`."""
     if isinstance(examples, torch.Tensor):
-        return _replace_rows(examples, kept)
+        return _replace_rows(examples, kept, source)
     return {
-        name: _replace_rows(each, kept) if isinstance(each, torch.Tensor) else each
+        name: _replace_rows(each, kept, source) if isinstance(each, torch.Tensor) else each
         for name, each in examples.items()
     }
 
 
-def _replace_rows(rows: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
-    """Return the tensor with rows outside `kept` replaced by a multiple of a neighbouring row."""
-    others = rows.roll(1, 0)
-    others = others * _REPLACEMENT_FACTOR if others.is_floating_point() else others
-    return torch.where(kept.view(-1, *(1,) * (rows.dim() - 1)), rows, others)
+def _replace_rows(
+    rows: torch.Tensor, kept: torch.Tensor, source: int | None = None
+) -> torch.Tensor:
+    """Return the tensor with rows outside `kept` replaced by a multiple of another row.
+
+    Args:
+        rows: one per example.
+        kept: a mask of the rows to leave unchanged.
+        source: the row that replaces them; by default each one's neighbour.
+    """
+    found, others = rows.clone(), ~kept
+    by = rows[source] if source is not None else rows.roll(1, 0)[others]
+    found[others] = by * _REPLACEMENT_FACTOR if by.is_floating_point() else by
+    return found
 
 
 def _require_equal_passes(

@@ -127,20 +127,11 @@ def run_model_pass(
     """
     count = count_examples(examples)
     recorder = LayerRecorder(model, count, path, sparse, keep_all, {} if places is None else places)
-    with recorder.recording(layers), _require_unchanged_state(model) as state:
-        losses = loss(call_model(model, examples), targets)
-    if losses.shape != (count,):
-        raise UnsupportedModelError(
-            f"the loss must return one value per example, not a tensor of shape "
-            f"{tuple(losses.shape)}: use reduction='none'"
-        )
-    if not recorder.uses:
-        raise UnsupportedModelError(
-            "no trained layer takes part in the loss by an ordinary call; the layers of a model "
-            "made by torch.compile cannot be observed if it was called before: compile it anew"
-        )
-    edges: list[Any] = [edge for use in recorder.uses for edge in use.edges]
-    found = torch.autograd.grad(losses.sum(), [*edges, *differentiate], allow_unused=True)
+    with recorder.recording(layers):
+        losses, state = _run_forward(recorder, examples, targets, loss)
+        edges: list[Any] = [edge for use in recorder.uses for edge in use.edges]
+        recorder.is_paused = True
+        found = torch.autograd.grad(losses.sum(), [*edges, *differentiate], allow_unused=True)
     owned = {each.untyped_storage().data_ptr() for each in state}
     uses, start = [], 0
     for use in recorder.uses:
@@ -154,6 +145,50 @@ def run_model_pass(
             ]
             uses.append(UsePass(use, inputs, given))
     return ModelPass(losses.detach(), uses, recorder.parts, path, found[len(edges) :])
+
+
+@torch.enable_grad()
+def compute_losses(
+    model: nn.Module,
+    layers: Sequence[nn.Module],
+    examples: Examples,
+    targets: torch.Tensor,
+    loss: Loss,
+    *,
+    path: EnginePath | None = None,
+    places: Places | None = None,
+) -> torch.Tensor:
+    """Return the losses that `run_model_pass` computes, without a backward pass; see there.
+
+    Gradients are enabled, because layers may compute differently without them.
+    """
+    count = count_examples(examples)
+    recorder = LayerRecorder(model, count, path, places={} if places is None else places)
+    with recorder.recording(layers):
+        return _run_forward(recorder, examples, targets, loss)[0].detach()
+
+
+def _run_forward(
+    recorder: LayerRecorder, examples: Examples, targets: torch.Tensor, loss: Loss
+) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """Run a batch through the recorder's model; return its losses, and all tensors of the model.
+
+    Raises:
+        UnsupportedModelError: see `run_model_pass`.
+    """
+    with _require_unchanged_state(recorder.model) as state:
+        losses = loss(call_model(recorder.model, examples), targets)
+    if losses.shape != (recorder.examples,):
+        raise UnsupportedModelError(
+            f"the loss must return one value per example, not a tensor of shape "
+            f"{tuple(losses.shape)}: use reduction='none'"
+        )
+    if not recorder.uses:
+        raise UnsupportedModelError(
+            "no trained layer takes part in the loss by an ordinary call; the layers of a model "
+            "made by torch.compile cannot be observed if it was called before: compile it anew"
+        )
+    return losses, state
 
 
 def _copy_if_shared(tensor: torch.Tensor, owned: set[int]) -> torch.Tensor:

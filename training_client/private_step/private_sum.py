@@ -178,11 +178,13 @@ class PrivateSum:
         model: the model to train.
         allowance: see above; its plan says what each step does and costs.
         generator: draws the noise, on the model's device; by default the operating system seeds it.
+            A budget with a claim needs a `FreshGenerator`.
         physical_batch_size: see `Clipper`.
         sparse_inputs: see `Clipper`.
 
     Raises:
-        NoGuaranteeError: there is no budget, or several processes train that do not share one.
+        NoGuaranteeError: there is no budget, several processes train that do not share one, or the
+            noise of a claim may be drawn again.
         UnsupportedModelError: a layer cannot be clipped.
     """
 
@@ -201,6 +203,7 @@ class PrivateSum:
                 "pass a Budget or a LedgerBudget, or NoBudget(plan, steps, reason) for steps "
                 "without a privacy claim"
             )
+        _require_fresh_noise(allowance, generator)
         if not _is_shared(allowance):
             OneProcess().require_usable()
         self.allowance = allowance
@@ -504,6 +507,26 @@ class PrivateSum:
     ) -> BlockwiseSum:
         """Return a batch's clipped sum without noise: still private, for `release` only."""
         return self.clipper.clip(examples, targets, loss, transform)
+
+
+def _require_fresh_noise(allowance: Allowance, generator: torch.Generator | None) -> None:
+    """Raise if a guarantee is claimed, and the generator of the noise may draw it twice.
+
+    A program that gives its generator a seed draws the same noise again when it is started again,
+    for example to resume a run. The difference of two such sums has no noise.
+
+    Raises:
+        NoGuaranteeError: see above.
+    """
+    if generator is None or isinstance(generator, FreshGenerator):
+        return
+    if getattr(allowance, "has_claim", True):
+        raise NoGuaranteeError(
+            "the noise comes from a generator that the program made. With a seed it draws the same "
+            "noise when the run is resumed, and the difference of two sums has none; and anyone "
+            "who knows the seed can compute it. Leave out generator, or pass FreshGenerator(device)"
+            " of training_client.private_step.noise. For runs that can be repeated, use a NoBudget"
+        )
 
 
 def _is_shared(allowance: Allowance) -> bool:

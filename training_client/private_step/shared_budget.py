@@ -32,17 +32,24 @@ class SharedBudget(Allowance):
     def __init__(self, make_budget: Callable[[], Allowance]) -> None:
         self.group = ProcessGroup()
         self._own: Allowance | None = None  # on rank 0
-        summary, self._checkpoint_keys = self.group.run_on_rank_zero(
+        summary, self._checkpoint_keys, self._has_claim = self.group.run_on_rank_zero(
             partial(self._create, make_budget)
         )
         self.plan, self._made, self._taken, self.spent = summary
 
-    def _create(self, make_budget: Callable[[], Allowance]) -> tuple[_Summary, dict[str, Any]]:
+    def _create(
+        self, make_budget: Callable[[], Allowance]
+    ) -> tuple[_Summary, dict[str, Any], bool]:
         """Create the budget on rank 0; return what all processes keep of it."""
         self._own = make_budget()
         if isinstance(self._own, SharedBudget):
             raise NoGuaranteeError("the budget is shared already: share it once")
-        return _summarise(self._own), self._own.checkpoint_keys()
+        return _summarise(self._own), self._own.checkpoint_keys(), self._own.has_claim
+
+    @property
+    def has_claim(self) -> bool:
+        """Whether a guarantee is claimed for the steps."""
+        return self._has_claim
 
     @property
     def made(self) -> int:

@@ -39,6 +39,7 @@ class TokenGradients(ChunkedGradients):
         examples: the example of each pair, ascending among the pairs of a token.
         count: the number of examples.
         vocabulary: the number of rows of the table.
+        positions: the number of tokens of an example, equal ones included, over all uses.
     """
 
     rows: torch.Tensor
@@ -46,6 +47,7 @@ class TokenGradients(ChunkedGradients):
     examples: torch.Tensor
     count: int
     vocabulary: int
+    positions: int
 
     @classmethod
     def from_output_gradients(
@@ -65,7 +67,9 @@ class TokenGradients(ChunkedGradients):
         """
         count = len(tokens)
         keys = tokens.long() * count + torch.arange(count, device=tokens.device)[:, None]
-        return cls._from_keys(keys.flatten(), gradients.flatten(0, 1), count, vocabulary, padding)
+        return cls._from_keys(
+            keys.flatten(), gradients.flatten(0, 1), count, vocabulary, tokens.shape[1], padding
+        )
 
     @classmethod
     def _from_keys(
@@ -74,6 +78,7 @@ class TokenGradients(ChunkedGradients):
         gradients: torch.Tensor,
         count: int,
         vocabulary: int,
+        positions: int,
         padding: int | None = None,
     ) -> TokenGradients:
         """Sum the gradients that share a key; a pair's key is token·count + example."""
@@ -86,7 +91,7 @@ class TokenGradients(ChunkedGradients):
         if len(pairs) < len(keys):
             rows = rows.new_zeros(len(pairs), rows.shape[1]).index_add_(0, places, rows)
         tokens = pairs.div(count, rounding_mode="floor")
-        return cls(rows, tokens, pairs - tokens * count, count, vocabulary)
+        return cls(rows, tokens, pairs - tokens * count, count, vocabulary, positions)
 
     @classmethod
     def merge(cls, parts: list[TokenGradients]) -> TokenGradients:
@@ -94,12 +99,16 @@ class TokenGradients(ChunkedGradients):
         count = parts[0].count
         keys = torch.cat([each.tokens * count + each.examples for each in parts])
         rows = torch.cat([each.rows for each in parts])
-        return cls._from_keys(keys, rows, count, parts[0].vocabulary)
+        positions = sum(each.positions for each in parts)
+        return cls._from_keys(keys, rows, count, parts[0].vocabulary, positions)
 
     @property
     def element_count(self) -> int:
-        """The number of elements of all stored rows."""
-        return self.rows.numel()
+        """The number of elements of all rows, if no two tokens of an example are equal.
+
+        It must not depend on the tokens: it decides in which order sums are rounded.
+        """
+        return self.count * self.positions * self.rows.shape[1]
 
     @property
     def terms(self) -> int:
@@ -210,7 +219,7 @@ class TokenGradients(ChunkedGradients):
         examples = number[self.examples[pairs]]
         count = int(kept.sum())
         return TokenGradients(
-            self.rows[pairs], self.tokens[pairs], examples, count, self.vocabulary
+            self.rows[pairs], self.tokens[pairs], examples, count, self.vocabulary, self.positions
         )
 
     def _pairs(self, rows: slice) -> slice:

@@ -45,8 +45,8 @@ from accountant_service.ledger.filters.reference_step import (
     divide_gaussian_step,
     is_unsampled_gaussian,
 )
-from accountant_service.ledger.step_plan import StepPlan
-from accountant_service.mechanisms import CanonicalForm, Gaussian, Mechanism, canonical_form
+from accountant_service.ledger.step_plan import StepPlan, charged_form
+from accountant_service.mechanisms import CanonicalForm, Gaussian, Mechanism
 from accountant_service.mechanisms.codec import COUNT_MAX
 from accountant_service.numerics import domination
 from accountant_service.numerics.engines.saddle_point import count_by_renyi
@@ -229,14 +229,14 @@ class ReferenceFilter(PrivacyFilter):
         """Return an upper bound on ε of a number of reference steps, at most the budget's ε."""
         if self.reference is None:
             raise ValueError("the dataset has no reference yet")
-        step = Question(canonical_form(self.reference), self.relation, adds_curves=False)
+        step = Question(charged_form(self.reference), self.relation, adds_curves=False)
         return min(self._epsilon_of_question(step.repeated(count)), self.epsilon)
 
     def tabulated(self) -> ReferenceFilter:
         """Return a copy with a table of ε by number of reference-mechanism steps, for display."""
         if self.reference is None or self.steps == 0 or self.epsilons:
             return self
-        step = Question(canonical_form(self.reference), self.relation, adds_curves=False)
+        step = Question(charged_form(self.reference), self.relation, adds_curves=False)
         points = _EPSILON_POINTS if has_quick_curve(step) else _EPSILON_POINTS_FEW
         return replace(self, epsilons=_compute_table(self, points))
 
@@ -263,7 +263,7 @@ class ReferenceFilter(PrivacyFilter):
         """Return ε of `points` increasing numbers of reference steps, at most the budget's ε."""
         if self.reference is None:
             raise ValueError("the dataset has no reference yet")
-        step = Question(canonical_form(self.reference), self.relation, adds_curves=False)
+        step = Question(charged_form(self.reference), self.relation, adds_curves=False)
         counts = _tabulated_counts(self.steps, points)
         different = sorted(set(counts.tolist()))
         try:
@@ -297,17 +297,20 @@ class ReferenceFilter(PrivacyFilter):
         """Return the reference step's dominating pairs with counts, repeated `times` times."""
         if self.reference is None:
             raise ValueError("the dataset has no reference yet")
-        return self._composition(canonical_form(self.reference), times)
+        return self._composition(charged_form(self.reference), times)
 
     def _is_reference(self, plan: StepPlan) -> bool:
         """Return whether a plan's step equals the reference mechanism's step."""
         reference = self.reference
-        return reference is not None and canonical_form(reference).hash == plan.step.hash
+        is_same = reference is not None and charged_form(reference).hash == plan.step.hash
+        if is_same and plan.step.premises.has_parts:  # the reference may have no parts
+            require_proof(Question(plan.step, self.relation))
+        return is_same
 
     def _is_comparison_exact(self, plan: StepPlan) -> bool:
         """Return whether plan and reference compare exactly: both are unsampled Gaussian."""
         reference = self.reference
-        return reference is not None and is_unsampled_gaussian(canonical_form(reference), plan.step)
+        return reference is not None and is_unsampled_gaussian(charged_form(reference), plan.step)
 
     # --- the reference
 
@@ -337,10 +340,10 @@ class ReferenceFilter(PrivacyFilter):
             raise UnsuitableReferenceError("the mechanism releases nothing: choose another one")
         step = choose_reference_step(plan)
         try:
-            steps = self._count_reference_steps(canonical_form(step))
+            steps = self._count_reference_steps(charged_form(step))
             if isinstance(step, Gaussian):
                 step = divide_gaussian_step(step, steps)
-                steps = self._count_reference_steps(canonical_form(step))
+                steps = self._count_reference_steps(charged_form(step))
         except AccountingError as error:
             raise UnsuitableReferenceError(
                 f"this mechanism cannot be the reference of a budget: {error.detail}. Create the "
@@ -411,7 +414,7 @@ class ReferenceFilter(PrivacyFilter):
         """Return whether all steps of the reference mechanism keep within the budget's ε."""
         if self.reference is None or self.steps == 0:
             return self.steps == 0
-        question = Question(canonical_form(self.reference), self.relation, adds_curves=False)
+        question = Question(charged_form(self.reference), self.relation, adds_curves=False)
         found = self._epsilon_of_question(question.repeated(self.steps))
         return found <= self.epsilon * (1 + 1e-9)
 

@@ -20,12 +20,17 @@ from training_client.integrations.flower import (
     send_contribution,
 )
 from training_client.integrations.round_budget import RoundBudget
-from training_client.lab.federated import AdaptiveParticipant, Participant
+from training_client.lab.federated import AdaptiveParticipant, Contributor, Participant
+from training_client.lab.federated_averaging import FedAvgParticipant
 from training_client.lab.models import cross_entropy
 from training_client.plan import Plan
 
 
 def folder_of(context: Context) -> Path:
+    """Return this site's folder; Flower's simulation numbers its nodes from 0."""
+    if "partition-id" in context.node_config:
+        number = int(context.node_config["partition-id"]) + 1
+        return Path(os.environ["SITES_FOLDER"]) / f"site-{number}"
     return Path(str(context.node_config["folder"]))
 
 
@@ -60,8 +65,18 @@ def train(message: Message, context: Context) -> Message:
     settings, budget = settings_of(context), granted_round()
     examples, targets = load_records(folder_of(context) / "records.npz")
     model = make_model(examples.shape[1], settings["classes"])
-    site: Participant | AdaptiveParticipant
-    if settings["method"] == "adadps":
+    site: Contributor
+    if settings["method"] == "fedavg":
+        site = FedAvgParticipant(
+            settings["dataset"],
+            model,
+            examples,
+            targets,
+            budget,
+            learning_rate=settings["learning_rate"],
+            local_epochs=settings["local_epochs"],
+        )
+    elif settings["method"] == "adadps":
         scales = torch.tensor(settings["side_information"])
         site = AdaptiveParticipant(
             settings["dataset"],

@@ -1,0 +1,158 @@
+"""Federated averaging with a guarantee for all records of a site together (DP-FedAvg).
+
+McMahan, Ramage, Talwar and Zhang, "Learning Differentially Private Recurrent Language Models",
+arXiv 1710.06963v3, Algorithm 1: a participant trains on its own records without noise, and the
+*update* of the model is clipped to norm C. There a trusted server adds noise to the sum of the
+updates. Here the participant adds it before anything leaves, so that no server is trusted. The
+privacy unit is the participant, with all of its records.
+
+An update is one vector of one unit, as a gradient is one vector of one record. So it is clipped,
+noised and charged by the code that does so for gradients, as if the site had a single record.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from training_client.answers import Guarantee
+from training_client.budget import Allowance
+from training_client.errors import BudgetExhaustedError, DataError
+from training_client.lab.federated import copy_parameters
+from training_client.private_step import Loss, Transform
+from training_client.private_step.blocks import unflatten_vector
+from training_client.private_step.private_sum import PrivateSum
+from training_client.private_step.sampling import sampler_for_plan
+
+
+class FedAvgParticipant:
+    """A participant of DP-FedAvg: its whole update is clipped, and noise is added at the site.
+
+    With sample rate q below 1 the participant takes part in a round with probability q. Otherwise
+    it sends noise alone, and nobody can tell the difference, so sampling lowers ε. An update is
+    divided by q, as a mean gradient is by the expected batch size.
+
+    Under `add_or_remove_one` ε compares the site with one without records. A server that receives
+    each contribution usually calls for `replace_one`: any records in place of the site's own.
+
+    Args:
+        name: a unique name.
+        model: a model of the same architecture as the trained one; it is copied.
+        examples, targets: the participant's records, on the model's device.
+        budget: the participant's budget, for a dataset of size 1: the site is the privacy unit.
+        learning_rate: η > 0 of the local descent.
+        local_epochs: how often a round passes over the records.
+        local_batch_size: records in a local step; all by default.
+        generator: draws the noise; seeded by the operating system by default.
+
+    Raises:
+        DataError: the plan is for another number of privacy units than 1, or there are no records,
+            no epochs or no records in a batch.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        model: nn.Module,
+        examples: torch.Tensor,
+        targets: torch.Tensor,
+        budget: Allowance,
+        *,
+        learning_rate: float,
+        local_epochs: int = 1,
+        local_batch_size: int | None = None,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        if budget.plan.dataset_size != 1:
+            raise DataError(
+                f"the plan of {name} is for {budget.plan.dataset_size} privacy units, but the site "
+                "is one unit with all of its records: make the dataset and the plan with size 1"
+            )
+        size = len(examples) if local_batch_size is None else local_batch_size
+        if min(len(examples), local_epochs, size) < 1:
+            raise DataError(
+                f"expected records, local_epochs and local_batch_size of at least 1, got "
+                f"{len(examples)}, {local_epochs} and {size}"
+            )
+        self.name, self.budget = name, budget
+        self._model = copy.deepcopy(model)
+        self._trained = [each for each in self._model.parameters() if each.requires_grad]
+        self._examples, self._targets = examples, targets
+        self._learning_rate, self._epochs, self._batch_size = learning_rate, local_epochs, size
+        self._sampler = sampler_for_plan(budget.plan, 1)
+        self._private_sum = PrivateSum(_vector_model(self._trained), budget, generator)
+        self._private_sum.continue_epoch(self._sampler)
+
+    @property
+    def steps(self) -> int:
+        """The number of rounds that were charged."""
+        return self._private_sum.steps
+
+    def contribute(
+        self, parameters: Sequence[torch.Tensor], loss: Loss
+    ) -> list[torch.Tensor] | None:
+        """Return the negated update of local training, clipped and noisy; None without budget.
+
+        The server subtracts the mean of contributions, with learning rate 1. Arguments and errors
+        as for `Participant.contribute`.
+        """
+        try:
+            self._private_sum.take()
+        except BudgetExhaustedError:
+            return None
+        is_drawn = len(self._sampler.draw()) > 0
+        copy_parameters(parameters, self._model)
+        updates = self._negated_update(loss)[None][: int(is_drawn)]
+        noisy = self._private_sum.release(
+            updates, updates.new_zeros(len(updates)), _dot_product, self._transform()
+        ).to_tensors()
+        return unflatten_vector(noisy[0].flatten(), self._trained)
+
+    def guarantee(self) -> Guarantee:
+        """Return the privacy guarantee of all planned rounds, for the site as a whole."""
+        return self.budget.guarantee(self.steps)
+
+    def _transform(self) -> Transform:
+        """Return the clipping of the current round."""
+        return Transform(self._private_sum.plan.clip_norm)
+
+    def _negated_update(self, loss: Loss) -> torch.Tensor:
+        """Train on the site's records, without noise; return before minus after, as one vector."""
+        before = _as_vector(self._trained)
+        for _ in range(self._epochs):
+            order = torch.randperm(len(self._examples)).to(self._examples.device)
+            for rows in torch.split(order, self._batch_size):
+                losses = loss(self._model(self._examples[rows]), self._targets[rows])
+                self._descend(torch.autograd.grad(losses.mean(), self._trained, allow_unused=True))
+        return before - _as_vector(self._trained)
+
+    @torch.no_grad()
+    def _descend(self, gradients: Sequence[torch.Tensor | None]) -> None:
+        """Make a step of local gradient descent."""
+        for parameter, gradient in zip(self._trained, gradients, strict=True):
+            if gradient is not None:  # None: the loss does not depend on the parameter
+                parameter.sub_(gradient, alpha=self._learning_rate)
+
+
+def _as_vector(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return a copy of tensors as one vector."""
+    return torch.cat([each.detach().flatten() for each in tensors])
+
+
+def _vector_model(parameters: Sequence[torch.Tensor]) -> nn.Module:
+    """Return a model that multiplies a vector with its weights.
+
+    The gradient of its output with respect to the weights is the vector itself.
+    """
+    example = _as_vector(parameters)
+    layer = nn.Linear(len(example), 1, bias=False, device=example.device, dtype=example.dtype)
+    nn.init.zeros_(layer.weight)
+    return layer
+
+
+def _dot_product(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:  # noqa: ARG001
+    """Return the output of `_vector_model` as the loss of each example."""
+    return outputs[:, 0]

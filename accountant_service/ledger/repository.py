@@ -589,7 +589,7 @@ class Transaction:
             .where(WEBHOOK_EVENT.c.webhook == webhook)
             .order_by(WEBHOOK_EVENT.c.dataset, WEBHOOK_EVENT.c.number, WEBHOOK_EVENT.c.id)
         )
-        return [read_row(WEBHOOK_EVENT, row, _read_event) for row in rows.mappings()]
+        return [_read_event(row) for row in rows.mappings()]
 
     def count_waiting_events(self) -> int:
         """Return the number of webhook events that are not delivered yet."""
@@ -612,7 +612,7 @@ class Transaction:
             .order_by(WEBHOOK_EVENT.c.due_at)
             .limit(limit)
         )
-        return [read_row(WEBHOOK_EVENT, row, _read_event) for row in rows.mappings()]
+        return [_read_event(row) for row in rows.mappings()]
 
     def claim_event(self, webhook_event: Event, until: int) -> bool:
         """Claim an event for this server until a time, and count one more try to post it.
@@ -973,7 +973,7 @@ def _read_webhook(row: Mapping[Any, Any]) -> Webhook:
 
 
 def _read_event(row: Mapping[Any, Any]) -> Event:
-    """Return the event that a table row describes."""
+    """Return the event that a table row describes; unchecked, so that it stops no other event."""
     return Event(
         row["id"], row["webhook"], row["dataset"], row["number"], row["body"], row["attempts"],
         row["due_at"], row["last_error"],

@@ -154,8 +154,8 @@ class Keys:
         with self._repository.transaction() as transaction:
             if transaction.find_key(identifier) is None:
                 return None
+            transaction.record_audit_event(by, "key-revoked", identifier)  # a key may revoke itself
             transaction.revoke_key(identifier)
-            transaction.record_audit_event(by, "key-revoked", identifier)
             transaction.announce_key("key.revoked", identifier)
             return transaction.find_key(identifier)
 

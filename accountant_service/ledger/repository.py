@@ -26,6 +26,7 @@ from sqlalchemy import (
     Engine,
     ExceptionContext,
     Select,
+    String,
     bindparam,
     create_engine,
     event,
@@ -47,6 +48,7 @@ from accountant_service.ledger.errors import (
     DatabaseAwayError,
     DatabaseReadOnlyError,
     StoredRowError,
+    UnauthenticatedError,
 )
 from accountant_service.ledger.filters import PrivacyFilter
 from accountant_service.ledger.filters.base import Amounts, Charge, add
@@ -105,6 +107,7 @@ _UNDECODABLE: Final = "Could not decode to UTF-8"  # of SQLite's driver, with th
 _RETRY_WRITE: Final = (
     "nothing is granted; retry with the same Idempotency-Key: retries take effect once"
 )
+_REVOKED_MEANWHILE: Final = "this API key was revoked while the request waited; it had no effect"
 PAGE_SIZE: Final = 200  # entries
 Row = dict[str, Any]  # a table row, by column
 
@@ -151,7 +154,22 @@ _COUNT_REQUEST: Final = text(
     "OR quota_empty_at > :plausible)"
 ).bindparams(*(bindparam(each, type_=BigInteger) for each in ("at", "interval", "plausible")))
 _INSERT_ENTRY: Final = ENTRY.insert()
-_INSERT_ANSWER: Final = IDEMPOTENCY.insert()
+# every write stores its answer: one statement also finds out that its key was revoked meanwhile
+_REVOKED_KEY: Final = (
+    select(API_KEY.c.id)
+    .where(API_KEY.c.id == bindparam("key_id", type_=String))
+    .where(API_KEY.c.revoked_at.is_not(None))
+)
+_INSERT_ANSWER: Final = (
+    IDEMPOTENCY.insert()
+    .from_select(
+        [column.name for column in IDEMPOTENCY.columns],
+        select(
+            *(bindparam(column.name, type_=column.type) for column in IDEMPOTENCY.columns)
+        ).where(~_REVOKED_KEY.exists()),
+    )
+    .execution_options(preserve_rowcount=True)
+)
 _ANSWER_BY_KEY: Final = (
     select(IDEMPOTENCY)
     .where(IDEMPOTENCY.c.key_id == bindparam("key"))
@@ -474,8 +492,10 @@ class Transaction:
             self.connection.execute(
                 _REPLACE_POLICY, {"row_key": dataset.identifier, "new_policy": stored}
             )
-        fields = rules.describe_change(change)
-        changed = self._append_entry(dataset, change.kind, change.balance, key, fields)
+        fields, at = rules.describe_change(change), None
+        if change.kind is EntryKind.EXPIRE:  # the clock may have been set back since it was read
+            at = max(now(), after.expires_at)
+        changed = self._append_entry(dataset, change.kind, change.balance, key, fields, at)
         if change.kind is EntryKind.RESERVE:  # no other change takes more of the budget
             self._announce_change(dataset, changed, after.charge)
         return changed
@@ -569,7 +589,7 @@ class Transaction:
             .where(WEBHOOK_EVENT.c.webhook == webhook)
             .order_by(WEBHOOK_EVENT.c.dataset, WEBHOOK_EVENT.c.number, WEBHOOK_EVENT.c.id)
         )
-        return [read_row(WEBHOOK_EVENT, row, _read_event) for row in rows.mappings()]
+        return [_read_event(row) for row in rows.mappings()]
 
     def count_waiting_events(self) -> int:
         """Return the number of webhook events that are not delivered yet."""
@@ -592,7 +612,7 @@ class Transaction:
             .order_by(WEBHOOK_EVENT.c.due_at)
             .limit(limit)
         )
-        return [read_row(WEBHOOK_EVENT, row, _read_event) for row in rows.mappings()]
+        return [_read_event(row) for row in rows.mappings()]
 
     def claim_event(self, webhook_event: Event, until: int) -> bool:
         """Claim an event for this server until a time, and count one more try to post it.
@@ -791,14 +811,20 @@ class Transaction:
         return None if row is None else StoredAnswer(row.fingerprint, row.status, row.answer)
 
     def store_answer(self, key: str, value: str, answer: StoredAnswer) -> None:
-        """Store an answer under an API key and the value of an Idempotency-Key, for retries."""
-        self.connection.execute(
+        """Store an answer under an API key and the value of an Idempotency-Key, for retries.
+
+        Raises:
+            UnauthenticatedError: the key was revoked since the request was authenticated.
+        """
+        stored = self.connection.execute(
             _INSERT_ANSWER,
             {
                 "key_id": key, "value": value, "fingerprint": answer.fingerprint,
                 "status": answer.status, "answer": answer.text, "created_at": now(),
             },
         )  # fmt: skip
+        if stored.rowcount != 1:
+            raise UnauthenticatedError(_REVOKED_MEANWHILE)
 
     def delete_answers(self, before: int, limit: int) -> int:
         """Delete up to `limit` answers stored for retries before a time; return how many.
@@ -905,7 +931,13 @@ class Transaction:
         )
 
     def record_audit_event(self, key: str, action: str, subject: str, detail: str = "") -> None:
-        """Record who did what: `key` (an API key or a program), the action and its subject."""
+        """Record who did what: `key` (an API key or a program), the action and its subject.
+
+        Raises:
+            UnauthenticatedError: the key was revoked since the request was authenticated.
+        """
+        if self.connection.execute(_REVOKED_KEY, {"key_id": key}).first() is not None:
+            raise UnauthenticatedError(_REVOKED_MEANWHILE)
         self.connection.execute(
             AUDIT_EVENT.insert().values(
                 id=uuid.uuid4().hex, at=now(), key_id=key, action=action, subject=subject,
@@ -941,7 +973,7 @@ def _read_webhook(row: Mapping[Any, Any]) -> Webhook:
 
 
 def _read_event(row: Mapping[Any, Any]) -> Event:
-    """Return the event that a table row describes."""
+    """Return the event that a table row describes; unchecked, so that it stops no other event."""
     return Event(
         row["id"], row["webhook"], row["dataset"], row["number"], row["body"], row["attempts"],
         row["due_at"], row["last_error"],

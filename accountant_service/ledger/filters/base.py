@@ -65,7 +65,7 @@ class Charge(ABC):
 
     @property
     def needs_slack(self) -> bool:
-        """Whether the cost includes a part of the slack, which only a reference filter has."""
+        """True if the cost includes a part of the slack, which only a reference filter has."""
         return False
 
     def held(self, granted: int) -> Amounts:

@@ -88,7 +88,7 @@ class ReferenceCharge(Charge):
 
     @property
     def needs_slack(self) -> bool:
-        """Whether the cost includes a part of the slack."""
+        """True if the cost includes a part of the slack."""
         return self.slack + self.return_slack > 0
 
     def spent(self, granted: int) -> Amounts:

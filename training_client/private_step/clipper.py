@@ -293,7 +293,8 @@ class Clipper:
         batch has only one.
 
         Returns:
-            A check of the losses of the first physical batch; none if it has one example.
+            A check of the losses of the first physical batch; none if it has one example, or if
+            the model was checked before.
         """
         if len(targets) < 2 or len(targets) != count_examples(examples):
             return []
@@ -310,11 +311,10 @@ class Clipper:
         part = choose_rows(examples, targets, few)
         options: dict[str, Any] = {"loss": loss, "path": self._path, "places": self._places}
         run = partial(run_model_pass, self._model, self._layers, **options)
-        check_model(
-            self._model, run, (select_examples(examples, part), targets[part]), self.parameters
-        )
+        few_examples = select_examples(examples, part), targets[part]
+        check_model(self._model, run, few_examples, self.parameters, is_first=is_new)
         first = slice(0, self._physical_batch_size or len(targets))
-        if len(targets[first]) < 2:
+        if not is_new or len(targets[first]) < 2:  # a pass of a whole batch is made once
             return []
         batch = select_examples(examples, first), targets[first]
         run_losses = partial(compute_losses, self._model, self._layers, **options)

@@ -3,9 +3,10 @@
 The bound on a record's influence holds only if nothing of one example depends on another. The types
 of layers do not show it: a model may mix examples in plain code, or in its loss. So a few examples
 are run again with the others altered, without the others, and in reverse order, and the passes are
-compared. A check costs about as much as a step with three and a half times these few examples, or
-with ten and a half times as many if the model draws random numbers. And the whole batch has one
-more forward pass, with many examples replaced: the rest must have the same losses.
+compared. The first check costs about as much as a step with three and a half times these few
+examples, or with six and a half times as many if the model draws random numbers. And the whole
+first batch has one more forward pass, with many examples replaced: the rest must have the same
+losses.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ LARGE_BATCH: Final = 32
 _CHECK_INTERVAL_FACTOR: Final = 16  # a run of 200 steps has two checks: at most 1 % of its time
 _REPLACEMENT_FACTOR: Final = -3.0
 _SUMMED_AT_ONCE: Final = 1 << 17  # values that are copied in double precision
-_RANDOM_REPETITIONS: Final = 3  # a shuffle of two examples leaves them in place half the times
+_SMALL_BATCH: Final = 3  # a shuffle of so few examples often leaves them in place:
+_RANDOM_REPETITIONS: Final = 3  # so they are replaced more often
 _HALF_PRECISION_TOLERANCE: Final = 1e-3  # above it the tolerance is that of half precision
 _CANCELLATION: Final = 1e-5  # of the largest gradient: how small a replayed layer's may cancel
 
@@ -77,7 +79,12 @@ def choose_rows(examples: Examples, targets: torch.Tensor, count: int) -> torch.
 
 
 def check_model(
-    model: nn.Module, run: RunModel, batch: Batch, parameters: Sequence[nn.Parameter]
+    model: nn.Module,
+    run: RunModel,
+    batch: Batch,
+    parameters: Sequence[nn.Parameter],
+    *,
+    is_first: bool = True,
 ) -> None:
     """Raise if examples affect one another, or a per-example gradient misses a part.
 
@@ -91,6 +98,7 @@ def check_model(
         run: runs examples and targets through it; also differentiates parameters if asked to.
         batch: a few examples and their targets.
         parameters: the trained parameters.
+        is_first: whether the model was not checked before; later checks repeat less.
 
     Raises:
         UnsupportedModelError: examples depend on each other, and the message names the layer; or
@@ -104,7 +112,8 @@ def check_model(
             return
         require_complete_gradients(original, parameters)
         del original  # frees its memory before the next pass
-        for _ in range(_RANDOM_REPETITIONS):
+        is_small = len(batch[1]) <= _SMALL_BATCH
+        for _ in range(_RANDOM_REPETITIONS if is_first and is_small else 1):
             _run_beside_others(model, run, batch)
         with evaluation_mode(model):
             _require_same_in_other_batches(run, batch, run(*batch))

@@ -202,6 +202,7 @@ def test_a_repeated_reservation_is_answered_alike_whatever_the_cap_is(local: Rep
     assert len(bench.ledger.list_reservations(bench.one, "d", 0, 9)[1]) == 2
 
 
+@pytest.mark.slow
 def test_a_cap_limits_the_slack_of_its_holder(local: Repository) -> None:
     bench = Bench(local, "reference")
     bench.cap(0.2)
@@ -247,6 +248,7 @@ def test_a_holder_without_slack_may_still_reserve_reference_steps() -> None:
     assert policy.apply_cap((0, 0), 0.25, use.taken) == (85, SLACK_UNITS)
 
 
+@pytest.mark.slow
 def test_a_quote_under_a_cap_of_slack_fits_what_a_reservation_gets(local: Repository) -> None:
     bench = Bench(local, "reference")
     bench.cap(0.1)

@@ -169,7 +169,10 @@ def with_releases(
     return LedgerBudget(ledger, plan, "patients", 1e-5, held, before, releases)
 
 
-@pytest.mark.parametrize("scheduled", [False, True])
+KINDS = [False, pytest.param(True, marks=pytest.mark.slow)]  # whether the noise changes
+
+
+@pytest.mark.parametrize("scheduled", KINDS)
 def test_all_steps_of_the_releases_before_training_are_charged(
     ledger: AccountingService, scheduled: bool
 ) -> None:
@@ -190,7 +193,7 @@ def releases_of(budget: ChargedBudget) -> tuple[Reservation, ...]:
     return first.releases
 
 
-@pytest.mark.parametrize("scheduled", [False, True])
+@pytest.mark.parametrize("scheduled", KINDS)
 def test_releases_that_no_reservation_charges_are_refused(
     ledger: AccountingService, scheduled: bool
 ) -> None:
@@ -212,7 +215,7 @@ def test_releases_that_no_reservation_charges_are_refused(
     assert ledger.dataset("patients")["spent"]["epsilon"] == 0
 
 
-@pytest.mark.parametrize("scheduled", [False, True])
+@pytest.mark.parametrize("scheduled", KINDS)
 def test_releases_that_are_not_those_claimed_are_refused_before_a_charge(
     ledger: AccountingService, scheduled: bool
 ) -> None:

@@ -20,13 +20,15 @@ from typing import Final
 
 import torch
 from torch import nn
+from torch.nn.functional import group_norm, instance_norm, layer_norm, rms_norm
+from torch.nn.modules.instancenorm import _InstanceNorm
 
 from training_client.errors import UnsupportedModelError
 from training_client.private_step.batches import Examples, select_examples, tensors_of
 from training_client.private_step.blocks import Piece, cut_into_blocks
 from training_client.private_step.evaluation import evaluation_mode
 from training_client.private_step.example_gradients import ExampleGradients
-from training_client.private_step.layer_uses import merge_parts
+from training_client.private_step.layer_uses import Parts, merge_parts
 from training_client.private_step.model_pass import ModelPass, UsePass
 from training_client.private_step.rounding_bounds import rounding_error
 
@@ -277,7 +279,7 @@ def _is_sum(found: torch.Tensor, expected: torch.Tensor, tolerance: float, size:
 
 
 def _gradients_of_magnitudes(uses: Sequence[UsePass]) -> dict[torch.Tensor, list[ExampleGradients]]:
-    """Return per-example gradients computed from absolute inputs and output gradients.
+    """Return per-example gradients with the magnitudes of all their terms.
 
     They bound the sum of the magnitudes of the true gradients' terms, to which rounding errors
     are relative.
@@ -285,12 +287,41 @@ def _gradients_of_magnitudes(uses: Sequence[UsePass]) -> dict[torch.Tensor, list
     found: dict[torch.Tensor, list[ExampleGradients]] = defaultdict(list)
     for each in uses:
         if each.use.is_bilinear:
-            absolute = replace(
-                each, inputs=_absolute(each.inputs), gradients=_absolute(each.gradients)
-            )
-            for parameter, part in absolute.example_gradients().items():
+            for parameter, part in _magnitudes_of_use(each).items():
                 found[parameter].append(part)
     return found
+
+
+def _magnitudes_of_use(use: UsePass) -> Parts:
+    """Return the per-example gradients of a layer's use with the magnitudes of all terms.
+
+    The scale of a normalisation layer multiplies normalised inputs. If absolute inputs are
+    normalised, they may be far smaller. So here each term gets the sign that makes it positive.
+    """
+    magnitudes = _absolute(use.gradients)
+    unit = _normalized(use.use.layer, use.inputs[0])
+    if unit is None:
+        return replace(use, inputs=_absolute(use.inputs), gradients=magnitudes).example_gradients()
+    of_shift = replace(use, gradients=magnitudes).example_gradients()
+    signed = [magnitudes[0] * unit.sign()]
+    of_scale = replace(use, gradients=signed).example_gradients()
+    shift = getattr(use.use.layer, "bias", None)
+    return {each: (of_shift if each is shift else of_scale)[each] for each in of_scale}
+
+
+def _normalized(layer: nn.Module, inputs: torch.Tensor) -> torch.Tensor | None:
+    """Return a normalisation layer's output without scale and shift; None for other layers."""
+    match layer:
+        case nn.LayerNorm():
+            return layer_norm(inputs, layer.normalized_shape, eps=layer.eps)
+        case nn.RMSNorm():
+            return rms_norm(inputs, layer.normalized_shape, eps=layer.eps)
+        case nn.GroupNorm():
+            return group_norm(inputs, layer.num_groups, eps=layer.eps)
+        case _InstanceNorm():
+            return instance_norm(inputs, eps=layer.eps)
+        case _:
+            return None
 
 
 def _largest_sum(parts: Sequence[ExampleGradients], piece: Piece, weights: torch.Tensor) -> float:

@@ -34,6 +34,10 @@ from tests.support.small_models import unbudgeted
 from training_client.lab.models import cross_entropy
 from training_client.optimizers import make_optimizer
 from training_client.plan import Plan
+from training_client.private_step.clippable_layers import find_trained_layers
+from training_client.private_step.layer_uses import merge_parts
+from training_client.private_step.model_checks import _gradients_of_magnitudes, _sum_tolerances
+from training_client.private_step.model_pass import run_model_pass
 from training_client.private_step.rounding_bounds import weight_rounding
 from training_client.testing import clipped_sum
 
@@ -164,6 +168,25 @@ def test_packed_sequences_may_be_shorter_in_the_batch_of_the_check() -> None:
     assert largest_change("packed sequences", 51, 0.5, None) <= 0.5 * (1 + 1e-9)
 
 
+@pytest.mark.parametrize("name", LAYER_MODELS)
+def test_no_gradient_exceeds_the_magnitudes_of_its_terms(name: str) -> None:
+    """The model's check allows for rounding in proportion to these magnitudes."""
+    net, examples, labels = build(name)
+    parameters = [each for each in net.parameters() if each.requires_grad]
+    found = run_model_pass(
+        net, find_trained_layers(net), examples, labels, cross_entropy, differentiate=parameters
+    )
+    tolerances, magnitudes = _sum_tolerances(found), _gradients_of_magnitudes(found.uses)
+    for parameter, gradient in zip(parameters, found.full_gradients, strict=True):
+        _, is_exact = tolerances[parameter]
+        if is_exact:
+            assert gradient is not None
+            total = torch.empty_like(gradient)
+            ones = total.new_ones(SIZE)
+            merge_parts(magnitudes[parameter], None).weighted_sum(slice(0, len(total)), ones, total)
+            assert bool((gradient.abs() <= total * (1 + 1e-9)).all()), parameter.shape
+
+
 def test_the_check_of_a_normalisation_layer_allows_for_the_rounding_of_all_its_terms() -> None:
     """With this seed the terms of a scale's gradient are larger than normalised absolute inputs."""
     assert largest_change("convolution", 4847, 3e-4, "product") <= 3e-4 * (1 + 1e-9)
@@ -233,7 +256,7 @@ def test_a_partly_frozen_layer_trains_the_rest() -> None:
 
 
 class Checkpointed(nn.Module):
-    """Runs layers again in the backward pass, rather than to keep what they compute."""
+    """Runs layers again in the backward pass, instead of keeping what they compute."""
 
     def __init__(self, kind: str) -> None:
         super().__init__()

@@ -39,6 +39,7 @@ _SUMMED_AT_ONCE: Final = 1 << 17  # values that are copied in double precision
 _SMALL_BATCH: Final = 3  # a shuffle of so few examples often leaves them in place:
 _RANDOM_REPETITIONS: Final = 3  # so they are replaced more often
 _HALF_PRECISION_TOLERANCE: Final = 1e-3  # above it the tolerance is that of half precision
+_NORMALISATIONS: Final = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, _InstanceNorm)
 _CANCELLATION: Final = 1e-5  # of the largest gradient: how small a replayed layer's may cancel
 
 RunModel = Callable[..., ModelPass]
@@ -125,7 +126,7 @@ def check_model(
 def _run_beside_others(
     run: RunModel, batch: Batch, parameters: Sequence[nn.Parameter] = ()
 ) -> tuple[ModelPass, bool]:
-    """Run a batch; raise if examples pass otherwise beside others, with equal random numbers.
+    """Run a batch; raise if examples pass differently beside others, with equal random numbers.
 
     Returns:
         The pass, and whether it drew random numbers.
@@ -159,7 +160,7 @@ def _unchanged_values(model: nn.Module) -> Iterator[None]:
 def _require_same_in_other_batches(
     run: RunModel, batch: Batch, original: ModelPass, *, reversed_too: bool
 ) -> None:
-    """Raise if examples pass otherwise without every other one, or in reverse order.
+    """Raise if examples pass differently without every other one, or in reverse order.
 
     Where a model sorts or shuffles examples, replacing some may leave their places as they were.
     And where an example depends on those before it, the first of two depends on none.
@@ -298,19 +299,21 @@ def _magnitudes_of_use(use: UsePass) -> Parts:
     The scale of a normalisation layer multiplies normalised inputs. If absolute inputs are
     normalised, they may be far smaller. So here each term gets the sign that makes it positive.
     """
-    magnitudes = _absolute(use.gradients)
-    unit = _normalized(use.use.layer, use.inputs[0])
-    if unit is None:
+    magnitudes, layer = _absolute(use.gradients), use.use.layer
+    if not isinstance(layer, _NORMALISATIONS):
         return replace(use, inputs=_absolute(use.inputs), gradients=magnitudes).example_gradients()
+    unit = _normalized(layer, use.inputs[0])
     of_shift = replace(use, gradients=magnitudes).example_gradients()
     signed = [magnitudes[0] * unit.sign()]
     of_scale = replace(use, gradients=signed).example_gradients()
-    shift = getattr(use.use.layer, "bias", None)
+    shift = getattr(layer, "bias", None)
     return {each: (of_shift if each is shift else of_scale)[each] for each in of_scale}
 
 
-def _normalized(layer: nn.Module, inputs: torch.Tensor) -> torch.Tensor | None:
-    """Return a normalisation layer's output without scale and shift; None for other layers."""
+def _normalized(
+    layer: nn.LayerNorm | nn.RMSNorm | nn.GroupNorm | _InstanceNorm, inputs: torch.Tensor
+) -> torch.Tensor:
+    """Return a normalisation layer's output without its scale and shift."""
     match layer:
         case nn.LayerNorm():
             return layer_norm(inputs, layer.normalized_shape, eps=layer.eps)
@@ -318,10 +321,8 @@ def _normalized(layer: nn.Module, inputs: torch.Tensor) -> torch.Tensor | None:
             return rms_norm(inputs, layer.normalized_shape, eps=layer.eps)
         case nn.GroupNorm():
             return group_norm(inputs, layer.num_groups, eps=layer.eps)
-        case _InstanceNorm():
-            return instance_norm(inputs, eps=layer.eps)
         case _:
-            return None
+            return instance_norm(inputs, eps=layer.eps)
 
 
 def _largest_sum(parts: Sequence[ExampleGradients], piece: Piece, weights: torch.Tensor) -> float:

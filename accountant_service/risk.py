@@ -68,7 +68,7 @@ class RiskMeasure(ABC):
         return value - self.least()
 
     def risk(self, question: Question) -> Interval:
-        """Return proved bounds on the risk of a mechanism, also if it releases nothing.
+        """Return proved bounds on the risk of a mechanism, even if it releases nothing.
 
         Raises:
             AccountingError: no dominating pair is proved, or the work limit is exceeded.

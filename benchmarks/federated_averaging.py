@@ -7,7 +7,7 @@ at the site; only the noise differs:
 * ours: the least noise whose proved ε of the whole run is the target's;
 * `LocalDpMod`, ε per round: the target's ε and δ in each round, as its arguments suggest;
 * `LocalDpMod`, ε shared: ε and δ of a round are the target's over the number of rounds, because
-  Flower composes nothing.
+  Flower does not compose rounds.
 
 `LocalDpMod` adds noise of standard deviation s·√(2·ln(1.25/δ))/ε, s its argument `sensitivity`. Two
 updates of norm C are up to 2C apart, so s = 2C here. The proved ε is for `replace_one`: all records

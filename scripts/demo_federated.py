@@ -40,8 +40,7 @@ from training_client.plan import Plan
 APP: Final = Path(__file__).parents[1] / "examples" / "flower"
 EPSILON: Final = 8.0
 DELTA: Final = 1e-5
-METHODS: Final = ("a-ddp", "adadps", "fedavg")
-A_DDP_RATE: Final = 0.5  # of the averaged gradient; updates of the model are averaged as they are
+WHOLE_SITE: Final = "all records of the site"
 LOCAL_EPOCHS: Final = 5  # of fedavg
 RECORDS_MIN: Final = 20  # of a site, in generated data
 SITES_SHOWN: Final = 20  # in the last table, each with a row of its own
@@ -56,7 +55,7 @@ def parse_arguments(given: list[str]) -> argparse.Namespace:
     parser.add_argument("--output", type=Path, default=Path("runs/federated"))
     parser.add_argument("--data", default="generated", choices=("generated", "adult", "mnist"))
     parser.add_argument("--data-dir", type=Path, default=Path("data"))
-    parser.add_argument("--method", default="a-ddp", choices=METHODS)
+    parser.add_argument("--method", default="a-ddp", choices=list(METHODS))
     parser.add_argument("--sites", type=int, default=8)
     parser.add_argument(
         "--ray",
@@ -75,13 +74,42 @@ def parse_arguments(given: list[str]) -> argparse.Namespace:
         metavar="TIMES",
         help="also train the same sites in one process, so many times; once without a number",
     )
-    parser.add_argument(
-        "--learning-rate", type=float, help=f"of the server; {A_DDP_RATE} for a-ddp, 1 for others"
-    )
+    rates = ", ".join(f"{method.server_rate:g} for {name}" for name, method in METHODS.items())
+    parser.add_argument("--learning-rate", type=float, help=f"of the server; {rates}")
     parser.add_argument("--programs", type=Path, default=PROGRAMS, help="folder of flwr's programs")
     parser.add_argument("--seconds", type=float, default=300.0, help="limit for the training")
     parser.add_argument("--round-seconds", type=float, default=60.0)
     return parser.parse_args(given)
+
+
+@dataclass(frozen=True)
+class Method:
+    """How the sites of a federated method train.
+
+    Attributes:
+        server_rate: the server's learning rate; 1 if sites send updates of the model.
+        learning_rate: of a site, if it trains locally.
+        local_steps: the number of private steps in a round.
+        sample_rate: q.
+        noise_multiplier: σ.
+        privacy_unit: what the dataset's budget protects.
+    """
+
+    server_rate: float = 1.0
+    learning_rate: float = 0.2
+    local_steps: int = 1
+    sample_rate: float = 0.2
+    noise_multiplier: float = 2.0
+    privacy_unit: str = "record"
+
+
+METHODS: Final = {
+    "a-ddp": Method(server_rate=0.5),
+    "adadps": Method(local_steps=3),
+    "fedavg": Method(
+        learning_rate=2.0, sample_rate=1.0, noise_multiplier=4.0, privacy_unit=WHOLE_SITE
+    ),
+}
 
 
 @dataclass
@@ -201,15 +229,13 @@ class Federation:
 
     def _settings(self, name: str, size: int, rounds: int, public: Any) -> dict[str, Any]:
         """Return a site's settings: its dataset, plan and number of rounds."""
-        local_steps = 3 if self.options.method == "adadps" else 1
+        method = METHODS[self.options.method]
         plan = {
-            "dataset_size": size,
-            "sample_rate": 0.2,
+            "dataset_size": 1 if method.privacy_unit == WHOLE_SITE else size,
+            "sample_rate": method.sample_rate,
             "clip_norm": 1.0,
-            "noise_multiplier": 2.0,
+            "noise_multiplier": method.noise_multiplier,
         }
-        if self.options.method == "fedavg":  # the site is one unit, in every round
-            plan |= {"dataset_size": 1, "sample_rate": 1.0, "noise_multiplier": 4.0}
         return {
             "service": self.url,
             "dataset": name,
@@ -219,18 +245,18 @@ class Federation:
             "classes": int(public[1].max()) + 1,
             "method": self.options.method,
             "local_epochs": LOCAL_EPOCHS,
-            "local_steps": local_steps,
-            "learning_rate": 2.0 if self.options.method == "fedavg" else 0.2,
+            "local_steps": method.local_steps,
+            "learning_rate": method.learning_rate,
             "side_information": (public[0].square().mean(0).sqrt() + 0.1).tolist(),
         }
 
     def create_budgets(self) -> None:
         """Create a dataset in the ledger for each site."""
         key = self.processes.environment["ACCOUNTANT_API_KEY"]
+        unit = METHODS[self.options.method].privacy_unit
         for name in self.sites:
             settings = json.loads((self.folder / name / "site.json").read_text())
             size = settings["plan"]["dataset_size"]
-            unit = "all records of the site" if settings["method"] == "fedavg" else "record"
             create_dataset(self.url, key, {"epsilon": EPSILON, "delta": DELTA}, name, size, unit)
         print(f"Each of {len(self.sites)} sites may give out ε = {EPSILON:g} at δ = {DELTA:g}")
 
@@ -325,8 +351,8 @@ class Federation:
 
 def server_rate(options: argparse.Namespace) -> float:
     """Return the server's learning rate: as given, or the method's usual one."""
-    usual = A_DDP_RATE if options.method == "a-ddp" else 1.0
-    return usual if options.learning_rate is None else float(options.learning_rate)
+    given: float | None = options.learning_rate
+    return METHODS[options.method].server_rate if given is None else given
 
 
 def load_data(options: argparse.Namespace) -> tuple[Any, Any]:

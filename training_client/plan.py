@@ -326,7 +326,7 @@ class Plan:
         """Return the mechanism of `steps` steps, as JSON for the accounting service.
 
         With scheduled noise it is the composition of runs with constant noise. An epoch of
-        balls-in-bins sampling counts as a whole, also if it ends early.
+        balls-in-bins sampling counts as a whole, even if it ends early.
         """
         parts = [
             {

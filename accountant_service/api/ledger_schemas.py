@@ -35,7 +35,7 @@ NAME_PATTERN: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 _TEXT: Final = r"^[^\x00]*$"  # PostgreSQL stores no NUL characters
 NAME_LENGTH_MAX: Final = 200
 _UNIT: Final = (
-    "what one record stands for. The budget and all amounts hold for one record, also if runs are "
+    "what one record stands for. The budget and all amounts hold for one record, even if runs are "
     "described for several records of a person (`user_level`)"
 )
 NameField = Annotated[str, Field(min_length=1, max_length=NAME_LENGTH_MAX, pattern=NAME_PATTERN)]

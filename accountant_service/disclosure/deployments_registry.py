@@ -295,7 +295,7 @@ def _deployment_model(facts: Facts) -> DeploymentModel:
         data_source_type_details="The number of records is fixed when the dataset is registered.",
         access_type="Interactive",
         access_type_details="Analysts reserve budget for runs, and may choose each after earlier "
-        "results. The one filter covers all of them together, also if they collude.",
+        "results. The one filter covers all of them together, even if they collude.",
     )
 
 

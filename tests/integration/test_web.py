@@ -558,7 +558,7 @@ def test_a_run_and_its_certificate(admin: Person, run: str) -> None:
     answer = admin.http.get(f"/runs/{run}/certificate")
     assert answer.headers["Content-Disposition"].startswith("attachment")
     assert (answer.json()["steps_reserved"], answer.json()["steps"]) == (100, 90)
-    assert "for all 100 reserved steps, also if it stops earlier" in text
+    assert "for all 100 reserved steps, even if it stops earlier" in text
     assert f"ε ≤ {number_format.round_up(answer.json()['guarantee']['epsilon'])} at" in text
     assert "Assumptions" in text
     assert "the number of records is public" in text

@@ -346,7 +346,7 @@ def test_searches_of_few_rare_steps() -> None:
 @pytest.mark.parametrize("together", [True, False])
 @pytest.mark.parametrize("least", [1, 2, 3, 299, 4567])
 def test_search_finds_every_boundary(guess: float, together: bool, least: int) -> None:
-    """Any guess leads to the boundary, also if numbers cannot be compared together."""
+    """Any guess leads to the boundary, even if numbers cannot be compared together."""
 
     def excess(numbers: Array, up: bool = True) -> tuple[Array, np.ndarray]:
         """Return the distance from the boundary."""

@@ -182,7 +182,7 @@ def test_a_tool_is_refuted_only_under_the_relation_that_it_accounts_for() -> Non
 
 
 def test_a_tool_chooses_its_noise_for_the_relation_that_it_accounts_for() -> None:
-    """Opacus chooses the noise for added records also if the neighbours stated replace one."""
+    """Opacus chooses the noise for added records, even if the document states replaced ones."""
     arguments = {
         "target_epsilon": 2.0,
         "target_delta": 1e-5,

@@ -613,7 +613,7 @@ def test_a_person_with_several_records_is_a_mixture(
 
 @pytest.mark.parametrize("inner", [gaussian(2.0), {"kind": "laplace", "noise_multiplier": 2.0}])
 def test_a_sample_that_is_never_cut_states_the_size_that_it_rests_on(inner: Json) -> None:
-    """Of more records than the limit, the sample would be cut, and cost more."""
+    """If the dataset had more records than the limit, samples would be cut, and ε larger."""
     sample = {"kind": "truncated_poisson_sampled", "dataset_size": 100, "sample_rate": 0.5}
     uncut, whole = (
         mechanisms.from_json(each)

@@ -176,7 +176,7 @@ def drop_beyond_capacity(rows: torch.Tensor) -> torch.Tensor:
 def test_examples_that_depend_on_those_before_them_are_refused(
     mix: Callable[[torch.Tensor], torch.Tensor], size: int
 ) -> None:
-    """Of two examples the first depends on none, so the second must come first too."""
+    """The first of two examples depends on no other: the reverse order shows the dependence."""
     torch.manual_seed(0)
     inputs, labels = torch.randn(size, 5), torch.arange(size) % 3
     inputs[:, 0].abs_()
@@ -185,7 +185,7 @@ def test_examples_that_depend_on_those_before_them_are_refused(
 
 
 class SortedByLength(nn.Module):
-    """Sorts sequences by length for one layer only, as packing needed it once."""
+    """Sorts sequences by length, but for one layer only."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -201,7 +201,7 @@ class SortedByLength(nn.Module):
 
 @pytest.mark.parametrize("seed", range(12))
 def test_a_layer_that_gets_the_examples_sorted_is_refused(seed: int) -> None:
-    """A gradient would be made of one example's part in one layer and another's in the next."""
+    """The layers would attribute their parts of a gradient to different examples."""
     torch.manual_seed(seed)
     batch = {"rows": torch.randn(12, 6, 5), "lengths": torch.randint(1, 7, (12,))}
     with pytest.raises(UnsupportedModelError, match=r"LSTM.*depend on other examples"):

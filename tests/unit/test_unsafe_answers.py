@@ -125,7 +125,7 @@ def test_the_most_records_of_a_person_hold_for_all_releases_on_a_sample() -> Non
 @pytest.mark.parametrize("categories", [2, 3, 10**6, 10**9])
 @pytest.mark.parametrize("kept", [1e-12, 1e-10, 1e-4, 0.5])
 def test_randomized_response_with_many_categories(categories: int, kept: float) -> None:
-    """ε at a tiny δ is within the interval to its last digits, also if 1 − f is about f/k."""
+    """ε at a tiny δ is within the interval to its last digits, even if 1 − f is about f/k."""
     flip = 1 - kept
     described = mechanisms.from_json(
         {"kind": "randomized_response", "categories": categories, "flip_probability": flip}

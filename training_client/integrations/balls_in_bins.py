@@ -8,7 +8,7 @@
     )
 
 A pass over the loader is an epoch: each record is in one of its batches, drawn uniformly and anew
-in each pass. An epoch is charged as a whole before its first step, also if the pass ends early.
+in each pass. An epoch is charged as a whole before its first step, even if the pass ends early.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ neither by Poisson nor by balls in bins; of the latter whole epochs are charged.
 come from generators that the operating system seeds, whatever the program seeds. The step itself
 refuses: no noise; noise or batches from a generator that the program made; an infinite or adaptive
 clipping norm; ghost clipping; parameters in half precision; a gradient that is not finite; several
-batches (also if accumulated by `signal_skip_step`); more steps than batches. The sampler refuses to
+batches (even if accumulated by `signal_skip_step`); more steps than batches. The sampler refuses to
 draw a batch while the one before has had no step, and `get_epsilon` and `made` raise if the last
 batch of a pass had none.
 

@@ -3,7 +3,7 @@
 McMahan, Ramage, Talwar and Zhang, "Learning Differentially Private Recurrent Language Models",
 arXiv 1710.06963v3, Algorithm 1: a participant trains on its own records without noise, and the
 *update* of the model is clipped to norm C. There a trusted server adds noise to the sum of the
-updates. Here the participant adds it before anything leaves, so that no server is trusted. The
+updates. Here the participant adds it before anything leaves, so nobody has to trust the server. The
 privacy unit is the participant, with all of its records.
 
 An update is one vector of one unit, as a gradient is one vector of one record. So it is clipped,
@@ -105,7 +105,8 @@ class FedAvgParticipant:
             return None
         is_drawn = len(self._sampler.draw()) > 0
         copy_parameters(parameters, self._model)
-        updates = self._negated_update(loss)[None][: int(is_drawn)]
+        update = self._negated_update(loss)  # even if it is not sent: the time must not tell
+        updates = update[None][: int(is_drawn)]
         noisy = self._private_sum.release(
             updates, updates.new_zeros(len(updates)), _dot_product, self._transform()
         ).to_tensors()

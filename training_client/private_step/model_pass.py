@@ -158,7 +158,7 @@ def compute_losses(
     path: EnginePath | None = None,
     places: Places | None = None,
 ) -> torch.Tensor:
-    """Return the losses that `run_model_pass` computes, without a backward pass; see there.
+    """Return the losses of a batch, computed as in `run_model_pass`, without a backward pass.
 
     Gradients are enabled, because layers may compute differently without them.
     """

@@ -3,7 +3,7 @@
 In units of the clip norm the outputs along the record's contributions are b normal variables of
 standard deviation σ: Q = N(0, σ²·I) without the record, and P the uniform mixture of N(eᵢ, σ²·I)
 with it. The likelihood ratio is R = (X₁ + … + X_b)/b with Xᵢ independent lognormals of mean 1
-under Q; μ = 1/σ. The pair dominates the epoch, also if every step depends on earlier outputs
+under Q; μ = 1/σ. The pair dominates the epoch, even if every step depends on earlier outputs
 (docs/accountants/balls_in_bins.md):
 
     removing:  loss log R        adding:  loss −log R.

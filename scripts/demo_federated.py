@@ -84,7 +84,7 @@ def parse_arguments(given: list[str]) -> argparse.Namespace:
 
 @dataclass(frozen=True)
 class Method:
-    """How the sites of a federated method train.
+    """Settings of a federated method: rates, local steps, noise and privacy unit.
 
     Attributes:
         server_rate: the server's learning rate; 1 if sites send updates of the model.

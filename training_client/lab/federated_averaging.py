@@ -3,8 +3,8 @@
 McMahan, Ramage, Talwar and Zhang, "Learning Differentially Private Recurrent Language Models",
 arXiv 1710.06963v3, Algorithm 1: a participant trains on its own records without noise, and the
 *update* of the model is clipped to norm C. There a trusted server adds noise to the sum of the
-updates. Here the participant adds it before anything leaves, and the server need not be trusted. The
-privacy unit is the participant, with all of its records.
+updates. Here the participant adds it before anything leaves, and the server need not be trusted.
+The privacy unit is the participant, with all of its records.
 
 An update is one vector of one unit, as a gradient is one vector of one record. So it is clipped,
 noised and charged by the code that does so for gradients, as if the site had a single record.

@@ -172,7 +172,22 @@ def require_recorded_grants(file: Path, held: Reservation) -> None:
         )
 
 
-class StepCounter:
+class _NotCopied:
+    """Base class of what counts a run's steps: a copy could take the same steps again."""
+
+    def __reduce__(self) -> NoReturn:
+        """Refuse to be copied or pickled: a copy could take the same steps again.
+
+        Raises:
+            NoGuaranteeError: always.
+        """
+        raise NoGuaranteeError(
+            "a copy of a budget would grant the same steps a second time without charging them: "
+            "give each run its own budget"
+        )
+
+
+class StepCounter(_NotCopied):
     """A thread-safe counter that takes each step number at most once, in ascending order.
 
     If two threads take the same step, one of them gets it. A copy, or a process forked from this
@@ -187,17 +202,6 @@ class StepCounter:
         self.last = last
         self._lock = threading.Lock()
         self._process = os.getpid()
-
-    def __reduce__(self) -> NoReturn:
-        """Refuse to be copied or pickled: a copy could take the same steps again.
-
-        Raises:
-            NoGuaranteeError: always.
-        """
-        raise NoGuaranteeError(
-            "a copy of a budget would grant the same steps a second time without charging them: "
-            "give each run its own budget"
-        )
 
     def check(self, step: int, require_allowed: Callable[[int], None]) -> None:
         """Raise unless a step may be taken now, without taking it.
@@ -356,7 +360,7 @@ class Allowance(ABC):
 
 
 @dataclass
-class Budget(Allowance):
+class Budget(_NotCopied, Allowance):
     """An (ε, δ) budget for one run without a ledger, checked by the service ahead of the steps.
 
     The ledger is not involved and nothing is charged. The service is asked for a block of steps at
@@ -497,7 +501,7 @@ class Budget(Allowance):
 
 
 @dataclass
-class LedgerBudget(Allowance):
+class LedgerBudget(_NotCopied, Allowance):
     """A run's reservation in the ledger; budget is spent on a block of steps ahead of them.
 
     A run that crashes was charged for the blocks it asked for, and no more. A resumed run continues

@@ -42,6 +42,8 @@ with warnings.catch_warnings():
         Net,
         Private,
         Records,
+        copies,
+        step,
     )
     from training_client.integrations.huggingface import PrivacyCallback
 
@@ -277,6 +279,46 @@ def test_a_step_that_hugging_face_leaves_out_ends_the_training(
         InHuggingFace().fit(private, allowance, tmp_path, steps_max=STEPS)
     assert private.sgd.made == left_out
     assert not (tmp_path / "privacy.json").exists()
+
+
+# --- updates without noise
+
+
+def update_without_noise(net: Net, optimizer: Any, batch: Any) -> None:
+    """Make the update that the optimizer inside Opacus' makes of ordinary gradients."""
+    optimizer.zero_grad()
+    net(**batch)["loss"].backward()
+    left = copies(optimizer.original_optimizer)
+    with pytest.raises(NoGuaranteeError, match="gradients that may have no noise"):
+        optimizer.original_optimizer.step()
+    assert all(map(torch.equal, left, copies(optimizer.original_optimizer)))
+
+
+def test_pytorchs_optimizer_makes_no_step_beside_those_that_a_gate_allows(
+    allowance: Budget,
+) -> None:
+    private, gate = Private(), StepGate(allowance)
+    gate.guard(private.optimizer, private.loader)
+    batches = iter(private.loader)
+    for made in (1, 2):
+        batch = next(batches)
+        update_without_noise(private.net, private.optimizer, batch)
+        gate.permit_step()
+        step(private, batch)
+        assert private.sgd.made == gate.steps == made
+        update_without_noise(private.net, private.optimizer, batch)
+
+
+def test_pytorchs_optimizer_makes_no_step_beside_those_that_the_accountant_allows(
+    transport: Any,
+) -> None:
+    net, optimizer, loader, accountant = programme(transport)
+    batches = iter(loader)
+    for made in (1, 2):
+        batch = next(batches)
+        step_of(net, optimizer, batch)
+        assert accountant._counted == made
+        update_without_noise(net, optimizer, batch)
 
 
 # --- steps that a user's own loop leaves out

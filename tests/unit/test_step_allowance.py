@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
@@ -185,6 +186,13 @@ def test_a_step_of_pytorchs_optimizer_alone_is_refused() -> None:
             private.torch_optimizer.step()
         assert all(map(torch.equal, left, net.parameters()))
         step(private)
+
+
+def test_an_optimizer_with_a_budget_cannot_be_copied() -> None:
+    optimizer = NoisyTorchOptimizer(mlp(5, 8, 2), budget(), make_sgd)
+    for copied in (copy.deepcopy, pickle.dumps):
+        with pytest.raises(NoGuaranteeError, match="give each run its own budget"):
+            copied(optimizer)
 
 
 def test_a_learning_rate_may_follow_a_scheduler_of_pytorchs_optimizer() -> None:

@@ -52,6 +52,7 @@ from training_client.budget import (
 from training_client.client import AccountingService
 from training_client.errors import BudgetExhaustedError, NoGuaranteeError, ServiceUnreachableError
 from training_client.integrations.batch_counting import BatchCounter
+from training_client.integrations.charged_updates import allow_update
 from training_client.integrations.opacus_checks import (
     plan_of,
     require_constant_plan,
@@ -213,6 +214,7 @@ class RemoteAccountant(IAccountant):  # type: ignore[misc]
             if charged.must_charge(plan, batches.epoch):
                 self._take(_parameters(plan), plan.steps_per_charge)
                 charged.set(plan, batches.epoch)  # a refused epoch has no step
+            allow_update(optimizer)
 
         before_step.counts_batches = True  # type: ignore[attr-defined]
         return before_step

@@ -12,6 +12,7 @@ from opacus.optimizers import DPOptimizer
 from training_client.budget import Allowance, require_same_charge
 from training_client.errors import BudgetExhaustedError, NoGuaranteeError
 from training_client.integrations.batch_counting import BatchCounter
+from training_client.integrations.charged_updates import allow_update, refuse_other_updates
 from training_client.integrations.model_files import SaveModel, check_model_file, model_saver
 from training_client.integrations.opacus_checks import (
     require_no_skipped_steps,
@@ -98,6 +99,7 @@ class StepGate:
         self._batches = BatchCounter(loader)
         self.steps = max(self.steps, self._allowance.count_resumed(steps_made))
         self._optimizer, self._loader = optimizer, loader
+        refuse_other_updates(optimizer)
         if optimizer.step_hook != self._check_step:
             self._next_hook = replace_step_hook(optimizer, self._check_step)
 
@@ -176,6 +178,7 @@ class StepGate:
                 tracker.log_spent(self.steps, self._allowance.spent, self._allowance.delta)
         if self._next_hook is not None:
             self._next_hook(optimizer)
+        allow_update(optimizer)
 
     def _leave_last_epoch(self) -> None:
         """Skip the remaining steps of a balls-in-bins epoch if the loader has begun another."""

@@ -29,6 +29,7 @@ def clipped_sum(
     *,
     path: EnginePath | None = None,
     physical_batch_size: int | None = None,
+    sparse_inputs: bool = False,
 ) -> list[torch.Tensor]:
     """Return the sum of clipped per-example gradients without noise, for tests; never release it.
 
@@ -49,6 +50,8 @@ def clipped_sum(
             gradient in memory, and "replay" runs each layer again for each example, other than
             recurrent ones.
         physical_batch_size: examples per forward pass; all by default.
+        sparse_inputs: declare that most input values are 0. Linear layers that read the inputs then
+            skip zeros, unless a path is forced.
 
     Returns:
         One tensor per trained parameter, in the order of `model.parameters()`.
@@ -59,7 +62,7 @@ def clipped_sum(
         ValueError: the clip norm is not positive, or so small or large that sums would underflow or
             overflow; or the path is unknown.
     """
-    clipper = Clipper(model, physical_batch_size, path=path)
+    clipper = Clipper(model, physical_batch_size, sparse_inputs=sparse_inputs, path=path)
     dtype = clipper.parameters[0].dtype
     bound = safe_bound_range(dtype, clipper.size)[1] if clip_norm == math.inf else clip_norm
     transform = Transform(bound)

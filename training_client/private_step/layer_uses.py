@@ -71,7 +71,13 @@ class LayerUse:
 
 
 class UseRecorder(Protocol):
-    """Interface by which a layer's forward pass records the linear maps that it applies."""
+    """Interface by which a layer's forward pass records the linear maps that it applies.
+
+    Attributes:
+        path: a path of the engine to force.
+    """
+
+    path: EnginePath | None
 
     def project(
         self,

@@ -18,7 +18,12 @@ from torch.nn.functional import dropout, linear
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from training_client.private_step.example_gradients import ExampleGradients
-from training_client.private_step.layer_uses import Tensors, UseRecorder, projection_gradients
+from training_client.private_step.layer_uses import (
+    EnginePath,
+    Tensors,
+    UseRecorder,
+    projection_gradients,
+)
 
 State = tuple[torch.Tensor, ...]  # hidden state; LSTM: and cell state
 
@@ -56,15 +61,19 @@ class _RecordedProduct:
     def record(self, recorder: UseRecorder, layer: nn.Module) -> None:
         """Record the inputs and outputs of all positions as one use of the layer."""
         inputs = torch.stack([each for each in self.inputs if each is not None], 1)
-        differentiate = partial(_product_gradients, self.weight, self.bias)
+        differentiate = partial(_product_gradients, self.weight, self.bias, recorder.path)
         recorder.record_use(layer, (inputs,), self.whole, differentiate)
 
 
 def _product_gradients(
-    weight: torch.Tensor, bias: torch.Tensor | None, inputs: Tensors, gradients: Tensors
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    path: EnginePath | None,
+    inputs: Tensors,
+    gradients: Tensors,
 ) -> dict[torch.Tensor, ExampleGradients]:
     """Return the per-example gradients of the weight and bias of a linear map."""
-    return projection_gradients(weight, bias, inputs[0], gradients[0])
+    return projection_gradients(weight, bias, inputs[0], gradients[0], path=path)
 
 
 def _rnn_step(

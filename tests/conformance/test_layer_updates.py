@@ -1,16 +1,17 @@
-"""Every optimizer on every kind of layer: without noise and clipping, the plain updates.
+"""Every optimizer on every kind of layer: without noise, the updates of gradients by definition.
 
-Where PyTorch has the optimizer, its updates are the reference. For every optimizer the reference is
-also the optimizer itself with gradients by their definition, one model pass per example; that its
-rule is right is tested by `test_optimizer_updates`.
+Where PyTorch has the optimizer, its updates are the reference, without clipping. For every
+optimizer the reference is also the optimizer itself, with gradients that are computed and clipped
+by their definition, one model pass per example; that its rule is right is tested by
+`test_optimizer_updates`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import product
-from typing import Any
 
 import pytest
 import torch
@@ -26,15 +27,22 @@ from tests.support.layer_models import (
     each_gradient,
     sequences,
 )
-from tests.support.optimizer_cases import REFERENCES
+from tests.support.optimizer_cases import (
+    OPTIONS,
+    REFERENCES,
+    STATES,
+    build_optimizer,
+    clip_rows,
+)
 from tests.support.small_models import unbudgeted
 from training_client.lab.models import cross_entropy
-from training_client.optimizers import OPTIMIZERS, PrivateOptimizer, make_optimizer
+from training_client.optimizers import PrivateOptimizer, make_optimizer
 from training_client.plan import Plan
 from training_client.private_step import AccumulatedSum, Clipper, Loss, Transform
 
 pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections is not supported")
 QUIET = Plan(dataset_size=2 * SIZE, sample_rate=0.5, clip_norm=1e9, noise_multiplier=1e-30)
+CLIPPED = replace(QUIET, clip_norm=1.2)  # below some gradients' norms, and above others'
 CONV1D = "Conv1D of Hugging Face"
 NAMES = [*LAYER_MODELS, CONV1D]
 STEPS = 3
@@ -51,19 +59,15 @@ def build_layers(name: str, seed: int = 0) -> tuple[nn.Module, Examples, torch.T
     return net.double(), sequences(), torch.randint(0, 4, (SIZE,))
 
 
-def build_optimizer(
-    optimizer: str, name: str, physical_batch_size: int | None = None, **options: Any
+def build_from_layers(
+    optimizer: str, state: str, name: str, physical_batch_size: int | None = None
 ) -> tuple[PrivateOptimizer, nn.Module, Examples, torch.Tensor]:
     """Return an optimizer, its model and a batch; all start from the same numbers."""
     net, examples, labels = build_layers(name)
     _, *public = build_layers(name, seed=1)
-    if OPTIMIZERS[optimizer].states[0] == "public":
-        options["public"] = tuple(public)
-    if optimizer in ("adadp", "adan"):
-        options |= {"beta": 1e9, "threshold": 0.0}  # half axes so long that they clip nothing
-    found = make_optimizer(
-        optimizer, net, unbudgeted(QUIET), learning_rate=0.01,
-        physical_batch_size=physical_batch_size, **options,
+    found = build_optimizer(
+        optimizer, net, CLIPPED, state=state, public=tuple(public), learning_rate=0.01,
+        physical_batch_size=physical_batch_size, **OPTIONS.get(optimizer, {}),
     )  # fmt: skip
     return found, net, examples, labels
 
@@ -81,16 +85,9 @@ def gradients_by_definition() -> Iterator[None]:
     def clip(
         self: Clipper, examples: Examples, targets: torch.Tensor, _: Loss, transform: Transform
     ) -> AccumulatedSum:
-        """Return Σ D∘(∇ + b), which the clip norm does not limit."""
-        gradients, total = as_rows(self, examples, targets), self.zeros()
-        assert not transform.box
-        assert not transform.damping
-        for block in self.blocks:
-            u, affine = gradients[:, block.coordinates], transform.for_block(block)
-            u = u if affine.shift is None else u + affine.shift
-            u = u if affine.scale is None else u * affine.scale
-            total[block.coordinates] = u.sum(0)
-        return AccumulatedSum(total, 0.0)
+        """Return the sum of clipped gradients."""
+        gradients = as_rows(self, examples, targets)
+        return AccumulatedSum(clip_rows(gradients, transform, self.blocks).sum(0), 0.0)
 
     def sum_unclipped(
         self: Clipper, examples: Examples, targets: torch.Tensor, _: Loss, size: float
@@ -110,13 +107,15 @@ def require_equal(one: nn.Module, other: nn.Module, atol: float = 1e-6) -> None:
         torch.testing.assert_close(first, second, rtol=1e-5, atol=atol)
 
 
-def compare_with_definition(optimizer: str, name: str, physical_batch_size: int | None) -> None:
+def compare_with_definition(
+    optimizer: str, state: str, name: str, physical_batch_size: int | None
+) -> None:
     """Raise unless an optimizer makes the steps that it makes of gradients by definition."""
-    ours, net, examples, labels = build_optimizer(optimizer, name, physical_batch_size)
+    ours, net, examples, labels = build_from_layers(optimizer, state, name, physical_batch_size)
     before = [each.clone() for each in net.parameters()]
     for _ in range(STEPS):
         ours.step(examples, labels, cross_entropy)
-    exact, other, _, _ = build_optimizer(optimizer, name)
+    exact, other, _, _ = build_from_layers(optimizer, state, name)
     with gradients_by_definition():
         for _ in range(STEPS):
             exact.step(examples, labels, cross_entropy)
@@ -124,15 +123,15 @@ def compare_with_definition(optimizer: str, name: str, physical_batch_size: int 
     assert not all(torch.equal(a, b) for a, b in zip(before, net.parameters(), strict=True))
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize(("optimizer", "state"), STATES)
 def test_an_optimizer_with_tied_weights_equals_itself_with_gradients_by_definition(
-    optimizer: str,
+    optimizer: str, state: str
 ) -> None:
-    compare_with_definition(optimizer, "tied embedding", 4)
+    compare_with_definition(optimizer, state, "tied embedding", 4)
 
 
 def test_public_examples_may_be_a_dictionary() -> None:
-    compare_with_definition("adadps", "packed sequences", None)
+    compare_with_definition("adadps", "public", "packed sequences", None)
 
 
 @pytest.mark.nightly
@@ -141,9 +140,9 @@ def test_public_examples_may_be_a_dictionary() -> None:
 def test_optimizers_equal_themselves_with_gradients_by_definition(
     name: str, subtests: pytest.Subtests
 ) -> None:
-    for optimizer, size in product(OPTIMIZERS, PHYSICAL_BATCH_SIZES):
-        with subtests.test(optimizer=optimizer, physical_batch_size=size):
-            compare_with_definition(optimizer, name, size)
+    for (optimizer, state), size in product(STATES, PHYSICAL_BATCH_SIZES):
+        with subtests.test(optimizer=optimizer, state=state, physical_batch_size=size):
+            compare_with_definition(optimizer, state, name, size)
 
 
 @pytest.mark.nightly

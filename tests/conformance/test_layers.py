@@ -28,6 +28,7 @@ from tests.support.layer_models import (
     padded,
     select,
     sequences,
+    to_single_precision,
     tokens,
 )
 from tests.support.small_models import unbudgeted
@@ -79,11 +80,7 @@ def test_a_clipped_sum_equals_its_definition(
 @pytest.mark.parametrize("name", LAYER_MODELS)
 def test_in_single_precision_no_example_exceeds_the_clip_norm(name: str, path: Any) -> None:
     net, examples, labels = build(name)
-    net = net.float()
-    if isinstance(examples, torch.Tensor) and examples.is_floating_point():
-        examples = examples.float()
-    elif isinstance(examples, dict):
-        examples = examples | {"rows": examples["rows"].float()}
+    net, examples = to_single_precision(net, examples)
 
     for size in (1.0, 1e4):
 

@@ -263,6 +263,13 @@ def build(name: str, seed: int = 0) -> tuple[nn.Module, Examples, torch.Tensor]:
     return make_model().double(), draw(), torch.randint(0, 4, (SIZE,))
 
 
+def to_single_precision(net: nn.Module, examples: Examples) -> tuple[nn.Module, Examples]:
+    """Return a model and a batch in single precision; tokens and lengths stay integers."""
+    if isinstance(examples, torch.Tensor):
+        return net.float(), examples.float() if examples.is_floating_point() else examples
+    return net.float(), examples | {"rows": examples["rows"].float()}
+
+
 def select(examples: Examples, rows: slice | torch.Tensor) -> Examples:
     """Return some examples of a batch."""
     if isinstance(examples, torch.Tensor):

@@ -95,10 +95,17 @@ def ellipsoid(half_axes: Tensors, *, box: bool = False) -> Transform:
 
 def clipped_per_example(net: nn.Module, transform: Transform, *of: torch.Tensor) -> torch.Tensor:
     """Return each example's clipped gradient as a row, computed one example at a time."""
-    rows, gradients = [], per_example(net, *of)
-    vector = torch.cat([each.flatten(1) for each in gradients], 1)
-    for block in Clipper(net).blocks:
-        affine, gradient = transform.for_block(block), vector[:, block.coordinates]
+    gradients = torch.cat([each.flatten(1) for each in per_example(net, *of)], 1)
+    return clip_rows(gradients, transform, Clipper(net).blocks)
+
+
+def clip_rows(
+    gradients: torch.Tensor, transform: Transform, blocks: Sequence[Block]
+) -> torch.Tensor:
+    """Return clipped gradients by the definition of a transform; each row is one example's."""
+    rows = []
+    for block in blocks:
+        affine, gradient = transform.for_block(block), gradients[:, block.coordinates]
         u = gradient if affine.shift is None else gradient + affine.shift
         u = u if affine.scale is None else u * affine.scale
         if transform.damping:
@@ -109,7 +116,7 @@ def clipped_per_example(net: nn.Module, transform: Transform, *of: torch.Tensor)
     if transform.box:
         return u.clamp(-1, 1)
     limit = transform.bound * (1 - weight_rounding(u.dtype))
-    return u * (limit / u.norm(dim=1, keepdim=True)).clamp_max(1.0)
+    return u * (limit / (u.norm(dim=1, keepdim=True) + transform.stability)).clamp_max(1.0)
 
 
 class SequenceMean(nn.Module):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import pytest
@@ -13,15 +14,56 @@ from torch.utils.data import Dataset
 from training_client.budget import NoBudget
 from training_client.errors import TrainingStoppedError
 from training_client.lab.models import cross_entropy
-from training_client.optimizers import PrivateOptimizer, make_optimizer, private_batches
-from training_client.plan import Plan
+from training_client.optimizers import (
+    OPTIMIZERS,
+    PrivateOptimizer,
+    make_optimizer,
+    private_batches,
+)
+from training_client.plan import AdaptiveClipping, Plan, Schedule
 from training_client.private_step.sampling import PoissonSampler
 from training_client.private_step.shared_budget import share_budget
 
 RECORDS: Final = 48
 STEPS: Final = 4
 PLAN: Final = Plan(dataset_size=RECORDS, sample_rate=0.5, clip_norm=0.5, noise_multiplier=1.0)
-Case = tuple[str, str]  # the optimizer, and what its state is made of
+
+
+@dataclass(frozen=True)
+class Case:
+    """An optimizer to train with.
+
+    Attributes:
+        optimizer: its name.
+        state: the source of its state; the optimizer's default if None.
+        plan: of its steps.
+        options: of the optimizer.
+    """
+
+    optimizer: str
+    state: str | None = None
+    plan: Plan = PLAN
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+def _scheduled(name: str) -> Plan:
+    """Return the plan with a schedule of this name: the factor changes after two steps."""
+    return replace(PLAN, **{name: Schedule.by_steps([(2, 1.0), (2, 0.25)])})  # type: ignore[arg-type]
+
+
+_HALF_AXES: Final = {"threshold": 0.0}  # from the second step on
+CASES: Final = (
+    *(Case(name) for name in OPTIMIZERS if name not in ("adadp", "adan")),
+    *(Case(name, "public", options=_HALF_AXES) for name in ("adadp", "adan")),
+    Case("adadp", "privatised", options=_HALF_AXES),
+    Case("adadp", "public", options=_HALF_AXES | {"box": True}),
+    Case("adadp", "public", options=_HALF_AXES | {"example_squares": True}),
+    Case("pi_adam", "public", options={"own_squares": True}),
+    Case("dp_adam", options={"automatic_clipping": 0.1}),
+    Case("dp_adam", plan=replace(PLAN, adaptive_clipping=AdaptiveClipping(count_noise=2.0))),
+    *(Case("dp_sgd", plan=_scheduled(f"{name}_schedule")) for name in ("noise", "clip")),
+    Case("dp_sgd", plan=_scheduled("learning_rate_schedule")),
+)
 
 
 class Records(Dataset[Any]):
@@ -65,11 +107,11 @@ def step_with(optimizer: PrivateOptimizer, batch: dict[str, torch.Tensor]) -> fl
 
 def make_seeded(net: nn.Module, case: Case, **options: Any) -> PrivateOptimizer:
     """Make an optimizer with a shared budget without a claim, and a fixed seed for the noise."""
-    name, state = case
     public = torch.randn(16, 6, generator=seeded(9)), torch.arange(16) % 4
+    budget = share_budget(lambda: no_claim(case.plan))
     return make_optimizer(
-        name, net, share_budget(no_claim), state=state, public=public,
-        public_batch_size=16, generator=seeded(3), **options,
+        case.optimizer, net, budget, state=case.state, public=public,
+        public_batch_size=16, generator=seeded(3), **case.options, **options,
     )  # fmt: skip
 
 
@@ -85,7 +127,7 @@ def trained(
         rank: the process; it has a seed of its own for the first parameters.
         case: the optimizer.
         wrap: distributes the model.
-        options: of the optimizer.
+        options: of the optimizer, which change nothing in what it trains.
     """
     net = wrap(Model(seed=5 + rank))
     optimizer = make_seeded(net, case, **options)

@@ -6,6 +6,7 @@ import copy
 import os
 import signal
 import warnings
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,9 @@ from torch.distributed.tensor import Shard
 from tests.support.layer_models import LAYER_MODELS, build
 from tests.support.process_groups import group_of_one, run_in_processes
 from tests.support.shared_runs import (
+    CASES,
     RECORDS,
+    Case,
     Model,
     Records,
     make_seeded,
@@ -48,7 +51,7 @@ from training_client.private_step.step_processes import SharedStep
 from training_client.private_step.trained_parameters import TrainedParameters
 from training_client.testing import clipped_sum
 
-ADAM = ("dp_adam", "privatised")
+ADAM = Case("dp_adam")
 WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
@@ -80,22 +83,18 @@ def shard_first(net: Any) -> nn.Module:
     return net  # type: ignore[no-any-return]
 
 
-CASES: list[tuple[tuple[str, str], Any, dict[str, Any]]] = [
-    (ADAM, shard_each, {"physical_batch_size": 3}),
-    (("dp_rmsprop", "privatised"), shard_whole, {}),
-    (("dp_adagrad", "privatised"), shard_first, {}),
-    (("adadp", "public"), shard_each, {"physical_batch_size": 5}),
-    (("pi_adam", "privatised"), shard_first, {}),
-    (("adadps", "public"), shard_whole, {}),
+SHARDED = [
+    (ADAM, shard_first, None),  # PyTorch's fused Adam takes no mix of whole and sharded tensors
+    *zip(CASES, cycle([shard_each, shard_whole, shard_first]), cycle([None, 3])),
 ]
 
 
 def trained_in_turn(rank: int) -> Any:
-    return [trained(rank, case, wrap, **options) for case, wrap, options in CASES]
+    return [trained(rank, case, wrap, physical_batch_size=size) for case, wrap, size in SHARDED]
 
 
 def require_models_of_one(found: list[Any]) -> None:
-    for number, (case, _, _) in enumerate(CASES):
+    for number, (case, _, _) in enumerate(SHARDED):
         require_model_of_one([rank[number] for rank in found], case)
 
 

@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tests.support.process_groups import run_in_processes
 from tests.support.shared_runs import (
+    CASES,
     RECORDS,
     Model,
     Records,
@@ -41,8 +42,6 @@ from training_client.optimizers.private_batches import _DrawnIndices
 from training_client.plan import Plan
 from training_client.private_step.sampling import PoissonSampler
 from training_client.private_step.shared_budget import SharedBudget, share_budget
-
-CASES = [("dp_sgd", "privatised"), ("adadp", "public"), ("pi_adam", "privatised")]
 
 
 def trained_in_turn(rank: int) -> Any:
@@ -148,39 +147,36 @@ def late(rank: int) -> list[str]:
 
 def of_two(rank: int) -> Any:
     frozen = trained(rank, CASES[0], with_frozen_parts)
-    return trained_in_turn(rank), asked_once(rank), refused(rank), frozen
+    return asked_once(rank), refused(rank), frozen
 
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Return what two processes trained, what they were allowed and what they were refused."""
+    """Return what two processes were allowed and refused, and a partly frozen model."""
     found = run_in_processes(2, tmp_path_factory.mktemp("two"), of_two)
     return list(zip(*found, strict=True))
 
 
 @pytest.mark.slow
-def test_two_processes_train_the_model_of_one(two: Any) -> None:
-    require_models_of_one(two[0])
+@pytest.mark.parametrize("processes", [2, 4])
+def test_processes_train_the_model_of_one(processes: int, tmp_path: Path) -> None:
+    """With every optimizer, and with every option of the plan and the clipping."""
+    require_models_of_one(run_in_processes(processes, tmp_path, trained_in_turn))
 
 
 def test_frozen_parameters_and_buffers_are_those_of_rank_zero(two: Any) -> None:
     """Each process drew its own; the trained layers are those of one process only if they agree."""
-    require_model_of_one(two[3], CASES[0], with_frozen_parts)
-
-
-@pytest.mark.slow
-def test_four_processes_train_the_model_of_one(tmp_path: Path) -> None:
-    require_models_of_one(run_in_processes(4, tmp_path, trained_in_turn))
+    require_model_of_one(two[2], CASES[0], with_frozen_parts)
 
 
 def test_rank_zero_asks_and_all_obey(two: Any) -> None:
-    first, second = two[1]
+    first, second = two[0]
     assert first == (20, 20, 2.0, 2.0, [0])
     assert second == (20, 20, 2.0, 2.0, [])
 
 
 def test_what_would_be_more_than_one_run_is_refused(two: Any) -> None:
-    first, second = two[2]
+    first, second = two[1]
     for seen in (first, second):
         assert seen[0].startswith("NoGuaranteeError: 2 processes train")
         assert "share_budget" in seen[0]

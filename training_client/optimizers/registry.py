@@ -67,6 +67,15 @@ def _register_torch(
     return RegisteredOptimizer(make, title, source, rate)
 
 
+def _make_adam(parameters: list[nn.Parameter], **options: Any) -> torch.optim.Adam:
+    """Return Adam; it updates in one pass, without temporary tensors, where PyTorch can.
+
+    PyTorch cannot if some parameters are sharded among processes and others are not.
+    """
+    are_alike = len({hasattr(each, "full_tensor") for each in parameters}) == 1
+    return torch.optim.Adam(parameters, fused=are_alike, **options)
+
+
 def _register_pigdo(rule: Rule, title: str) -> RegisteredOptimizer:
     """Return the registry entry for PIGDO with one of its adaptive rules."""
 
@@ -77,11 +86,10 @@ def _register_pigdo(rule: Rule, title: str) -> RegisteredOptimizer:
     return RegisteredOptimizer(make, title, "papers/001", 3.0, _ALL_STATES, "own_squares")
 
 
-_ADAM: Final = partial(torch.optim.Adam, fused=True)  # in one pass, without temporary tensors
 _ALL_STATES: Final = ("privatised", "public", "raw")
 OPTIMIZERS: Final[dict[str, RegisteredOptimizer]] = {
     "dp_sgd": _register_torch(torch.optim.SGD, "SGD on the noisy gradient", "papers/002", 0.5),
-    "dp_adam": _register_torch(_ADAM, "Adam on the noisy gradient", "papers/004", 1e-3),
+    "dp_adam": _register_torch(_make_adam, "Adam on the noisy gradient", "papers/004", 1e-3),
     "dp_rmsprop": _register_torch(
         torch.optim.RMSprop, "RMSprop on the noisy gradient", "papers/004", 1e-3
     ),

@@ -1,0 +1,84 @@
+"""Models are scored in evaluation mode, and in batches; then they are as they were before."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from training_client.lab.data import Dataset
+from training_client.lab.train import _EVALUATION_BATCH, evaluate
+from training_client.private_step.evaluation import evaluation_mode
+
+EXAMPLES = 2500  # two and a half batches
+
+
+class Net(nn.Module):
+    """A net with dropout; a part of it stays in evaluation mode while the rest is trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(5, 40), nn.Dropout(0.5), nn.Linear(40, 3))
+        self.quiet = nn.Sequential(nn.Dropout(0.5), nn.Identity()).eval()
+        self.sizes: list[int] = []  # of the batches
+
+    def forward(self, examples: torch.Tensor) -> torch.Tensor:
+        self.sizes.append(len(examples))
+        found: torch.Tensor = self.quiet(self.layers(examples))
+        return found
+
+    @property
+    def modes(self) -> list[bool]:
+        """Which modules are in training mode."""
+        return [each.training for each in self.modules()]
+
+
+@pytest.fixture
+def net() -> Net:
+    torch.manual_seed(1)
+    return Net()
+
+
+def scored() -> Dataset:
+    """Return a data set whose test set has the classes that no net has learned."""
+    generator = torch.Generator().manual_seed(2)
+    examples = torch.randn(EXAMPLES, 5, generator=generator)
+    labels = torch.randint(0, 3, (EXAMPLES,), generator=generator)
+    return Dataset(examples[:1], labels[:1], examples, labels, classes=3)
+
+
+def test_a_score_is_that_of_evaluation_mode(net: Net) -> None:
+    data, before = scored(), net.modes
+    assert True in before
+    assert False in before
+    found = evaluate(net, data)
+    assert net.modes == before
+    net.eval()
+    right = net(data.test_examples).argmax(1) == data.test_labels
+    assert found == pytest.approx(float(right.double().mean()), abs=1e-6)
+
+
+def test_a_score_is_computed_in_batches(net: Net) -> None:
+    evaluate(net, scored())
+    assert _EVALUATION_BATCH == 1000  # the documentation says so
+    assert net.sizes == [1000, 1000, 500]
+
+
+def test_no_graph_is_kept_for_a_score(net: Net) -> None:
+    kept: list[bool] = []
+    net.register_forward_hook(lambda _, __, output: kept.append(output.requires_grad))
+    evaluate(net, scored())
+    assert not any(kept)
+
+
+def test_modes_are_restored_after_an_error(net: Net) -> None:
+    before = net.modes
+
+    def fail() -> None:
+        with evaluation_mode(net):
+            assert not any(net.modes)
+            raise RuntimeError("while it is scored")
+
+    with pytest.raises(RuntimeError, match="while it is scored"):
+        fail()
+    assert net.modes == before

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from scipy.stats import chi2
-from torch import distributed
+from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.support.process_groups import run_in_processes
@@ -40,6 +40,8 @@ from training_client.lab.models import cross_entropy
 from training_client.optimizers import make_optimizer, private_batches
 from training_client.optimizers.private_batches import _DrawnIndices
 from training_client.plan import Plan
+from training_client.private_step import private_sum
+from training_client.private_step.noise import gaussian_like
 from training_client.private_step.sampling import PoissonSampler
 from training_client.private_step.shared_budget import SharedBudget, share_budget
 
@@ -228,9 +230,30 @@ def test_errors_are_what_their_names_say() -> None:
 # --- each record at rate q
 
 
-@pytest.mark.parametrize("processes", [1, 2, 3])
+def require_rate(counts: torch.Tensor, rate: float, smallest_p: float) -> None:
+    """Raise unless records are drawn at a rate, independently of each other.
+
+    Two chi-square tests: of each record's draws, and of the pairs of records. Each of them raises a
+    false alarm with probability `smallest_p`.
+
+    Args:
+        counts: how often each record was drawn in each step, one row per step.
+        rate: the rate that is charged.
+        smallest_p: of a test that passes.
+    """
+    steps, records = counts.shape
+    assert counts.max() == 1  # no record is in two shares
+    squares = (counts.sum(0) - rate * steps) ** 2 / (steps * rate * (1 - rate))
+    assert chi2.sf(float(squares.sum()), records) > smallest_p
+    centred = counts - rate
+    correlations = (centred.T @ centred / (steps * rate * (1 - rate))).triu(1)
+    pairs = records * (records - 1) // 2
+    assert chi2.sf(float((correlations**2).sum() * steps), pairs) > smallest_p
+
+
+@pytest.mark.parametrize("processes", [1, 2, 3, 4])
 def test_processes_draw_each_record_at_the_rate_that_is_charged(processes: int) -> None:
-    """Chi-square tests: of each record's draws, and of the pairs of records in different shares."""
+    """Of each record and of the pairs of records in different shares; the seeds are fixed."""
     records, rate, steps = 30, 0.3, 4000
     counts = torch.zeros(steps, records, dtype=torch.float64)
     for rank in range(processes):
@@ -238,13 +261,88 @@ def test_processes_draw_each_record_at_the_rate_that_is_charged(processes: int) 
         drawn = iter(_DrawnIndices(sampler, (rank, processes)))
         for step in range(steps):
             counts[step, next(drawn)] += 1
-    assert counts.max() == 1  # no record is in two shares
-    squares = (counts.sum(0) - rate * steps) ** 2 / (steps * rate * (1 - rate))
-    assert chi2.sf(float(squares.sum()), records) > 1e-3
-    centred = counts - rate
-    correlations = (centred.T @ centred / (steps * rate * (1 - rate))).triu(1)
-    pairs = records * (records - 1) // 2
-    assert chi2.sf(float((correlations**2).sum() * steps), pairs) > 1e-3
+    require_rate(counts, rate, 1e-3)
+
+
+# --- seeds of the operating system
+
+RANDOM = Plan(dataset_size=RECORDS, sample_rate=0.25, clip_norm=3.0, noise_multiplier=1.5)
+DRAWS = 300  # enough to notice a rate that is 15 % off
+
+
+def drawn_indices(_: int) -> list[list[int]]:
+    """Return the indices that `private_batches` gives this process in each of many light steps."""
+    budget = share_budget(lambda: no_claim(RANDOM, DRAWS))
+    optimizer, found = make_optimizer("dp_sgd", nn.Linear(6, 4), budget), []
+    for batch in private_batches(optimizer, Records()):
+        found.append(batch["index"].tolist())
+        step_with(optimizer, batch)
+    return found
+
+
+def noise_of_empty_batches(_: int) -> tuple[list[torch.Tensor], int]:
+    """Return the means of two empty batches, and how often this process drew noise for them."""
+    draws = 0
+
+    def draw(*of: Any) -> torch.Tensor:
+        nonlocal draws
+        draws += 1
+        return gaussian_like(*of)
+
+    optimizer = make_optimizer(
+        "dp_sgd", nn.Linear(400, 250), share_budget(lambda: no_claim(RANDOM))
+    )
+    empty = torch.zeros(0, 400), torch.zeros(0, dtype=torch.int64)
+    means = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(private_sum, "gaussian_like", draw)
+        for _step in range(2):
+            optimizer.take()
+            optimizer.expect_examples(0)
+            released = optimizer.private_sum.release(*empty, cross_entropy, optimizer.transform())
+            means.append(torch.cat([each.flatten() for each in released.to_tensors()]))
+    return means, draws
+
+
+def random_numbers(rank: int) -> Any:
+    return drawn_indices(rank), noise_of_empty_batches(rank)
+
+
+@pytest.fixture(
+    scope="module", params=[pytest.param(size, marks=pytest.mark.slow) for size in (2, 4)]
+)
+def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    """Return the random numbers of two and of four processes, whose seeds are not chosen."""
+    size: int = request.param
+    return run_in_processes(size, tmp_path_factory.mktemp("random"), random_numbers)
+
+
+def test_real_processes_draw_each_record_at_the_rate_that_is_charged(ranks: list[Any]) -> None:
+    """Both chi-square tests together raise a false alarm once in some hundred million runs."""
+    counts = torch.zeros(DRAWS, RECORDS, dtype=torch.float64)
+    for rank, (indices, _) in enumerate(ranks):
+        assert len(indices) == DRAWS
+        for step, own in enumerate(indices):
+            assert all(index % len(ranks) == rank for index in own)
+            counts[step, own] += 1
+    require_rate(counts, RANDOM.sample_rate, 1e-9)
+
+
+def test_all_processes_get_the_one_noise_that_rank_zero_drew(ranks: list[Any]) -> None:
+    """Noise has the stated deviation to 2 %, which is nine standard errors.
+
+    A mean of independent noise of every process would have less, and their sum more.
+    """
+    stated = RANDOM.noise_multiplier * RANDOM.clip_norm / (RANDOM.sample_rate * RECORDS)
+    first, draws = ranks[0][1]
+    assert draws > 0
+    assert not torch.equal(*first)
+    for mean in first:
+        assert float(mean.std()) == pytest.approx(stated, rel=0.02)
+        assert abs(float(mean.mean())) < 0.03 * stated
+    for _, (means, others) in ranks[1:]:
+        assert others == 0
+        assert all(map(torch.equal, means, first))
 
 
 _ENDS_A_GROUP = """

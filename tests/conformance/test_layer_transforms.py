@@ -1,4 +1,4 @@
-"""What optimizers clip, on every kind of layer: shifted, scaled, boxed and damped gradients."""
+"""Gradients that optimizers shift, scale, box or damp, then clip, on every kind of layer."""
 
 from __future__ import annotations
 

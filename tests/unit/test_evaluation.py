@@ -29,7 +29,7 @@ class Net(nn.Module):
 
     @property
     def modes(self) -> list[bool]:
-        """Which modules are in training mode."""
+        """The training mode of each module."""
         return [each.training for each in self.modules()]
 
 

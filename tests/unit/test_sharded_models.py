@@ -94,6 +94,7 @@ def trained_in_turn(rank: int) -> Any:
 
 
 def require_models_of_one(found: list[Any]) -> None:
+    assert all(isinstance(each, list) for each in found), found
     for number, (case, _, _) in enumerate(SHARDED):
         require_model_of_one([rank[number] for rank in found], case)
 

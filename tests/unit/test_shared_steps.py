@@ -54,6 +54,7 @@ def trained_in_turn(rank: int) -> Any:
 
 def require_models_of_one(found: list[Any]) -> None:
     """Each process must have the models that one process makes of the same samples and noise."""
+    assert all(isinstance(each, list) for each in found), found
     for number, case in enumerate([*CASES, CASES[0]]):
         require_model_of_one([rank[number] for rank in found], case)
 

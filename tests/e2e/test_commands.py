@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import os
 import re
 import shlex
@@ -219,6 +220,32 @@ def test_the_benchmarks_print_their_tables_and_grants_stay_quick_under_hostile_l
 )
 def test_a_benchmark_prints_its_table(command: str, briefly: str, title: str, home: Path) -> None:
     assert title in done_by(command + briefly, home).stdout
+
+
+@pytest.mark.nightly
+def test_a_step_of_dp_sgd_takes_no_more_time_and_memory_than_its_goals(
+    home: Path, tmp_path: Path
+) -> None:
+    """Ratios to an ordinary step, of CPU time and of allocated bytes, in one run."""
+    goals = {
+        "encoder": (1.5, 1.3),
+        "embedding": (5.0, 1.5),
+        **dict.fromkeys(("bert", "gpt2", "llama", "vit"), (1.6, 1.5)),
+    }
+    others = ("lstm", "lora", "mlp", "cnn")
+    names, file = [*goals, *others], tmp_path / "rows.json"
+    done_by(
+        f"python benchmarks/training_step.py --models {','.join(names)} --only sgd --only dp_sgd "
+        f"--json {file}",
+        home,
+    )
+    rows = [row for row in json.loads(file.read_text()) if row["step"] == "dp_sgd"]
+    assert {row["model"] for row in rows} == set(names)
+    for row in rows:
+        time_goal, memory_goal = goals.get(row["model"], (math.inf, math.inf))
+        assert 0 < row["time_ratio"] <= time_goal, row
+        assert 0 < row["memory_ratio"] <= memory_goal, row
+        assert row["batch"] > 0
 
 
 def test_make_targets_together_run_every_test(home: Path) -> None:

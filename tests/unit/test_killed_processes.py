@@ -113,7 +113,7 @@ def cases() -> Iterator[Any]:
             yield pytest.param(make, moment, size, rank, id=name, marks=mark)
 
 
-@pytest.mark.parametrize(("make", "moment", "size", "rank"), cases())
+@pytest.mark.parametrize(("make", "moment", "size", "rank"), list(cases()))
 def test_no_step_is_uncharged_when_a_process_is_killed(
     make: Callable[[], nn.Module], moment: str, size: int, rank: int, tmp_path: Path
 ) -> None:

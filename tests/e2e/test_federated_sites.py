@@ -44,6 +44,7 @@ make flower-environment
 make demo-federated DEMO_OPTIONS='--rounds 6 --short-rounds 3 --simulate'
 """
 
+PATIENT = "--seconds 1200 --round-seconds 240"  # on a busy machine
 PYTHON_PATH = os.pathsep.join([str(ROOT / "tests/support/patient_link"), str(ROOT)])
 
 pytestmark = [
@@ -333,7 +334,7 @@ def test_simulated_sites_are_charged_as_others(tmp_path: Path) -> None:
 def run_demo(commands: str, folder: Path, options: str = "") -> str:
     """Run the page's commands, which end with the demo's options; return what they print."""
     done = subprocess.run(
-        f"{commands.removesuffix(chr(39))} {options} --seconds 1200 --output {folder}/run'",
+        f"{commands.removesuffix(chr(39))} {options} {PATIENT} --output {folder}/run'",
         shell=True,
         cwd=ROOT,
         env=os.environ | {"PYTHONPATH": PYTHON_PATH},

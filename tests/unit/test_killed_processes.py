@@ -123,13 +123,14 @@ def test_no_step_is_uncharged_when_a_process_is_killed(
     found = run_in_processes(size, tmp_path / "killed", train_until_killed, tmp_path, make, victim)
     begun = 2 if moment == "answer" else 3
     assert found.pop(rank) is None
+    assert count_of(begun_in(tmp_path, rank)) == begun
+    # rank 0, if it lives, is charged for the step after an update before it sees that one is lost
+    charged = require_charged(tmp_path, size)
+    assert charged == 3 + (moment == "update" and rank > 0)
     for steps, end, again in found:
         assert end.startswith(LOST)
         assert again.startswith(LOST)
-        assert steps == begun
-    assert [count_of(begun_in(tmp_path, each)) for each in range(size)] == [begun] * size
-    # rank 0, if it lives, is charged for the step after an update before it sees that one is lost
-    assert require_charged(tmp_path, size) == 3 + (moment == "update" and rank > 0)
+        assert begun <= steps <= charged  # of four, some may get rank 0's answer before the loss
 
     resumed = run_in_processes(size, tmp_path / "resumed", train, tmp_path, make)
     assert [steps for steps, _, _ in resumed] == [STEPS] * size

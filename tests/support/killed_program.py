@@ -69,6 +69,7 @@ class KilledProgram:
             NewDataset(self.name, size, epsilon, 1e-5, relation, "record"),
         )
         self.folder, self.python = folder, python or Path(sys.executable)
+        self._started: list[subprocess.Popen[str]] = []
         self.server = Server(url, folder)
         self.server.wait()
         self.environment = os.environ | {
@@ -112,6 +113,7 @@ class KilledProgram:
                 stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
             )  # fmt: skip
             started.append(process)
+        self._started += started
         return started
 
     def count_file(self, rank: int) -> Path:
@@ -183,6 +185,10 @@ class KilledProgram:
         return outputs[0], claim
 
     def close(self) -> None:
-        """Stop the server, and close the ledger."""
+        """Stop what a failed test left running and the server, and close the ledger."""
+        for process in self._started:
+            if process.poll() is None:
+                process.kill()
+                process.communicate()
         self.server.kill()
         self.repository.close()

@@ -45,8 +45,10 @@ LOCAL_EPOCHS: Final = 5  # of fedavg
 RECORDS_MIN: Final = 20  # of a site, in generated data
 SITES_SHOWN: Final = 20  # in the last table, each with a row of its own
 INTERRUPTED: Final = 130
-_POLL_SECONDS: Final = 0.2
+SERVER_PROCESSES: Final = frozenset({"flwr-serverapp", "flwr-simulation"})  # of the server's app
+_POLL_SECONDS: Final = 0.5
 _STOP_SECONDS: Final = 20.0
+_SUBMIT_SECONDS: Final = 120.0
 
 
 def parse_arguments(given: list[str]) -> argparse.Namespace:
@@ -158,12 +160,20 @@ class Processes:
 
 def descendants_of(pid: int) -> list[int]:
     """Return the processes that a process started, and those that they started."""
-    listed = subprocess.run(
-        ["ps", "-A", "-o", "pid=,ppid="], check=True, text=True, stdout=subprocess.PIPE
-    ).stdout
-    parents = [tuple(map(int, line.split())) for line in listed.splitlines()]
-    found = [child for child, parent in parents if parent == pid]
-    return found + [each for child in found for each in descendants_of(child)]
+    children: dict[int, list[int]] = {}
+    for child, parent in list_processes("pid,ppid"):
+        children.setdefault(int(parent), []).append(int(child))
+    found = [pid]
+    for each in found:  # it grows
+        found += children.get(each, [])
+    return found[1:]
+
+
+def list_processes(columns: str) -> list[list[str]]:
+    """Return these columns of `ps` for each process of this machine."""
+    named = ",".join(f"{each}=" for each in columns.split(","))
+    found = subprocess.run(["ps", "-A", "-o", named], check=True, text=True, stdout=subprocess.PIPE)
+    return [line.split() for line in found.stdout.splitlines()]
 
 
 def kill_all(processes: list[int]) -> None:
@@ -197,6 +207,9 @@ class Federation:
         }
         self.processes = Processes(self.folder, environment)
         self.url = f"http://127.0.0.1:{self.ports['service']}"
+        self.app, self.submitted = APP, 0  # Flower's app, and how often it was started
+        self.epsilons = dict.fromkeys(self.sites, EPSILON)
+        self._server_was_seen = False  # the server's process, since `submit`
 
     @property
     def sites(self) -> list[str]:
@@ -257,7 +270,8 @@ class Federation:
         for name in self.sites:
             settings = json.loads((self.folder / name / "site.json").read_text())
             size = settings["plan"]["dataset_size"]
-            create_dataset(self.url, key, {"epsilon": EPSILON, "delta": DELTA}, name, size, unit)
+            budget = {"epsilon": self.epsilons[name], "delta": DELTA}
+            create_dataset(self.url, key, budget, name, size, unit)
         print(f"Each of {len(self.sites)} sites may give out ε = {EPSILON:g} at δ = {DELTA:g}")
 
     def start_link(self) -> None:
@@ -284,7 +298,8 @@ class Federation:
         )  # fmt: skip
 
     def submit(self) -> None:
-        """Start the training with `flwr run`."""
+        """Start the training with `flwr run`, or go on with it."""
+        self._server_was_seen, self.submitted = False, self.submitted + 1
         home = self.folder / "flower"
         home.mkdir(exist_ok=True)
         (home / "config.toml").write_text(
@@ -297,16 +312,21 @@ class Federation:
             f'folder="{self.folder / "server"}" sites={options.sites} rounds={options.rounds} '
             f"learning-rate={rate} round-seconds={options.round_seconds}"
         )
-        command = [self.programs / "flwr", "run", APP, "demo", "--run-config", config]
+        command = [self.programs / "flwr", "run", self.app, "demo", "--run-config", config]
         if options.ray:
             command += ["--federation-config", f"num-supernodes={options.sites}"]
-        deadline = time.monotonic() + 30
-        while subprocess.run(
-            command, env=self.processes.environment, check=False,
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        ).returncode:  # fmt: skip
+        deadline = time.monotonic() + _SUBMIT_SECONDS
+        while True:
+            done = subprocess.run(
+                command, env=self.processes.environment, check=False,
+                text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            )  # fmt: skip
+            if not done.returncode:
+                return
             if time.monotonic() > deadline:
-                raise TimeoutError("flwr run failed for 30 seconds; try it by hand")
+                raise TimeoutError(
+                    f"flwr run failed for {_SUBMIT_SECONDS:g} seconds, and said: {done.stdout}"
+                )
             time.sleep(_POLL_SECONDS)
 
     def wait_for_round(self, number: int) -> None:
@@ -320,16 +340,29 @@ class Federation:
     def _wait(self, is_done: Any, what: str) -> None:
         """Wait until something is done.
 
+        If the server's process ends before, start it again: on a slow machine Flower's SuperLink
+        answers with an error when its database is locked for five seconds, and that ends the run.
+
         Raises:
             TimeoutError: it is not within the limit for the training.
         """
         deadline = time.monotonic() + self.options.seconds
         while not is_done():
+            is_running = self._is_server_running()
+            if self._server_was_seen and not is_running and not is_done():
+                self.submit()
+            self._server_was_seen = is_running
             if time.monotonic() > deadline:
                 raise TimeoutError(
                     f"no {what} within {self.options.seconds:g} s; see {self.folder}"
                 )
             time.sleep(_POLL_SECONDS)
+
+    def _is_server_running(self) -> bool:
+        """Return whether the process of the server's app runs."""
+        alive = [fields for fields in list_processes("pid,stat,comm") if fields[1][0] != "Z"]
+        named = {int(pid) for pid, _, name, *_ in alive if name in SERVER_PROCESSES}
+        return not named.isdisjoint(descendants_of(self.processes.running["link"].pid))
 
     def server_rounds(self) -> list[dict[str, Any]]:
         """Return the rounds that the server has finished."""

@@ -1,4 +1,8 @@
-"""The how-to's programs, killed at random moments: no step without a charge, and they go on."""
+"""The how-to's programs, killed at random and at chosen moments: no step is uncharged.
+
+The programs charge ten steps at a time. Here they charge each step alone, so that a single step too
+many is seen, wherever a process is killed.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +10,19 @@ import random
 import re
 import subprocess
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 
 import pytest
 
 from tests.support.killed_program import KilledProgram, loop_of
+from tests.support.killed_ranks import MOMENTS
 from tests.support.pages import ROOT, Page
 
 PAGE = ROOT / "docs" / "how-to" / "several-processes.md"
-STEPS = 120
+STEPS, FEW_STEPS = 120, 60
+BLOCKS = "block=10, block_max=10"
+KINDS = ["replicated", "sharded"]
 LOST = "ProcessLostError: a process that trains with this one ended"
 
 
@@ -26,49 +34,83 @@ def shown_program(name: str) -> str:
 
 
 class Bench:
-    """A program of the page, with a ledger behind it."""
+    """A program of the page, with a ledger behind it.
 
-    def __init__(self, folder: Path, program: str) -> None:
+    Args:
+        folder: for the program and the ledger.
+        program: its name.
+        steps: the number of steps; unless it is the page's, each is charged alone.
+    """
+
+    def __init__(self, folder: Path, program: str, steps: int = FEW_STEPS) -> None:
+        self.steps = steps
         self.killed = KilledProgram(folder, ("posts", 3000, 4.0))
         self.run, self.program = folder / "run", folder / program
         self.killed.environment["RUN"] = str(self.run)
         text = shown_program(program).replace(":8000", f":{self.killed.server.port}")
+        assert text.count(BLOCKS) == text.count(f"mechanism({STEPS})") == 1
+        if steps != STEPS:
+            text = text.replace(f"mechanism({STEPS})", f"mechanism({steps})")
+            text = text.replace(BLOCKS, "block=1, block_max=1")
         self.program.write_text(text)
         (folder / "posts.py").write_text(shown_program("posts.py"))
 
-    def start(self, processes: int) -> list[subprocess.Popen[str]]:
-        return self.killed.start(self.program, processes=processes)
+    def start(
+        self, processes: int, victim: tuple[int, str, int] | None = None
+    ) -> list[subprocess.Popen[str]]:
+        return self.killed.start(self.program, processes=processes, victim=victim)
 
     def kill_after(self, steps: int, victim: int, processes: list[subprocess.Popen[str]]) -> None:
         """Kill one process; the others must say why they end."""
-        for output in self.killed.kill_after(steps, processes, victim).values():
+        self.require_reasons(self.killed.kill_after(steps, processes, victim))
+
+    def require_reasons(self, outputs: dict[int, str]) -> None:
+        """Each process must say why it ended."""
+        for output in outputs.values():
             assert LOST in output or "in get_model_state_dict" in output  # PyTorch's own call
 
     def require_finished(self, processes: list[subprocess.Popen[str]]) -> str:
-        return self.killed.require_finished(processes, self.run, STEPS)[0]
+        return self.killed.require_finished(processes, self.run, self.steps)[0]
 
 
 @pytest.fixture
 def bench(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Bench]:
-    found = Bench(tmp_path, getattr(request, "param", "train.py"))
+    found = Bench(tmp_path, *request.param)
     yield found
     found.killed.close()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("bench", ["train.py", "sharded.py"], indirect=True)
+@pytest.mark.parametrize("bench", [["train.py"], ["sharded.py"]], indirect=True, ids=KINDS)
 def test_no_step_is_uncharged_when_a_process_is_killed(bench: Bench) -> None:
     """Kill rank 1, then rank 0, then let both finish; the steps begun are at most those charged."""
     for victim in (1, 0):
         processes = bench.start(2)
-        bench.kill_after(random.randint(1, 25), victim, processes)
+        bench.kill_after(random.randint(1, 15), victim, processes)
         bench.killed.require_charged(2)
     output = bench.require_finished(bench.start(2))
-    assert f"after step {STEPS}" in output
+    assert f"after step {FEW_STEPS}" in output
     bench.killed.require_charged(2)
 
 
+@pytest.mark.nightly
+@pytest.mark.timeout(1500)
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("bench", [["train.py"], ["sharded.py"]], indirect=True, ids=KINDS)
+def test_no_step_is_uncharged_at_any_moment(bench: Bench, size: int) -> None:
+    """Kill rank 0 and the last at each moment of one run, in its third step after each start."""
+    granted = 0
+    for moment, victim in product(MOMENTS, (0, size - 1)):
+        processes = bench.start(size, (victim, moment, granted + 3))
+        bench.require_reasons(bench.killed.require_killed(processes, victim))
+        bench.killed.require_charged(size)
+        granted = bench.killed.reservation().steps_granted
+    bench.require_finished(bench.start(size))
+    bench.killed.require_charged(size)
+
+
 @pytest.mark.slow
+@pytest.mark.parametrize("bench", [["train.py", STEPS]], indirect=True, ids=["page"])
 def test_a_text_classifier_in_25_lines_is_killed_and_goes_on(bench: Bench) -> None:
     assert 10 < len(loop_of(bench.program.read_text())) <= 25
     bench.kill_after(35, 0, bench.start(1))

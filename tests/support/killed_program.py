@@ -8,6 +8,7 @@ import random
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,14 +27,12 @@ from tests.support.pages import ROOT
 from tests.support.server import Server
 
 COUNTING = """
-import os, runpy, time
-from training_client.private_step.private_sum import PrivateSum
-genuine, count = PrivateSum.release, os.open({count!r}, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-def release(self, *of):
-    os.write(count, b".")
-    time.sleep(0.01)
-    return genuine(self, *of)
-PrivateSum.release = release
+import runpy
+from pathlib import Path
+from tests.support.killed_ranks import Victim, count_steps
+count_steps(Path({count!r}), pause=0.01)
+if {victim!r} is not None:
+    Victim(Path({folder!r}), *{victim!r}).watch({rank})
 runpy.run_path({program!r}, run_name="__main__")
 """
 
@@ -70,6 +69,7 @@ class KilledProgram:
             NewDataset(self.name, size, epsilon, 1e-5, relation, "record"),
         )
         self.folder, self.python = folder, python or Path(sys.executable)
+        self._started: list[subprocess.Popen[str]] = []
         self.server = Server(url, folder)
         self.server.wait()
         self.environment = os.environ | {
@@ -78,15 +78,31 @@ class KilledProgram:
         }  # fmt: skip
 
     def start(
-        self, program: Path, arguments: Sequence[str] = (), processes: int = 1
+        self,
+        program: Path,
+        arguments: Sequence[str] = (),
+        processes: int = 1,
+        victim: tuple[int, str, int] | None = None,
     ) -> list[subprocess.Popen[str]]:
-        """Start the program in processes as torchrun does, or alone."""
+        """Start the program in processes as torchrun does, or alone.
+
+        Args:
+            program: the program.
+            arguments: of the program.
+            processes: how many.
+            victim: rank, moment and step of a process that kills itself; see `Victim`.
+        """
         port = str(free_port())
+        met = tempfile.mkdtemp(dir=self.folder)
         started = []
         for rank in range(processes):
             file = self.folder / f"counted-{rank}.py"
             counts = str(self.count_file(rank))
-            file.write_text(COUNTING.format(count=counts, program=str(program)))
+            file.write_text(
+                COUNTING.format(
+                    count=counts, program=str(program), victim=victim, folder=met, rank=rank
+                )
+            )
             launched = {
                 "RANK": str(rank), "WORLD_SIZE": str(processes),
                 "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
@@ -97,6 +113,7 @@ class KilledProgram:
                 stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
             )  # fmt: skip
             started.append(process)
+        self._started += started
         return started
 
     def count_file(self, rank: int) -> Path:
@@ -124,15 +141,19 @@ class KilledProgram:
         Returns:
             What each of the others printed.
         """
-        limit, deadline = self.begun(victim) + steps, time.monotonic() + 120
+        limit, deadline = self.begun(victim) + steps, time.monotonic() + 240
         while self.begun(victim) < limit:
             assert time.monotonic() < deadline
             assert processes[victim].poll() is None, processes[victim].communicate()[0]
             time.sleep(0.002)
         time.sleep(random.random() * 0.02)
         processes[victim].send_signal(signal.SIGKILL)
-        outputs = [process.communicate(timeout=120)[0] for process in processes]
-        assert processes[victim].returncode == -signal.SIGKILL
+        return self.require_killed(processes, victim)
+
+    def require_killed(self, processes: list[subprocess.Popen[str]], victim: int) -> dict[int, str]:
+        """Wait until one process is killed, and the others failed; return what they printed."""
+        outputs = [process.communicate(timeout=240)[0] for process in processes]
+        assert processes[victim].returncode == -signal.SIGKILL, outputs[victim]
         others = {rank: text for rank, text in enumerate(outputs) if rank != victim}
         assert all(processes[rank].returncode > 0 for rank in others)
         return others
@@ -144,7 +165,7 @@ class KilledProgram:
             assert self.begun(rank) <= granted
 
     def require_finished(
-        self, processes: list[subprocess.Popen[str]], run: Path, steps: int
+        self, processes: list[subprocess.Popen[str]], run: Path, steps: int, seconds: float = 240
     ) -> tuple[str, dict[str, Any]]:
         """Wait for the rest of the run; return what rank 0 printed, and the certificate's claim.
 
@@ -152,8 +173,9 @@ class KilledProgram:
             processes: as they were started.
             run: the folder with the results.
             steps: the number of steps in the plan.
+            seconds: how long to wait for each process.
         """
-        outputs = [process.communicate(timeout=240)[0] for process in processes]
+        outputs = [process.communicate(timeout=seconds)[0] for process in processes]
         assert [process.returncode for process in processes] == [0] * len(processes), outputs
         held = self.reservation()
         assert (held.state, held.steps_granted) == ("committed", steps)
@@ -163,6 +185,10 @@ class KilledProgram:
         return outputs[0], claim
 
     def close(self) -> None:
-        """Stop the server, and close the ledger."""
+        """Stop what a failed test left running and the server, and close the ledger."""
+        for process in self._started:
+            if process.poll() is None:
+                process.kill()
+                process.communicate()
         self.server.kill()
         self.repository.close()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
-import signal
 import warnings
 from itertools import cycle
 from pathlib import Path
@@ -39,16 +37,9 @@ from tests.support.shared_runs import (
     trained,
     whole_parameters,
 )
-from tests.support.stub_service import linear_accountant, service
-from training_client.budget import Budget
-from training_client.errors import ProcessLostError
 from training_client.lab.models import cross_entropy
 from training_client.optimizers import make_optimizer, private_batches, share_budget
-from training_client.plan import Plan
-from training_client.private_step.private_sum import PrivateSum
 from training_client.private_step.sampling import PoissonSampler
-from training_client.private_step.step_processes import SharedStep
-from training_client.private_step.trained_parameters import TrainedParameters
 from training_client.testing import clipped_sum
 
 ADAM = Case("dp_adam")
@@ -281,73 +272,6 @@ def test_what_cannot_be_trained_is_refused(two: Any) -> None:
         assert "only rows sharded among all 2 processes are supported" in seen[2]
         assert "inside of layers torch.bfloat16" in seen[3]
         assert seen[4].startswith("NoGuaranteeError: 2 processes train")
-
-
-# --- a process that is killed
-
-
-def stub_budget() -> Budget:
-    """Return a budget of 20 steps."""
-    plan = Plan(dataset_size=RECORDS, sample_rate=0.5, clip_norm=1.0, noise_multiplier=1.0)
-    return Budget(service(linear_accountant), plan, epsilon=2.0, delta=1e-5, block=7)
-
-
-def killed(rank: int, victim: int, moment: str) -> Any:
-    """Kill one process in its third step; return what another one then says.
-
-    Args:
-        rank: this process.
-        victim: the process that is killed.
-        moment: before the parameters are gathered, before the pass, or while sums are added up.
-    """
-    optimizer = make_optimizer("dp_adam", shard_each(Model(1)), share_budget(stub_budget))
-    owner, name = {
-        "gather": (TrainedParameters, "gathered"),
-        "pass": (PrivateSum, "clipped_sum"),
-        "sum": (SharedStep, "add_up"),
-    }[moment]
-    genuine = getattr(owner, name)
-
-    def end(*of: Any) -> Any:
-        if rank == victim and optimizer.steps_made == 3:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return genuine(*of)
-
-    setattr(owner, name, end)
-
-    def train() -> None:
-        for batch in private_batches(optimizer, Records()):
-            step_with(optimizer, batch)
-
-    with pytest.raises(ProcessLostError) as caught:
-        train()
-    again = message_of(lambda _: optimizer.allowance.take(4), rank)
-    charged = optimizer.allowance._own  # type: ignore[attr-defined]
-    return str(caught.value), again, optimizer.steps_made, charged.taken if charged else None
-
-
-@pytest.mark.parametrize(
-    ("size", "victim", "moment"),
-    [
-        pytest.param(2, 1, "gather", marks=pytest.mark.slow),
-        pytest.param(2, 0, "pass", marks=pytest.mark.slow),
-        pytest.param(2, 1, "sum", marks=pytest.mark.slow),
-        pytest.param(4, 2, "gather", marks=pytest.mark.slow),
-    ],
-)
-def test_no_step_is_made_after_a_process_is_killed(
-    size: int, victim: int, moment: str, tmp_path: Path
-) -> None:
-    found = run_in_processes(size, tmp_path, killed, victim, moment)
-    for rank, outcome in enumerate(found):
-        if rank == victim:
-            assert outcome is None
-            continue
-        message, again, steps, taken = outcome
-        assert message.startswith("a process that trains with this one ended")
-        assert again.startswith("ProcessLostError: a process that trains with this one ended")
-        assert steps == 3
-        assert taken == (3 if rank == 0 else None)
 
 
 # --- one process

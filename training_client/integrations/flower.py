@@ -35,6 +35,10 @@ from training_client.integrations.flower_messages import (
 from training_client.integrations.round_budget import GrantedRound, RoundBudget
 
 _STATE: Final = "privacy-accountant"  # the record in Context.state
+_WITHHELD_REASON: Final = (
+    "the site gives no answer; its own log says why. The reason is not sent, because it may depend "
+    "on the site's records or budget"
+)
 _ROUND: Final[ContextVar[GrantedRound | None]] = ContextVar("granted_round", default=None)
 
 Next = Callable[[Message, Context], Message]
@@ -60,8 +64,9 @@ def charge_rounds(open_budget: OpenBudget) -> Callable[[Message, Context, Next],
         """Spend a round's budget and run the app, or end the run.
 
         Raises:
-            NoGuaranteeError: the message is of another kind or protocol, or the app made no step.
-            ServiceError: the service gave no usable answer; the app was not run.
+            NoGuaranteeError: the message is of another kind or protocol; or anything else failed,
+                such as the service or the app. Flower sends an error's text to the server, so the
+                reason, which may depend on records or budget, is only in the site's own log.
         """
         kind = message.metadata.message_type
         if kind not in (TRAIN, END_RUN):
@@ -69,9 +74,17 @@ def charge_rounds(open_budget: OpenBudget) -> Callable[[Message, Context, Next],
                 f"messages of type {kind!r} are refused: nothing charges what their answers reveal "
                 "of the private records. Evaluate the model on public records, on the server"
             )
-        config, budget = _read_config(message), open_budget(context)
+        config = _read_config(message)
         try:
-            reservation = _find_reservation(budget, context, str(config["job"]))
+            return answer(kind, str(config["job"]), message, context, call_next)
+        except Exception as error:
+            raise NoGuaranteeError(_WITHHELD_REASON) from error
+
+    def answer(kind: str, job: str, message: Message, context: Context, call_next: Next) -> Message:
+        """Return the site's reply; raise whatever fails."""
+        budget = open_budget(context)
+        try:
+            reservation = _find_reservation(budget, context, job)
             if kind == END_RUN:
                 budget.end(reservation)
                 return _reply(message, ENDED)

@@ -27,6 +27,7 @@ from training_client.private_step.model_checks import (
     losses_beside_others,
 )
 from training_client.private_step.model_pass import Loss, compute_losses, run_model_pass
+from training_client.private_step.module_names import describe_tensor
 from training_client.private_step.replayed_layers import Places
 from training_client.private_step.rounding_bounds import (
     safe_bound_range,
@@ -244,12 +245,12 @@ class Clipper:
         for each in self.parameters:
             if not each.requires_grad:
                 raise UnsupportedModelError(
-                    f"a parameter of shape {tuple(each.shape)} was frozen after the optimizer was "
+                    f"{describe_tensor(self._model, each)} was frozen after the optimizer was "
                     "made: freeze it before, or make a new optimizer"
                 )
             if each.dtype not in (torch.float32, torch.float64):
                 raise UnsupportedModelError(
-                    f"a parameter of shape {tuple(each.shape)} is in {each.dtype}, which would "
+                    f"{describe_tensor(self._model, each)} is in {each.dtype}, which would "
                     "round the noise away: keep the model in float32 and run it under "
                     "torch.autocast"
                 )

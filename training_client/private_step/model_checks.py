@@ -29,7 +29,13 @@ from training_client.private_step.blocks import Piece, cut_into_blocks
 from training_client.private_step.evaluation import evaluation_mode
 from training_client.private_step.example_gradients import ExampleGradients
 from training_client.private_step.layer_uses import Parts, merge_parts
-from training_client.private_step.model_pass import ModelPass, UsePass
+from training_client.private_step.model_pass import (
+    ModelPass,
+    UsePass,
+    changed_state_error,
+    parameters_and_buffers,
+)
+from training_client.private_step.module_names import describe_layer, describe_tensor
 from training_client.private_step.rounding_bounds import rounding_error
 
 LARGE_BATCH: Final = 32
@@ -150,11 +156,10 @@ def _unchanged_values(model: nn.Module) -> Iterator[None]:
     """
     sums = _state_sums(model)
     yield
-    if _state_sums(model) != sums:
-        raise UnsupportedModelError(
-            "the forward pass changes the model's buffers or parameters, which would store "
-            "information about examples without noise: turn that off"
-        )
+    tensors = parameters_and_buffers(model)
+    for tensor, before, after in zip(tensors, sums, _state_sums(model), strict=True):
+        if before != after:
+            raise changed_state_error(model, tensor)
 
 
 def _require_same_in_other_batches(
@@ -261,7 +266,7 @@ def require_complete_gradients(model_pass: ModelPass, parameters: Sequence[nn.Pa
             is_sum = _is_sum(found, expected[piece.rows], tolerance, size)
         if not is_sum:
             raise UnsupportedModelError(
-                f"the per-example gradients of a parameter of shape {tuple(parameter.shape)} do "
+                f"the per-example gradients of {describe_tensor(model_pass.model, parameter)} do "
                 "not add up to its gradient: the parameter is used outside of its layer, or the "
                 "layer computes more than its type says. Call the layer itself, or freeze the "
                 "parameter"
@@ -270,6 +275,8 @@ def require_complete_gradients(model_pass: ModelPass, parameters: Sequence[nn.Pa
 
 def _is_sum(found: torch.Tensor, expected: torch.Tensor, tolerance: float, size: float) -> bool:
     """Return whether two sums are equal up to a tolerance relative to `size`; NaN equals NaN."""
+    if found.numel() == 0:
+        return True
     limit = tolerance * (size + 2 * _largest_magnitude(expected))
     difference = found - expected
     largest = max((abs(float(each)) for each in difference.aminmax()), default=0.0)
@@ -396,7 +403,7 @@ def _require_equal_passes(
             a.shape == b.shape and _is_close(a, b) for a, b in shared
         )
         if not are_equal:
-            raise _mixing_error(one.use.layer)
+            raise _mixing_error(first.model, one.use.layer)
 
 
 def _state_sums(model: nn.Module) -> list[str]:
@@ -405,7 +412,7 @@ def _state_sums(model: nn.Module) -> list[str]:
     They differ after almost any change of its values.
     """
     found = []
-    for each in (*model.parameters(), *model.buffers()):
+    for each in parameters_and_buffers(model):
         values = each.detach().abs() if each.is_complex() else each.detach()
         sums = [
             torch.stack([numbers.sum(), numbers.square().sum()])
@@ -421,16 +428,16 @@ def _paired_uses(first: ModelPass, second: ModelPass) -> Iterator[tuple[UsePass,
     """Yield the layer calls of two forward passes in pairs; raise if the layers differ."""
     for at, one in enumerate(first.uses):
         if at >= len(second.uses) or second.uses[at].use.layer is not one.use.layer:
-            raise _mixing_error(one.use.layer)
+            raise _mixing_error(first.model, one.use.layer)
         yield one, second.uses[at]
 
 
-def _mixing_error(layer: nn.Module) -> UnsupportedModelError:
+def _mixing_error(model: nn.Module, layer: nn.Module) -> UnsupportedModelError:
     """Return the error for a layer whose values for one example depend on other examples."""
     return UnsupportedModelError(
-        f"the inputs or gradients that {layer} gets for one example depend on other examples: "
-        "model and loss must keep examples apart, along the first dimension of every tensor, and "
-        "draw random numbers from PyTorch only"
+        f"the inputs or gradients that {describe_layer(model, layer)} gets for one example depend "
+        "on other examples: model and loss must keep examples apart, along the first dimension of "
+        "every tensor, and draw random numbers from PyTorch only"
     )
 
 

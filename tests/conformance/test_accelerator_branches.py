@@ -8,6 +8,7 @@ generators are not tried by this.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from tests.support.optimizer_cases import SHAPES, build_transform
 from tests.support.small_models import batch, model, sum_clipped, unbudgeted
 from training_client.lab.models import cross_entropy, mlp
 from training_client.optimizers import OPTIMIZERS, make_optimizer
-from training_client.plan import Plan
+from training_client.plan import AdaptiveClipping, Plan
 from training_client.private_step import Clipper
 from training_client.private_step.kernels import compiled
 from training_client.testing import clipped_sum
@@ -85,11 +86,16 @@ def test_an_infinite_example_changes_no_sum_of_another_shape(
     assert no_cpu
 
 
+@pytest.mark.parametrize("physical_batch_size", [None, 4])
 @pytest.mark.parametrize("name", LAYER_MODELS)
-def test_a_step_waits_once_for_the_accelerator(name: str, no_cpu: list[None]) -> None:
+def test_a_step_waits_once_for_the_accelerator(
+    name: str, physical_batch_size: int | None, no_cpu: list[None]
+) -> None:
     """It waits at its end, for the mean loss."""
     net, examples, labels = build(name)
-    optimizer = make_optimizer("dp_sgd", net, unbudgeted(PLAN))
+    optimizer = make_optimizer(
+        "dp_sgd", net, unbudgeted(PLAN), physical_batch_size=physical_batch_size
+    )
     optimizer.step(examples, labels, cross_entropy)  # the first step checks the model
     with AcceleratorCounts() as counts:
         optimizer.step(examples, labels, cross_entropy)
@@ -97,9 +103,20 @@ def test_a_step_waits_once_for_the_accelerator(name: str, no_cpu: list[None]) ->
     assert no_cpu
 
 
+def test_adaptive_clipping_waits_once_more_for_the_noisy_count(no_cpu: list[None]) -> None:
+    adaptive = AdaptiveClipping(count_noise=2.0)
+    (examples, labels), net = batch(), model()
+    optimizer = make_optimizer("dp_sgd", net, unbudgeted(replace(PLAN, adaptive_clipping=adaptive)))
+    optimizer.step(examples, labels, cross_entropy)
+    with AcceleratorCounts() as counts:
+        optimizer.step(examples, labels, cross_entropy)
+    assert counts.waits == {"_local_scalar_dense": 2}
+    assert no_cpu
+
+
 # reads of sums that scale the noise (AdaDP, Adan), of a public or raw loss, which must be finite,
 # and of PyTorch's step counters in dp_adagrad, which are on the CPU
-MORE_WAITS = {"dp_adagrad": 4, "adadp": 2, "adan": 1, "adadps": 1, "dp_r_pub": 1, "dp_adam_pub": 1}
+MORE_WAITS = {"dp_adagrad": 4, "adadp": 1, "adan": 1, "adadps": 1, "dp_r_pub": 1, "dp_adam_pub": 1}
 PARTS_IN_DOUBLE_PRECISION = 1024  # sums of 64 squares, 16 for each example; 25 600 squares before
 
 

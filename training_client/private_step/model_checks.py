@@ -36,6 +36,7 @@ from training_client.private_step.model_pass import (
     parameters_and_buffers,
 )
 from training_client.private_step.module_names import describe_layer, describe_tensor
+from training_client.private_step.random_state import random_state, restored_random_state
 from training_client.private_step.rounding_bounds import rounding_error
 
 LARGE_BATCH: Final = 32
@@ -113,7 +114,7 @@ def check_model(
         UnsupportedModelError: examples depend on each other, and the message names the layer; or
             the per-example gradients do not add up.
     """
-    with _restored_random_state(batch[1].device):
+    with restored_random_state(batch[1].device):
         with _unchanged_values(model) if is_first else nullcontext():
             original, is_random = _run_beside_others(run, batch, parameters)
         if not is_random:
@@ -139,10 +140,10 @@ def _run_beside_others(
     """
     few, labels = batch
     kept = torch.arange(len(labels), device=labels.device) % 2 == 0
-    with _restored_random_state(labels.device):
-        before = _random_state(labels.device)
+    with restored_random_state(labels.device):
+        before = random_state(labels.device)
         original = run(few, labels, differentiate=parameters)
-        is_random = not torch.equal(before, _random_state(labels.device))
+        is_random = not torch.equal(before, random_state(labels.device))
     altered = run(_replace_others(few, kept), _replace_rows(labels, kept))
     _require_equal_passes(original, kept, altered, kept)
     return original, is_random
@@ -201,7 +202,7 @@ def losses_beside_others(run: RunLosses, batch: Batch) -> Callable[[torch.Tensor
     examples, targets = batch
     interval = 4 if len(targets) >= LARGE_BATCH else 2
     kept = torch.arange(len(targets), device=targets.device).flip(0) % interval == 0
-    with _restored_random_state(targets.device), _explained_order():
+    with restored_random_state(targets.device), _explained_order():
         altered = run(_replace_others(examples, kept, -1), _replace_rows(targets, kept, -1))
 
     def require_equal(losses: torch.Tensor) -> None:
@@ -337,21 +338,6 @@ def _largest_sum(parts: Sequence[ExampleGradients], piece: Piece, weights: torch
     total = weights.new_empty(piece.shape)
     merge_parts(parts, None).weighted_sum(piece.rows, weights, total)
     return _largest_magnitude(total)
-
-
-@contextmanager
-def _restored_random_state(device: torch.device) -> Iterator[None]:
-    """Restore PyTorch's random state after the `with` block."""
-    with torch.random.fork_rng([] if device.type == "cpu" else [device]):
-        yield
-
-
-def _random_state(device: torch.device) -> torch.Tensor:
-    """Return the state of PyTorch's default generators of the CPU and a device."""
-    state = torch.get_rng_state()
-    if device.type != "cuda":
-        return state
-    return torch.cat([state, torch.cuda.get_rng_state(device)])
 
 
 def _replace_others(examples: Examples, kept: torch.Tensor, source: int | None = None) -> Examples:

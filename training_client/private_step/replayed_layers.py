@@ -19,6 +19,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 from training_client.private_step.example_gradients import ExampleGradients, MaterializedGradients
 from training_client.private_step.kernels.matmul import full_precision
 from training_client.private_step.module_names import unsupported_layer
+from training_client.private_step.random_state import random_state
 
 _CHUNK_SIZE: Final = 1 << 20  # coordinates of inputs and gradients of the examples run at once
 
@@ -162,7 +163,8 @@ class LayerCall:
     ) -> dict[str, torch.Tensor]:
         """Return the parameter gradients of a few examples, one per row, by a loop."""
         names, rows = list(self.parameters), []
-        before = torch.get_rng_state()
+        device = gradients[0].device
+        before = random_state(device)
         for at in range(len(gradients[0])):
             values = {n: e.detach().requires_grad_() for n, e in self.parameters.items()}
             with torch.enable_grad():
@@ -180,7 +182,7 @@ class LayerCall:
                     materialize_grads=True,
                 )
             rows.append(found)
-        if not torch.equal(before, torch.get_rng_state()):
+        if not torch.equal(before, random_state(device)):
             raise unsupported_layer(
                 self.model, self.layer,
                 "draws random numbers, and parameters of its own cannot be differentiated again "

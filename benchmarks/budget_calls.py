@@ -73,6 +73,7 @@ def time_run(
         call_start = time.perf_counter()
         optimizer.take()
         calling += time.perf_counter() - call_start
+        optimizer.expect_examples(len(labels))
         optimizer.step(examples, labels, cross_entropy)
     call_start = time.perf_counter()
     budget.guarantee(steps)

@@ -35,6 +35,7 @@ STEPS = 15
 def steps_of(optimizer: PrivateOptimizer, count: int) -> None:
     """Make some steps."""
     for _ in range(count):
+        optimizer.expect_examples(2)
         optimizer.step(torch.zeros(2, 6), torch.zeros(2, dtype=torch.int64), cross_entropy)
 
 

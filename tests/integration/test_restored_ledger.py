@@ -173,6 +173,7 @@ def own_loop(bench: Restorable, scheduled: bool) -> Resume:
 def make_steps(budget: ChargedBudget, last: int) -> PrivateOptimizer:
     optimizer = make_optimizer("dp_sgd", nn.Linear(6, 4), budget)
     while optimizer.steps_made < last:
+        optimizer.expect_examples(2)
         optimizer.step(torch.zeros(2, 6), torch.zeros(2, dtype=torch.int64), cross_entropy)
     return optimizer
 
@@ -203,6 +204,7 @@ def test_a_block_that_cannot_be_recorded_is_not_used(bench: Restorable, tmp_path
     optimizer = make_optimizer("dp_sgd", nn.Linear(6, 4), budget)
     batch = torch.zeros(2, 6), torch.zeros(2, dtype=torch.int64)
     before = [each.clone() for each in optimizer.parameters]
+    optimizer.expect_examples(2)
     with pytest.raises(FileExistsError):
         optimizer.step(*batch, cross_entropy)
     with pytest.raises((ServiceRefusedError, NoGuaranteeError)):  # nor if it is tried again

@@ -125,6 +125,7 @@ def test_a_checkpoint_is_refused_if_its_steps_are_not_paid_for(name: str) -> Non
     rows, labels = torch.randn(4, 6), torch.tensor([0, 1, 2, 3])
     optimizer = make_optimizer(name, nn.Linear(6, 4), held(service(granting)), learning_rate=0.1)
     for _ in range(3):
+        optimizer.expect_examples(4)
         optimizer.step(rows, labels, cross_entropy)
     kept = optimizer.state_dict()
 
@@ -142,6 +143,7 @@ def test_a_checkpoint_is_refused_if_its_steps_are_not_paid_for(name: str) -> Non
     counted = make_optimizer(name, nn.Linear(6, 4), without, learning_rate=0.1)
     counted.load_state_dict(kept)
     assert counted.steps_made == 3  # without a ledger the checkpoint counts them
+    counted.expect_examples(4)
     counted.step(rows, labels, cross_entropy)
     assert without.taken == 4
     del kept["steps_made"]  # as in checkpoints of earlier versions
@@ -173,6 +175,7 @@ def test_steps_of_a_checkpoint_are_not_claimed_under_another_plan(name: str, oth
     rows, labels = torch.randn(4, 6), torch.tensor([0, 1, 2, 3])
     made = optimizer_of(name, PLAN)
     for _ in range(3):
+        made.expect_examples(4)
         made.step(rows, labels, cross_entropy)
     kept = made.state_dict()
     budgets = [False] if other.noise_schedule is not None else [False, True]

@@ -96,6 +96,7 @@ def test_a_fork_releases_no_step_that_was_taken_before_it(make: Callable[[], Any
 
 def test_a_fork_reads_no_sum_that_was_computed_before_it() -> None:
     private_sum = PrivateSum(nn.Linear(6, 4), budget())
+    private_sum.expect_examples(len(EXAMPLES))
     released = private_sum.release(EXAMPLES, LABELS, cross_entropy, Transform(1.0))
     assert "belongs to this process's parent" in run_in_fork(released.to_tensors)
     released.to_tensors()
@@ -136,6 +137,7 @@ def test_threads_release_a_step_once() -> None:
     for _ in range(100):
         private_sum = PrivateSum(nn.Linear(6, 4), budget(steps=1))
         private_sum.take()
+        private_sum.expect_examples(0)
         of = EXAMPLES[:0], LABELS[:0], cross_entropy, Transform(1.0)
         assert count_successes(lambda: private_sum.release(*of)) == 1  # noqa: B023
 
@@ -239,6 +241,7 @@ def test_a_checkpoint_is_not_loaded_into_an_open_step(name: str, made: int) -> N
     """The step would get another number, and the one that was charged be released again."""
     earlier, optimizer = optimizer_of(budget(), name), optimizer_of(budget(), name)
     for _ in range(made):
+        earlier.expect_examples(9)
         step_with(earlier, torch.arange(9))
     examples, labels = next(private_batches(optimizer, Records()))
     with pytest.raises(NoGuaranteeError, match="Load it into a new optimizer, before a batch"):

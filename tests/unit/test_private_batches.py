@@ -11,7 +11,8 @@ from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
-from training_client.budget import NoBudget
+from tests.support.stub_service import linear_accountant, service
+from training_client.budget import Budget, NoBudget
 from training_client.errors import DataError, NoGuaranteeError, UnsupportedModelError
 from training_client.lab.models import cross_entropy
 from training_client.optimizers import PrivateOptimizer, make_optimizer, private_batches
@@ -36,6 +37,9 @@ class Records(Dataset[Any]):
         self.read[index] += 1
         row = torch.full((6,), float(index))
         return {"input": row, "label": torch.tensor(index % 4)}
+
+
+BINS = Plan.balls_in_bins(40, 5, clip_norm=1.0, noise_multiplier=1.0)
 
 
 def optimizer_of(plan: Plan, steps: int) -> PrivateOptimizer:
@@ -204,14 +208,111 @@ def test_a_recurrent_layer_s_state_of_another_number_of_rows_is_refused(kind: An
 
 def test_a_plan_for_another_number_of_records_is_refused() -> None:
     """The sampler fits the records, but sums would be divided by another expected batch size."""
-    bins = Plan.balls_in_bins(40, 5, clip_norm=1.0, noise_multiplier=1.0)
     for plan, sampler in (
         (poisson(40, 0.1), PoissonSampler(39, 0.1)),
-        (bins, BallsInBinsSampler(39, 5)),
+        (BINS, BallsInBinsSampler(39, 5)),
         (poisson(40, 0.1), None),
     ):
         with pytest.raises(DataError, match=r"39 records, and the plan is charged for 40"):
             sampler_for_plan(plan, 39, sampler)
+
+
+def normalised(records: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    """Collate records, and subtract the batch's mean."""
+    batch = default_collate(records)
+    return batch | {"input": batch["input"] - batch["input"].mean(0)}
+
+
+def substituted(records: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    """Collate the first record in place of every other."""
+    return default_collate([records[0]] * len(records))
+
+
+def reversed_inputs(records: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    """Collate records with the inputs of one another."""
+    batch = default_collate(records)
+    return batch | {"input": batch["input"].flip(0)}
+
+
+@pytest.mark.parametrize("collate", [normalised, substituted, reversed_inputs])
+def test_a_collate_that_mixes_records_is_refused(collate: Any) -> None:
+    optimizer = optimizer_of(poisson(40, 0.5), 7)
+    with pytest.raises(DataError, match=r"other values of record .* beside another record"):
+        next(private_batches(optimizer, Records(40), collate=collate))
+
+
+def masked(records: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    """Collate records, and mask values at random; some values are NaN."""
+    batch = default_collate(records)
+    given = batch["input"]
+    return batch | {"input": torch.where(torch.rand_like(given) < 0.3, torch.nan, given)}
+
+
+def with_shared_values(records: list[dict[str, torch.Tensor]]) -> dict[str, Any]:
+    """Collate records, beside a tensor of two rows and a scalar that all of them share."""
+    batch: dict[str, Any] = default_collate(records)
+    return batch | {"both": torch.tensor([1.0, 2.0]), "one": torch.tensor(3)}
+
+
+@pytest.mark.parametrize("collate", [masked, with_shared_values])
+def test_a_collate_may_be_random_and_may_add_shared_values(collate: Any) -> None:
+    next(private_batches(optimizer_of(poisson(40, 0.5), 7), Records(40), collate=collate))
+
+
+# --- batches that no sampler of the plan drew
+
+
+def claiming(plan: Plan) -> PrivateOptimizer:
+    """Return DP-SGD whose budget claims a guarantee."""
+    budget = Budget(service(linear_accountant), plan, epsilon=2.0, delta=1e-5)
+    return make_optimizer("dp_sgd", nn.Linear(6, 4), budget)
+
+
+@pytest.mark.parametrize("options", [{}, {"shuffle": True}, {"drop_last": True}])
+def test_batches_of_an_ordinary_loader_are_refused(options: dict[str, Any]) -> None:
+    """They repeat, leave out or order records otherwise than the plan's random batches do."""
+    optimizer = claiming(poisson(40, 0.1))
+    before = [each.detach().clone() for each in optimizer.parameters]
+    for batch in DataLoader(Records(40), batch_size=4, **options):
+        with pytest.raises(NoGuaranteeError, match=r"no batch was drawn.*private_batches"):
+            optimizer.step({"input": batch["input"]}, batch["label"], cross_entropy)
+    assert optimizer.steps_made == optimizer.allowance.taken == 0
+    assert all(map(torch.equal, before, optimizer.parameters))
+
+
+@pytest.mark.parametrize("plan", [poisson(40, 0.1), BINS])
+def test_a_loop_may_draw_its_batches_itself(plan: Plan) -> None:
+    optimizer = claiming(plan)
+    inputs, labels = torch.rand(40, 6), torch.zeros(40, dtype=torch.int64)
+    sampler = sampler_for_plan(plan, 40)
+    seen = torch.zeros(40)
+    for made in range(1, 11):
+        rows = optimizer.draw(sampler)
+        assert optimizer.allowance.taken == made  # before the batch is known
+        seen[rows] += 1
+        optimizer.step(inputs[rows], labels[rows], cross_entropy)
+        with pytest.raises(NoGuaranteeError):  # the same batch again
+            optimizer.step(inputs[rows], labels[rows], cross_entropy)
+    if plan is BINS:
+        assert bool((seen == 2).all())
+
+
+def test_a_batch_of_another_size_than_drawn_is_refused() -> None:
+    optimizer = claiming(poisson(40, 0.5))
+    rows = optimizer.draw(PoissonSampler(40, 0.5))
+    inputs, labels = torch.zeros(len(rows) + 1, 6), torch.zeros(len(rows) + 1, dtype=torch.int64)
+    with pytest.raises(DataError, match="records were drawn, and the batch has"):
+        optimizer.step(inputs, labels, cross_entropy)
+
+
+@pytest.mark.parametrize(
+    "sampler", [PoissonSampler(40, 0.2), PoissonSampler(41, 0.1), BallsInBinsSampler(40, 10)]
+)
+def test_a_sampler_of_another_plan_draws_nothing(sampler: Any) -> None:
+    optimizer = claiming(poisson(40, 0.1))
+    with pytest.raises(DataError, match="the plan is charged"):
+        optimizer.draw(sampler)
+    assert optimizer.allowance.taken == 0
 
 
 def test_a_second_step_with_the_same_batch_is_refused() -> None:
@@ -219,7 +320,7 @@ def test_a_second_step_with_the_same_batch_is_refused() -> None:
     batch = next(private_batches(optimizer, Records(40)))
     given = {"input": batch["input"]}, batch["label"], cross_entropy
     optimizer.step(*given)
-    with pytest.raises(NoGuaranteeError, match="A second step with the same batch"):
+    with pytest.raises(NoGuaranteeError, match="the same batch a second time"):
         optimizer.step(*given)
     assert optimizer.steps_made == 1  # and the second step was not charged
 

@@ -206,6 +206,7 @@ def test_an_answer_that_comes_too_late_ends_the_run(tmp_path: Path) -> None:
 def test_a_shared_budget_of_one_process_is_an_ordinary_one() -> None:
     optimizer = make_optimizer("dp_sgd", Model(1), share_budget(stub_budget))
     examples = torch.zeros(3, 6)
+    optimizer.expect_examples(3)
     optimizer.step({"input": examples}, torch.zeros(3, dtype=torch.int64), cross_entropy)
     assert optimizer.allowance.taken == 1
 

@@ -39,6 +39,7 @@ def copies(net: nn.Module) -> list[torch.Tensor]:
 
 def step(optimizer: PrivateOptimizer, loss: Any = cross_entropy) -> None:
     data = tiny_data()
+    optimizer.expect_examples(10)
     optimizer.step(data.train_examples[:10], data.train_labels[:10], loss)
 
 

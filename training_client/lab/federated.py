@@ -109,11 +109,10 @@ class Participant:
             ServiceError: the service gave no usable answer; nothing was computed.
         """
         try:
-            self._private_sum.take()
+            rows = self._private_sum.draw(self._sampler)
         except BudgetExhaustedError:
             return None
         copy_parameters(parameters, self._model)
-        rows = self._sampler.draw().to(self._examples.device)
         transform = Transform(self._private_sum.plan.clip_norm)
         return self._private_sum.release(
             self._examples[rows], self._targets[rows], loss, transform
@@ -200,10 +199,9 @@ class AdaptiveParticipant:
     def _make_step(self, loss: Loss) -> bool:
         """Take a local step, charged before its batch is drawn; return False without budget."""
         try:
-            self._optimizer.take()
+            rows = self._optimizer.draw(self._sampler)
         except BudgetExhaustedError:
             return False
-        rows = self._sampler.draw().to(self._examples.device)
         self._optimizer.step(self._examples[rows], self._targets[rows], loss)
         return True
 

@@ -100,10 +100,9 @@ class FedAvgParticipant:
         as for `Participant.contribute`.
         """
         try:
-            self._private_sum.take()
+            is_drawn = len(self._private_sum.draw(self._sampler)) > 0
         except BudgetExhaustedError:
             return None
-        is_drawn = len(self._sampler.draw()) > 0
         copy_parameters(parameters, self._model)
         update = self._negated_update(loss)  # even if it is not sent: the time must not tell
         updates = update[None][: int(is_drawn)]

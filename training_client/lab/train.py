@@ -107,11 +107,10 @@ def train(
             if steps_max is not None and step > steps_max:
                 break
             try:
-                optimizer.take()  # before the batch is drawn
+                rows = optimizer.draw(sampler)
             except BudgetExhaustedError:
                 exhausted = True
                 break
-            rows = sampler.draw().to(data.train_labels.device)
             loss = optimizer.step(
                 data.train_examples[rows], data.train_labels[rows], objective.loss
             )

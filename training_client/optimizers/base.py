@@ -32,7 +32,7 @@ from training_client.plan import AdaptiveClipping, Plan, Schedule
 from training_client.private_step import Block, Loss, Transform
 from training_client.private_step.batches import Examples
 from training_client.private_step.private_sum import LOAD_EARLIER, PrivateSum
-from training_client.private_step.sampling import EpochProgress
+from training_client.private_step.sampling import EpochProgress, Sampler
 
 _CHECKPOINT_KEYS: Final[dict[str, type]] = {  # of the budget, and the types of their values
     CHARGED: str,
@@ -153,8 +153,31 @@ class PrivateOptimizer(ABC):
         self.private_sum.take()
 
     def expect_examples(self, count: int) -> None:
-        """Announce how many records were drawn for the step; `private_batches` calls it."""
+        """Announce how many records were drawn for the step; `private_batches` calls it.
+
+        Call it yourself only if you draw batches by means of your own: the claim then rests on
+        your word that each was drawn as the plan says.
+        """
         self.private_sum.expect_examples(count)
+
+    def draw(self, sampler: Sampler) -> torch.Tensor:
+        """Spend the next step's budget and draw its batch; return its records' indices, ascending.
+
+        `private_batches` does this and loads the records. Several processes each get their own
+        share of the batch.
+
+        Args:
+            sampler: draws as the plan says. With balls-in-bins sampling, a new one begins an epoch.
+
+        Returns:
+            The indices, on the model's device; the step must be made with as many examples.
+
+        Raises:
+            DataError: the sampler does not draw as the plan says.
+            BudgetExhaustedError, NoGuaranteeError, ProcessLostError, ServiceError: see `take` and
+                `continue_epoch`; nothing was drawn.
+        """
+        return self.private_sum.draw(sampler)
 
     def continue_epoch(self, sampler: EpochProgress) -> None:
         """Resume a sampler's epoch, or begin one with it; call it before drawing its batches.

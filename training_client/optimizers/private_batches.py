@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from typing import Any, Final
 
 import torch
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 from training_client.errors import BudgetExhaustedError, DataError
@@ -19,7 +19,7 @@ from training_client.private_step.batches import require_shapes, shapes_of
 from training_client.private_step.sampling import Epoch, Sampler, sampler_for_plan
 
 Collate = Callable[[list[Any]], Any]
-_RECORDS_TRIED: Final = 8  # to see whether a batch's width depends on what is in it
+_RECORDS_TRIED: Final = 8  # to see whether rows depend on what else is in their batch
 
 
 def private_batches(
@@ -44,8 +44,8 @@ def private_batches(
         dataset: the private records, by index; as many as the plan says, in every process.
         collate: makes a batch of a list of records; tensors have one record per row. A step with
             more or fewer rows than records is refused. So is a collate that pads to the longest
-            record of a batch: a few records, each collated with itself, must get the first batch's
-            width.
+            record of a batch, or lets a record change the rows of others: a few records are
+            collated with themselves and with one another to find out.
         sampler: draws the records; by default a new one that draws as the plan says.
         workers: processes that load records ahead; none by default. What they loaded ahead is lost
             when the loop ends, and with it the place in an epoch of balls-in-bins sampling.
@@ -56,7 +56,8 @@ def private_batches(
 
     Raises:
         DataError: the dataset has no random access, no records or another number of them than the
-            plan, the sampler does not draw as the plan says, or batches differ in width.
+            plan, the sampler does not draw as the plan says, batches differ in width, or a
+            record's row depends on the other records of its batch.
         NoGuaranteeError: another run took steps of the same budget, a batch was not used for a
             step, or the sampler is at another place in its epoch than the optimizer, or in another
             epoch.
@@ -89,18 +90,60 @@ def private_batches(
             return
         batch = next(batches)
         if is_first:
-            _require_same_width(batch, dataset, collate)
+            _check_collate(batch, dataset, collate)
             is_first = False
         optimizer.expect_examples(drawn.use_next())
         yield batch
 
 
-def _require_same_width(batch: Any, dataset: Any, collate: Collate) -> None:
-    """Raise unless some records get the shapes of a batch when each is collated with itself."""
+def _check_collate(batch: Any, dataset: Any, collate: Collate) -> None:
+    """Raise if `collate` makes of some records what depends on the other records of their batch.
+
+    Each is collated with itself: its width must be that of the batch. Its row beside another record
+    must then be the same, unless `collate` is random (as masking of tokens is): rows cannot be
+    compared then.
+
+    Raises:
+        DataError: a width or a row depends on the other records.
+    """
     size = len(dataset)
-    for index in range(0, size, -(-size // _RECORDS_TRIED)):
-        record = dataset[index]
-        require_shapes(collate([record, record]), shapes_of(batch), "a batch of other records")
+    indices = range(0, size, -(-size // _RECORDS_TRIED))
+    records = [dataset[index] for index in indices]
+    alone = [_tensors(collate([each, each])) for each in records]
+    for each in alone:
+        require_shapes(each, shapes_of(batch), "a batch of other records")
+    again = [_tensors(collate([each, each])) for each in records]
+    if not all(map(_are_equal, alone, again)):
+        return
+    for index, record, expected in zip(indices, records, alone, strict=True):
+        for beside, place in (([records[0], record], 1), ([record, records[0]], 0)):
+            found = _tensors(collate(beside))
+            if not _are_equal(_rows(expected, place), _rows(found, place)):
+                raise DataError(
+                    f"collate makes other values of record {index} beside another record than by "
+                    "itself: a record would change the examples of others, which no clipping "
+                    "bounds. Compute each row from its own record, and use each record once"
+                )
+
+
+def _tensors(batch: Any) -> list[torch.Tensor]:
+    """Return the tensors of a batch of any structure."""
+    batch = dict(batch) if isinstance(batch, Mapping) else batch
+    return [each for each in tree_leaves(batch) if isinstance(each, torch.Tensor)]
+
+
+def _rows(pair: list[torch.Tensor], place: int) -> list[torch.Tensor]:
+    """Return the row at a place in the tensors of a batch of two records that have two rows."""
+    return [each[place] for each in pair if each.dim() and len(each) == 2]
+
+
+def _are_equal(ones: list[torch.Tensor], others: list[torch.Tensor]) -> bool:
+    """Return whether two lists hold the same tensors; NaN equals NaN."""
+    return len(ones) == len(others) and all(
+        one.shape == other.shape
+        and bool(((one == other) | ((one != one) & (other != other))).all())
+        for one, other in zip(ones, others, strict=True)
+    )
 
 
 class _DrawnIndices:

@@ -33,7 +33,7 @@ from training_client.private_step.batches import (
 from training_client.private_step.blocks import unflatten_vector
 from training_client.private_step.noise import FreshGenerator, gaussian_like
 from training_client.private_step.rounding_bounds import Scalar
-from training_client.private_step.sampling import Epoch, EpochProgress
+from training_client.private_step.sampling import Epoch, EpochProgress, Sampler, sampler_for_plan
 from training_client.private_step.shared_budget import SharedBudget
 from training_client.private_step.single_process import require_same_process
 from training_client.private_step.step_processes import (
@@ -229,7 +229,10 @@ class PrivateSum:
         self._is_step_open = False  # the last step was taken, and not all of its mean was read
         self._is_batch_read = False  # the batch of that step was looked at
         self._examples_drawn: int | None = None  # for that step, if `expect_examples` was called
-        self._needs_drawn_examples = self.processes.are_several
+        has_epochs = self.plan.steps_per_charge > 1  # its sampler shows that a batch was drawn
+        self._needs_drawn_examples = self.processes.are_several or (
+            allowance.has_claim and not has_epochs
+        )
         self._shapes: list[tuple[int, ...]] | None = None  # of an example, in this run's batches
         self._sampler: EpochProgress | None = None  # draws the batches, if they have epochs
         self._epoch: Epoch | None = None  # of the batch of the last step
@@ -311,10 +314,37 @@ class PrivateSum:
     def expect_examples(self, count: int) -> None:
         """Announce how many records this process drew for the step that budget was spent on.
 
-        From then on each step needs a batch drawn for it. Several processes make no step without
-        it, because nothing else shows that each took its own share of the records.
+        From then on each step needs a batch drawn for it. With a claim, no step is made without it:
+        the batches of an ordinary `DataLoader` are not those that are charged. Nor do several
+        processes make one, because nothing else shows that each took its own share of the records.
         """
         self._examples_drawn, self._needs_drawn_examples = count, True
+
+    def draw(self, sampler: Sampler) -> torch.Tensor:
+        """Spend the next step's budget and draw its batch; return its records' indices, ascending.
+
+        The step must be made with as many examples. Of several processes, each gets the records i
+        whose remainder i mod (number of processes) is the process's number.
+
+        Args:
+            sampler: draws as the plan says. With balls-in-bins sampling, a new one begins an epoch.
+
+        Returns:
+            The indices, on the model's device.
+
+        Raises:
+            DataError: the sampler does not draw as the plan says.
+            BudgetExhaustedError, NoGuaranteeError, ServiceError: see `take` and `continue_epoch`.
+        """
+        with self._lock:
+            if sampler is not self._sampler:
+                self.continue_epoch(sampler_for_plan(self.plan, self.plan.dataset_size, sampler))
+            self.take()
+            rows = sampler.draw()
+            rank, processes = self.processes.share_of_records
+            own = rows[rows % processes == rank]
+            self.expect_examples(len(own))
+        return own.to(self._device)
 
     def continue_epoch(self, sampler: EpochProgress) -> None:
         """Resume a sampler's epoch, or begin one with it and skip the rest of the one before.
@@ -406,12 +436,11 @@ class PrivateSum:
                 f"the examples are on {device}, the model on {self._device}: move one of them"
             )
         with self._lock:
-            self._require_drawn_batch()
+            drawn = self._require_drawn_batch()
             epoch = self._require_next_batch()
             if not self._is_step_open or self._is_batch_read:
                 self.take()
-            self._is_batch_read, self._epoch = True, epoch
-            drawn, self._examples_drawn = self._examples_drawn, None
+            self._is_batch_read, self._epoch, self._examples_drawn = True, epoch, None
         terms = StepTerms(self.steps, transform.bound, self._noise_deviation(transform))
         clipping, size = self.plan.adaptive_clipping, self.plan.expected_batch_size
         with self.trained.gathered():
@@ -434,18 +463,20 @@ class PrivateSum:
             self.trained,
         )
 
-    def _require_drawn_batch(self) -> None:
-        """Raise if a batch should have been drawn for this step, and none was.
+    def _require_drawn_batch(self) -> int | None:
+        """Return the number of records drawn for this step; None if it was not announced.
 
         Raises:
-            NoGuaranteeError: it was not, or a step was made with it before.
+            NoGuaranteeError: no batch was drawn, or a step was made with it before.
         """
         if self._needs_drawn_examples and self._examples_drawn is None:
             raise NoGuaranteeError(
-                f"no batch was drawn for step {self.steps + 1}. A second step with the same batch "
-                "is not a step on a random batch, and processes that share a budget must each draw "
-                "their own records: make one step with each batch of private_batches"
+                f"no batch was drawn for step {self.current_step}. A batch of a DataLoader, or the "
+                "same batch a second time, is not a random batch as the plan charges it. Train "
+                "with private_batches(optimizer, dataset) and make one step with each batch, or "
+                "draw the records of each batch with optimizer.draw(sampler)"
             )
+        return self._examples_drawn
 
     def _noise_deviation(self, transform: Transform) -> float:
         """Return the standard deviation of the noise on each coordinate of the mean."""

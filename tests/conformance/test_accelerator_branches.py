@@ -8,16 +8,20 @@ generators are not tried by this.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
-from tests.support.layer_models import LAYER_MODELS, build, clipped_sum_by_definition
-from tests.support.small_models import unbudgeted
+from tests.support.accelerator_counts import AcceleratorCounts
+from tests.support.layer_models import LAYER_MODELS, build, clipped_sum_by_definition, select
+from tests.support.optimizer_cases import SHAPES, build_transform
+from tests.support.small_models import batch, model, sum_clipped, unbudgeted
 from training_client.lab.models import cross_entropy, mlp
 from training_client.optimizers import OPTIMIZERS, make_optimizer
-from training_client.plan import Plan
+from training_client.plan import AdaptiveClipping, Plan
+from training_client.private_step import Clipper
 from training_client.private_step.kernels import compiled
 from training_client.testing import clipped_sum
 
@@ -49,6 +53,71 @@ def test_a_clipped_sum_equals_its_definition(name: str, no_cpu: list[None]) -> N
         for one, other in zip(found, wanted, strict=True):
             assert torch.allclose(one, other, rtol=1e-5, atol=1e-6 * float(other.abs().max()))
     assert no_cpu
+
+
+def infinite_for_label_3(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Return losses whose gradient is not finite for the examples of one label."""
+    return cross_entropy(outputs, labels) * torch.where(labels == 3, math.inf, 1.0)
+
+
+@pytest.mark.parametrize("name", LAYER_MODELS)
+def test_an_example_without_a_finite_gradient_adds_nothing(name: str, no_cpu: list[None]) -> None:
+    net, examples, labels = build(name)
+    labels[2] = 3
+    found = clipped_sum(net, examples, labels, infinite_for_label_3, 0.05)
+    kept = select(examples, labels != 3)
+    wanted = clipped_sum_by_definition(net, kept, labels[labels != 3], 0.05)
+    for one, other in zip(found, wanted, strict=True):
+        assert torch.allclose(one, other, rtol=1e-5, atol=1e-6 * float(other.abs().max()))
+    assert no_cpu
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_an_infinite_example_changes_no_sum_of_another_shape(
+    shape: str, no_cpu: list[None]
+) -> None:
+    net, (examples, labels) = model(), batch(6)
+    transform, kept = build_transform(shape, net), torch.arange(6) != 2
+    examples[2] = math.inf
+    found, _ = sum_clipped(Clipper(net), examples, labels, cross_entropy, transform)
+    wanted, _ = sum_clipped(Clipper(net), examples[kept], labels[kept], cross_entropy, transform)
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
+    assert no_cpu
+
+
+@pytest.mark.parametrize("physical_batch_size", [None, 4])
+@pytest.mark.parametrize("name", LAYER_MODELS)
+def test_a_step_waits_once_for_the_accelerator(
+    name: str, physical_batch_size: int | None, no_cpu: list[None]
+) -> None:
+    """It waits at its end, for the mean loss."""
+    net, examples, labels = build(name)
+    optimizer = make_optimizer(
+        "dp_sgd", net, unbudgeted(PLAN), physical_batch_size=physical_batch_size
+    )
+    optimizer.step(examples, labels, cross_entropy)  # the first step checks the model
+    with AcceleratorCounts() as counts:
+        optimizer.step(examples, labels, cross_entropy)
+    assert counts.waits == {"_local_scalar_dense": 1}
+    assert no_cpu
+
+
+def test_adaptive_clipping_waits_once_more_for_the_noisy_count(no_cpu: list[None]) -> None:
+    adaptive = AdaptiveClipping(count_noise=2.0)
+    (examples, labels), net = batch(), model()
+    optimizer = make_optimizer("dp_sgd", net, unbudgeted(replace(PLAN, adaptive_clipping=adaptive)))
+    optimizer.step(examples, labels, cross_entropy)
+    with AcceleratorCounts() as counts:
+        optimizer.step(examples, labels, cross_entropy)
+    assert counts.waits == {"_local_scalar_dense": 2}
+    assert no_cpu
+
+
+# reads of sums that scale the noise (AdaDP, Adan), of a public or raw loss, which must be finite,
+# and of PyTorch's step counters in dp_adagrad, which are on the CPU
+MORE_WAITS = {"dp_adagrad": 4, "adadp": 1, "adan": 1, "adadps": 1, "dp_r_pub": 1, "dp_adam_pub": 1}
+PARTS_IN_DOUBLE_PRECISION = 1024  # sums of 64 squares, 16 for each example; 25 600 squares before
 
 
 CASES = [
@@ -83,3 +152,24 @@ def test_an_optimizer_trains_the_model_that_it_trains_on_a_cpu(
     for one, other in zip(before, train(name, state, options), strict=True):
         assert torch.allclose(one, other, rtol=1e-3, atol=1e-4)
     assert asked
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_few_numbers_of_a_step_are_read_or_copied_in_double_precision(
+    name: str, no_cpu: list[None]
+) -> None:
+    torch.manual_seed(0)
+    net, state = mlp(80, 100, 10), OPTIMIZERS[name].states[0]
+    examples, labels = torch.randn(64, 80), torch.arange(64) % 10
+    optimizer = make_optimizer(
+        name, net, unbudgeted(PLAN), state=state, public=(examples[:16] + 1, labels[:16]),
+        public_batch_size=16,
+    )  # fmt: skip
+    for _ in range(2):
+        optimizer.step(examples, labels, cross_entropy)
+    with AcceleratorCounts() as counts:
+        optimizer.step(examples, labels, cross_entropy)
+    assert counts.waits.total() <= 1 + MORE_WAITS.get(name, 0)
+    if name.startswith("dp_"):  # a ball, without a map
+        assert counts.doubles <= PARTS_IN_DOUBLE_PRECISION
+    assert no_cpu

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 
@@ -9,17 +10,30 @@ import pytest
 import torch
 from torch import nn
 
+from tests.support.layer_models import clipped_sum_by_definition
 from tests.support.small_models import (
     batch,
     model,
     sum_clipped,
     unbudgeted,
 )
+from tests.support.torch_layers import (
+    CLASSES,
+    COMPUTED_WEIGHTS,
+    REFUSED_CLASSES,
+    REFUSED_LAYERS,
+    LayerModel,
+    call,
+    classes_with_parameters,
+)
 from training_client.errors import UnsupportedModelError
 from training_client.lab.models import cross_entropy
 from training_client.plan import Plan
 from training_client.private_step import Clipper, Loss, Transform
 from training_client.private_step.private_sum import PrivateSum
+from training_client.testing import clipped_sum
+
+ONE_LINE = r"[^\n]*layer [\w.]+ \(\w+\)[^\n]*: [^\n]+"  # path and class, and advice
 
 
 @pytest.mark.parametrize(
@@ -55,6 +69,35 @@ def test_unsupported_layers_are_named_and_refused(net: nn.Module, name: str) -> 
     with pytest.raises(UnsupportedModelError, match=name) as refused:
         Clipper(net)
     assert "install" not in str(refused.value)  # Opacus is there
+
+
+def test_each_class_of_torch_with_parameters_is_tested() -> None:
+    assert {*CLASSES, *REFUSED_CLASSES} == classes_with_parameters()
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element")
+@pytest.mark.parametrize("name", [*CLASSES, *COMPUTED_WEIGHTS])
+def test_a_clipped_sum_of_an_accepted_class_equals_its_definition(name: str) -> None:
+    torch.manual_seed(3)
+    make, draw, use = {**CLASSES, **COMPUTED_WEIGHTS}[name]
+    net, examples = LayerModel(make(), use), draw()
+    labels = torch.arange(len(examples)) % 4
+    found = clipped_sum(net, examples, labels, cross_entropy, 0.1)
+    exact = clipped_sum_by_definition(net, examples, labels, 0.1)
+    for one, other in zip(found, exact, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+    assert any(each.any() for each in exact)
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning", "ignore:Lazy modules")
+@pytest.mark.parametrize("name", [*REFUSED_CLASSES, *REFUSED_LAYERS])
+def test_a_refused_layer_is_named_on_one_line_with_a_way_out(name: str) -> None:
+    make, message = {**REFUSED_CLASSES, **REFUSED_LAYERS}[name]
+    net = nn.Sequential(nn.Linear(4, 4), LayerModel(make(), call))
+    with pytest.raises(UnsupportedModelError, match=message) as refused:
+        Clipper(net)
+    assert re.fullmatch(ONE_LINE, str(refused.value))
+    assert "layer 1.layer" in str(refused.value)
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
@@ -140,17 +183,66 @@ class RandomScale(nn.Module):
 
 
 def test_a_layer_that_draws_random_numbers_beside_its_own_parameters_is_refused() -> None:
-    with pytest.raises(UnsupportedModelError, match=r"RandomScale draws random numbers.*dropout"):
+    with pytest.raises(
+        UnsupportedModelError, match=r"layer 0 \(RandomScale\) draws random numbers.*dropout"
+    ):
         sum_clipped(
             Clipper(nn.Sequential(RandomScale(), model())), *batch(), cross_entropy, Transform(1.0)
         )
 
 
+class FixedBatch(nn.Module):
+    """A layer with a parameter of its own, for batches of two examples or more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(6, dtype=torch.float64))
+
+    def forward(self, examples: torch.Tensor) -> torch.Tensor:
+        if len(examples) < 2:
+            raise ValueError("too few")
+        return examples * self.scale
+
+
+def test_a_layer_that_fails_on_one_example_is_refused() -> None:
+    message = r"layer 0 \(FixedBatch\) fails on one example alone \(too few\): .*or freeze it"
+    with pytest.raises(UnsupportedModelError, match=message):
+        sum_clipped(
+            Clipper(nn.Sequential(FixedBatch(), model())), *batch(), cross_entropy, Transform(1.0)
+        )
+
+
+class Groups(nn.Module):
+    """A model that lets a layer sort examples by their targets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.AdaptiveLogSoftmaxWithLoss(6, 4, [2]).double()
+
+    def forward(self, examples: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.layer(examples, examples.argmax(1) % 4).output
+        return found[:, None].expand(-1, 4)
+
+
+def test_a_layer_that_sorts_examples_by_targets_is_refused() -> None:
+    message = r"layer layer \(AdaptiveLogSoftmaxWithLoss\) .*: call its log_prob"
+    with pytest.raises(UnsupportedModelError, match=message):
+        sum_clipped(Clipper(Groups()), *batch(), cross_entropy, Transform(1.0))
+
+
+def test_several_precisions_are_named_with_their_layers() -> None:
+    net = nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 4).double())
+    with pytest.raises(UnsupportedModelError, match=r"float32 in layer 0 .*float64 in layer 1 "):
+        Clipper(net)
+
+
 def test_an_unused_layer_is_refused() -> None:
     idle = model()
     idle.register_module("idle", nn.Linear(2, 2).double())
-    idle.forward = lambda examples: idle[1](idle[0](examples))  # type: ignore[index]
-    with pytest.raises(UnsupportedModelError, match="takes no part"):
+    idle.forward = lambda examples: idle[2](idle[1](idle[0](examples)))  # type: ignore[index]
+    with pytest.raises(
+        UnsupportedModelError, match=r"weight .* of layer idle \(Linear\) takes no part"
+    ):
         sum_clipped(Clipper(idle), *batch(), cross_entropy, Transform(1.0))
 
 
@@ -230,7 +322,11 @@ class TransposedModel(nn.Module):
             cross_entropy,
             "depend on other examples",
         ),
-        (MixingModel(batch_norm, first=True), cross_entropy, "depend on other examples"),
+        (
+            MixingModel(batch_norm, first=True),
+            cross_entropy,
+            r"layer layer \(Linear\) gets for one example depend on other examples",
+        ),
         (
             MixingModel(lambda x: x / x.abs().amax().detach(), first=False),
             cross_entropy,
@@ -290,12 +386,14 @@ class RunningMeanModel(nn.Module):
 
 
 def test_a_forward_pass_that_changes_buffers_or_weights_is_refused() -> None:
-    with pytest.raises(UnsupportedModelError, match="running statistics"):
+    with pytest.raises(
+        UnsupportedModelError, match=r"buffer seen .*\(RunningMeanModel\).*running statistics"
+    ):
         sum_clipped(Clipper(RunningMeanModel()), *batch(), cross_entropy, Transform(1.0))
     words = nn.Sequential(nn.Embedding(5, 6, max_norm=1.0), nn.Flatten(), nn.Linear(12, 4))
     with torch.no_grad():
         words[0].weight *= 10
-    with pytest.raises(UnsupportedModelError, match="max_norm"):
+    with pytest.raises(UnsupportedModelError, match=r"weight .* layer 0 \(Embedding\).*max_norm"):
         sum_clipped(
             Clipper(words),
             torch.tensor([[0, 1]] * 3),
@@ -317,7 +415,10 @@ class TiedWeightModel(nn.Module):
 
 
 def test_a_parameter_whose_gradient_is_only_partly_seen_is_refused() -> None:
-    with pytest.raises(UnsupportedModelError, match="do not add up"):
+    with pytest.raises(
+        UnsupportedModelError,
+        match=r"parameter weight of shape \(6, 6\) of layer layer \(Linear\) do not add up",
+    ):
         sum_clipped(Clipper(TiedWeightModel()), *batch(), cross_entropy, Transform(1.0))
 
 

@@ -238,7 +238,7 @@ class RawSource:
 
 def _make_exact_estimate(mean: BlockwiseSum, kind: str) -> GradientEstimate:
     """Wrap a mean gradient as an exact estimate; raise if its mean loss is not finite."""
-    _require_finite(mean.mean_loss, kind)
+    _require_finite(float(mean.mean_loss), kind)
     return ExactEstimate(mean)
 
 

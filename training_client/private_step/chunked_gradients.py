@@ -84,6 +84,10 @@ class ChunkedGradients(ABC):
     def select(self, kept: torch.Tensor) -> ExampleGradients:
         """Return the per-example gradients of those examples where `kept` is true."""
 
+    @abstractmethod
+    def zero_others(self, kept: torch.Tensor) -> ExampleGradients:
+        """Return the gradients with 0 for examples where `kept` is false; do not synchronize."""
+
     @property
     @abstractmethod
     def example_count(self) -> int:

@@ -8,9 +8,15 @@ from typing import Final
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+from torch.nn.parameter import is_lazy
+from torch.nn.utils.parametrizations import _SpectralNorm
+from torch.nn.utils.parametrize import is_parametrized
+from torch.nn.utils.prune import BasePruningMethod
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
 
 from training_client.errors import UnsupportedModelError
-from training_client.private_step.trained_parameters import layer_type
+from training_client.private_step.module_names import describe_layer, layer_type, unsupported_layer
 
 _PARALLEL_WRAPPERS: Final = {  # names: importing the classes is slow, or fails where missing
     "DataParallel",
@@ -19,6 +25,15 @@ _PARALLEL_WRAPPERS: Final = {  # names: importing the classes is slow, or fails 
     "FullyShardedDataParallel",
     "DeepSpeedEngine",
 }
+
+_UNCALLED_CHILDREN: Final = [  # a type, and its layer whose parameters it reads without a call
+    (nn.MultiheadAttention, "out_proj"),
+    *((kind, "linear") for kind in [getattr(nn, "LinearCrossEntropyLoss", None)] if kind),
+]
+
+_INSTEAD_OF_SPECTRAL_NORM: Final = (
+    "use torch.nn.utils.parametrizations.weight_norm or orthogonal instead of spectral_norm"
+)
 
 GradSampler = Callable[
     [nn.Module, list[torch.Tensor], torch.Tensor], dict[torch.Tensor, torch.Tensor]
@@ -34,24 +49,24 @@ def find_trained_layers(model: nn.Module) -> list[nn.Module]:
     """
     layers: list[nn.Module] = []
     without_calls: set[nn.Module] = set()
-    for name, module in model.named_modules():
+    for module in model.modules():
         problem = _find_problem(module)
         if problem is not None:
-            raise UnsupportedModelError(
-                f"layer {name or '(root)'} ({type(module).__name__}) {problem}"
-            )
-        without_calls.update(child for _, child in _children_without_calls(module))
+            raise unsupported_layer(model, module, problem)
+        for _, child in _children_without_calls(module):
+            without_calls.update(child.modules())
         if module not in without_calls and trained_parameters(module):
             layers.append(module)
     if not layers:
         raise UnsupportedModelError(
             "the model has no layer to train: none of its parameters has requires_grad=True"
         )
-    dtypes = {str(p.dtype) for layer in layers for p in trained_parameters(layer).values()}
+    dtypes = {p.dtype: layer for layer in layers for p in trained_parameters(layer).values()}
     if len(dtypes) > 1:
+        found = ", ".join(f"{dtype} in {describe_layer(model, dtypes[dtype])}" for dtype in dtypes)
         raise UnsupportedModelError(
-            f"the layers' parameters have several precisions ({', '.join(sorted(dtypes))}): use "
-            "float32 or float64 for all of them"
+            f"the layers' parameters have several precisions ({found}): use float32 or float64 "
+            "for all of them"
         )
     return layers
 
@@ -76,19 +91,66 @@ def _find_problem(module: nn.Module) -> str | None:
         return "keeps running statistics of examples, without noise: use track_running_stats=False"
     if getattr(module, "inplace", False):
         return "overwrites an output that the gradients are computed from: use inplace=False"
-    own = list(trained_parameters(module).values())
-    if not own:
-        return None
-    if any(p.dtype not in (torch.float32, torch.float64) for p in own):
+    if isinstance(module, nn.RReLU) and module.training and module.lower < module.upper:
         return (
-            f"has {own[0].dtype} parameters, which would round the noise away: keep them in "
-            "float32 and run the model under torch.autocast"
+            "draws a random number for each negative value of the batch, so that one example "
+            "changes the numbers of others: use LeakyReLU or PReLU"
         )
-    return _find_clipping_problem(module)
+    if isinstance(module, _SpectralNorm) and module.training:
+        return f"updates a buffer in each forward pass: {_INSTEAD_OF_SPECTRAL_NORM}"
+    if any(is_lazy(each) for each in module.parameters(recurse=False)):
+        return (
+            "is not initialized: call the model on a few examples, or use a layer of a fixed "
+            "size, such as Linear instead of LazyLinear"
+        )
+    if type(module) in (nn.RNNBase, nn.modules.rnn.RNNCellBase):
+        layers = (
+            "RNNCell, GRUCell or LSTMCell"
+            if "Cell" in type(module).__name__
+            else "RNN, GRU or LSTM"
+        )
+        return f"has no forward pass: use {layers}"
+    own = trained_parameters(module)
+    return _find_parameter_problem(own) or _find_clipping_problem(module) if own else None
+
+
+def _find_parameter_problem(parameters: dict[str, nn.Parameter]) -> str | None:
+    """Return why trained parameters cannot be clipped or get noise; None if they can."""
+    for name, each in parameters.items():
+        if each.is_complex():
+            return (
+                f"has a complex parameter {name} ({each.dtype}), and the noise is of real numbers: "
+                "hold real and imaginary part as two parameters, and call torch.complex in forward"
+            )
+        if each.dtype not in (torch.float32, torch.float64):
+            return (
+                f"has {each.dtype} parameters, which would round the noise away: keep them in "
+                "float32 and run the model under torch.autocast"
+            )
+        if each.dim() == 0:
+            return f"has a parameter {name} without dimensions: give it the shape (1,)"
+        if each.is_meta:
+            return f"has a parameter {name} without values: use to_empty, and initialize it"
+        if each.layout != torch.strided:
+            return f"has a parameter {name} of layout {each.layout}: use a dense one"
+    return None
 
 
 def _find_clipping_problem(module: nn.Module) -> str | None:
     """Return why a module's own gradients cannot be clipped per example; None if they can."""
+    for hook in module._forward_pre_hooks.values():
+        if isinstance(hook, WeightNorm):
+            return (
+                "computes its weight in a hook, which hides the trained parameters: use "
+                "torch.nn.utils.parametrizations.weight_norm"
+            )
+        if isinstance(hook, SpectralNorm):
+            return f"computes its weight in a hook: {_INSTEAD_OF_SPECTRAL_NORM}"
+        if isinstance(hook, BasePruningMethod):
+            return (
+                "computes its weight in a hook, which hides the trained parameters: call "
+                "torch.nn.utils.prune.remove(layer, name), or prune after training"
+            )
     if isinstance(module, nn.Embedding) and module.scale_grad_by_freq:
         return (
             "divides gradients by how often a token occurs in the batch, so that one example "
@@ -98,6 +160,12 @@ def _find_clipping_problem(module: nn.Module) -> str | None:
         return "has sparse gradients, which cannot be clipped: use sparse=False"
     if isinstance(module, nn.EmbeddingBag):
         return _find_bag_problem(module)
+    if isinstance(module, nn.RNNBase) and is_parametrized(module):
+        return (
+            "computes its weights by parametrizations, which recurrent layers of sequences do not "
+            "support: call torch.nn.utils.parametrize.remove_parametrizations, or use RNNCell, "
+            "GRUCell or LSTMCell"
+        )
     if isinstance(module, nn.MultiheadAttention):
         return _find_attention_problem(module)
     return None
@@ -125,8 +193,9 @@ def _find_attention_problem(module: nn.MultiheadAttention) -> str | None:
 def own_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
     """Return the parameters that a module holds itself, not through its layers, by name.
 
-    They include those in its lists and dictionaries of parameters, and those of the last linear map
-    of attention, which attention uses without calling that layer.
+    They include those in its lists and dictionaries of parameters, those that its own weights are
+    computed from (`torch.nn.utils.parametrize`), and those of layers that it uses without calling
+    them, such as the last linear map of attention.
     """
     found = dict(module.named_parameters(recurse=False))
     for name, child in _children_without_calls(module):
@@ -145,7 +214,8 @@ def _children_without_calls(module: nn.Module) -> list[tuple[str, nn.Module]]:
         (name, child)
         for name, child in module.named_children()
         if isinstance(child, nn.ParameterList | nn.ParameterDict)
-        or (isinstance(module, nn.MultiheadAttention) and name == "out_proj")
+        or (name == "parametrizations" and is_parametrized(module))
+        or any(isinstance(module, kind) and name == own for kind, own in _UNCALLED_CHILDREN)
     ]
 
 

@@ -11,6 +11,7 @@ import torch
 from training_client.private_step.blocks import Block, Piece
 from training_client.private_step.example_gradients import ExampleGradients
 from training_client.private_step.kernels.matmul import full_precision
+from training_client.private_step.rounding_bounds import Scalar
 from training_client.private_step.transform import AffineMap
 
 _MEMORY_RATIO: Final = 4  # of factors to sum, from which on a sum is computed early
@@ -23,12 +24,12 @@ class BlockwiseSum(Protocol):
     """
 
     @property
-    def mean_loss(self) -> float:
+    def mean_loss(self) -> Scalar:
         """The mean loss of the batch."""
         ...
 
     @property
-    def unclipped(self) -> int:
+    def unclipped(self) -> Scalar:
         """The number of examples whose gradient was not clipped, if counted; else 0."""
         ...
 
@@ -54,18 +55,18 @@ class ClippedSum:
 
     gradients: Sequence[ExampleGradients | torch.Tensor]
     weights: torch.Tensor | None
-    mean_loss: float
+    mean_loss: Scalar
     damping: float = 0.0
-    unclipped: int = 0
+    unclipped: Scalar = 0
 
     @classmethod
     def with_small_sums(
         cls,
         gradients: Sequence[ExampleGradients],
         weights: torch.Tensor,
-        mean_loss: float,
+        mean_loss: Scalar,
         parameters: Sequence[torch.Tensor],
-        unclipped: int = 0,
+        unclipped: Scalar = 0,
     ) -> ClippedSum:
         """Build a clipped sum; sum a parameter's gradients immediately where that saves memory.
 
@@ -135,8 +136,8 @@ class AccumulatedSum:
     """
 
     sums: torch.Tensor
-    mean_loss: float
-    unclipped: int = 0
+    mean_loss: Scalar
+    unclipped: Scalar = 0
 
     def write_block(self, block: Block, _: AffineMap, out: torch.Tensor) -> None:
         """Write one block of coordinates of the sum into `out`."""

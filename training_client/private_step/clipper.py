@@ -16,7 +16,8 @@ from training_client.private_step.batches import Examples, count_examples, selec
 from training_client.private_step.blocks import Block, Piece, cut_into_blocks
 from training_client.private_step.clippable_layers import find_trained_layers
 from training_client.private_step.clipped_sum import AccumulatedSum, BlockwiseSum, ClippedSum
-from training_client.private_step.example_gradients import ExampleGradients
+from training_client.private_step.example_gradients import ExampleGradients, as_scalar
+from training_client.private_step.kernels.compiled import is_on_cpu
 from training_client.private_step.kernels.matmul import full_precision
 from training_client.private_step.layer_uses import EnginePath
 from training_client.private_step.model_checks import (
@@ -27,8 +28,10 @@ from training_client.private_step.model_checks import (
     losses_beside_others,
 )
 from training_client.private_step.model_pass import Loss, compute_losses, run_model_pass
+from training_client.private_step.module_names import describe_tensor
 from training_client.private_step.replayed_layers import Places
 from training_client.private_step.rounding_bounds import (
+    Scalar,
     safe_bound_range,
     smallest_safe_factor,
     weight_rounding,
@@ -133,9 +136,11 @@ class Clipper:
                 return ClippedSum(gradients, None, mean_loss)
             with full_precision(targets.device):
                 weights = self._clip_weights(gradients, transform)
-            unclipped = int((weights == 1).sum()) if transform.counts else 0
-            kept = weights > 0
-            if not bool(kept.all()):  # an excluded gradient may not be finite, and 0·∞ is NaN
+            unclipped = as_scalar((weights == 1).sum()) if transform.counts else 0
+            kept = weights > 0  # an excluded gradient may not be finite, and 0·∞ is NaN
+            if not is_on_cpu(kept):  # a condition would wait for the accelerator
+                gradients = [gradients.pop(0).zero_others(kept) for _ in self.parameters]
+            elif not bool(kept.all()):
                 gradients, weights = [each.select(kept) for each in gradients], weights[kept]
             if transform.damping:
                 return ClippedSum(gradients, weights, mean_loss, transform.damping, unclipped)
@@ -179,7 +184,8 @@ class Clipper:
         one example at a time.
         """
         count = count_examples(examples)
-        squares, losses = self.zeros(), 0.0
+        squares = self.zeros()
+        losses: Scalar = 0.0
         rows = self._physical_batch_size or max(count, 1)
         with self.trained.gathered():
             for start in range(0, count, rows):
@@ -189,7 +195,7 @@ class Clipper:
                 )
                 losses += mean_loss * (part.stop - part.start)
                 self._add_squares(gradients, part.stop - part.start, squares)
-        return squares.div_(size), losses / max(count, 1)
+        return squares.div_(size), float(losses / max(count, 1))
 
     def _add_squares(
         self, gradients: Sequence[ExampleGradients], count: int, squares: torch.Tensor
@@ -226,7 +232,9 @@ class Clipper:
             return ClippedSum([], None, 0.0)
         if count <= rows:
             return sum_physical_batch(examples, targets)
-        sums, losses, unclipped = self.zeros(), 0.0, 0
+        sums = self.zeros()
+        losses: Scalar = 0.0
+        unclipped: Scalar = 0
         for start in range(0, count, rows):
             part = slice(start, min(start + rows, count))
             found = sum_physical_batch(select_examples(examples, part), targets[part])
@@ -244,12 +252,12 @@ class Clipper:
         for each in self.parameters:
             if not each.requires_grad:
                 raise UnsupportedModelError(
-                    f"a parameter of shape {tuple(each.shape)} was frozen after the optimizer was "
+                    f"{describe_tensor(self._model, each)} was frozen after the optimizer was "
                     "made: freeze it before, or make a new optimizer"
                 )
             if each.dtype not in (torch.float32, torch.float64):
                 raise UnsupportedModelError(
-                    f"a parameter of shape {tuple(each.shape)} is in {each.dtype}, which would "
+                    f"{describe_tensor(self._model, each)} is in {each.dtype}, which would "
                     "round the noise away: keep the model in float32 and run it under "
                     "torch.autocast"
                 )
@@ -270,7 +278,7 @@ class Clipper:
         targets: torch.Tensor,
         loss: Loss,
         check_losses: Callable[[torch.Tensor], None] | None = None,
-    ) -> tuple[list[ExampleGradients], float]:
+    ) -> tuple[list[ExampleGradients], Scalar]:
         """Return one set of per-example gradients per parameter, and the mean loss."""
         sparse = examples if self._sparse_inputs and isinstance(examples, torch.Tensor) else None
         model_pass = run_model_pass(
@@ -280,7 +288,7 @@ class Clipper:
         if check_losses is not None:
             check_losses(model_pass.losses)
         gradients = model_pass.take_example_gradients(self.parameters)
-        return gradients, float(model_pass.losses.mean())
+        return gradients, as_scalar(model_pass.losses.mean())
 
     def _check_model_periodically(
         self, examples: Examples, targets: torch.Tensor, loss: Loss

@@ -107,6 +107,10 @@ class ExampleGradients(Protocol):
         """Return the per-example gradients of those examples where `kept` is true."""
         ...
 
+    def zero_others(self, kept: torch.Tensor) -> ExampleGradients:
+        """Return the gradients with 0 for examples where `kept` is false; do not synchronize."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class _SquaredMap:
@@ -285,6 +289,12 @@ class OuterProducts:
         """Return the per-example gradients of those examples where `kept` is true."""
         return OuterProducts(self.gradients[kept], self.inputs[kept], self.sparse)
 
+    def zero_others(self, kept: torch.Tensor) -> OuterProducts:
+        """Return the gradients with 0 for examples where `kept` is false."""
+        return OuterProducts(
+            zero_rows(self.gradients, kept), zero_rows(self.inputs, kept), self.sparse
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class MaterializedGradients:
@@ -354,6 +364,15 @@ class MaterializedGradients:
     def select(self, kept: torch.Tensor) -> MaterializedGradients:
         """Return the per-example gradients of those examples where `kept` is true."""
         return MaterializedGradients(self.gradients[kept])
+
+    def zero_others(self, kept: torch.Tensor) -> MaterializedGradients:
+        """Return the gradients with 0 for examples where `kept` is false."""
+        return MaterializedGradients(zero_rows(self.gradients, kept))
+
+
+def zero_rows(rows: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
+    """Return a tensor with one row per example, with 0 in rows where `kept` is false."""
+    return rows.masked_fill(~kept.view(-1, *[1] * (rows.dim() - 1)), 0.0)
 
 
 def as_scalar(tensor: torch.Tensor) -> Scalar:

@@ -16,7 +16,9 @@ import torch
 from torch import nn
 from torch.autograd.graph import get_gradient_edge
 from torch.nn.functional import linear
+from torch.nn.utils.parametrize import is_parametrized
 from torch.utils._pytree import tree_map_only
+from torch.utils.hooks import RemovableHandle
 
 from training_client.errors import UnsupportedModelError
 from training_client.private_step.attention_layers import run_attention
@@ -40,6 +42,7 @@ from training_client.private_step.layer_uses import (
     normalization_gradients,
     projection_gradients,
 )
+from training_client.private_step.module_names import unsupported_layer
 from training_client.private_step.recurrent_layers import run_recurrent_cell, run_recurrent_layer
 from training_client.private_step.replayed_layers import LayerCall, Places, floating_outputs
 
@@ -76,8 +79,15 @@ class LayerRecorder:
     @contextmanager
     def recording(self, layers: Sequence[nn.Module]) -> Iterator[None]:
         """Record the calls of these layers inside the `with` block."""
-        hooks, replaced = [], []
+        hooks: list[RemovableHandle] = []
+        replaced = []
         try:
+            hooks += [
+                layer.register_forward_pre_hook(self._refuse_groups)
+                for layer in self.model.modules()
+                if isinstance(layer, nn.AdaptiveLogSoftmaxWithLoss)
+                and any(each.requires_grad for each in layer.parameters())
+            ]
             for layer in layers:
                 run = _own_forward(layer)
                 if self.path == "replay" and run is run_attention:
@@ -146,8 +156,7 @@ class LayerRecorder:
 
     def unsupported_error(self, layer: nn.Module, problem: str) -> UnsupportedModelError:
         """Return the error for a layer that cannot be clipped: its name, and why (`problem`)."""
-        names = (name for name, each in self.model.named_modules() if each is layer)
-        return UnsupportedModelError(f"layer {next(names, '') or '(root)'} ({layer}) {problem}")
+        return unsupported_layer(self.model, layer, problem)
 
     def _observe(
         self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
@@ -221,13 +230,13 @@ class LayerRecorder:
         outputs = floating_outputs(output)
         wanted = tuple(at for at, each in enumerate(outputs) if each.requires_grad)
         call, inputs = LayerCall.from_arguments(
-            layer, trained_parameters(layer), (args, kwargs), self.examples, wanted,
+            self.model, layer, trained_parameters(layer), (args, kwargs), self.examples, wanted,
             self.places.setdefault((layer, self._calls(layer)), set()),
         )  # fmt: skip
         if not inputs:
             raise self.unsupported_error(
                 layer, f"is given no tensor with one row for each of the {self.examples} examples: "
-                "give it one row or sequence per example, along the first dimension"
+                "give it one row or sequence per example, along the first dimension, or freeze it"
             )  # fmt: skip
         if not wanted:
             return output
@@ -272,6 +281,13 @@ class LayerRecorder:
                 "sequence per example, along the first dimension; expand inputs that all examples "
                 "share, such as position ids",
             )
+
+    def _refuse_groups(self, layer: nn.Module, _: tuple[Any, ...]) -> None:
+        """Forward pre-hook: refuse a layer that sorts examples into groups by their targets."""
+        raise self.unsupported_error(
+            layer, "gives its layers groups of examples by their targets: call its log_prob, and "
+            "compute the loss from that"
+        )  # fmt: skip
 
     def _expand_shared(self, _: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
         """Forward pre-hook: expand a single input row, shared by all examples, to one row for each.
@@ -328,6 +344,7 @@ def _own_forward(layer: nn.Module) -> Callable[..., Any] | None:
     if keeps_forward_of(layer, nn.MultiheadAttention):
         assert isinstance(layer, nn.MultiheadAttention)
         is_plain = layer.bias_k is None and not layer.add_zero_attn
+        is_plain = is_plain and not is_parametrized(layer.out_proj)
         return run_attention if is_plain else None
     if any(keeps_forward_of(layer, kind) for kind in (nn.RNN, nn.LSTM, nn.GRU)):
         return run_recurrent_layer

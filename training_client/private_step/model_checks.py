@@ -29,7 +29,14 @@ from training_client.private_step.blocks import Piece, cut_into_blocks
 from training_client.private_step.evaluation import evaluation_mode
 from training_client.private_step.example_gradients import ExampleGradients
 from training_client.private_step.layer_uses import Parts, merge_parts
-from training_client.private_step.model_pass import ModelPass, UsePass
+from training_client.private_step.model_pass import (
+    ModelPass,
+    UsePass,
+    changed_state_error,
+    parameters_and_buffers,
+)
+from training_client.private_step.module_names import describe_layer, describe_tensor
+from training_client.private_step.random_state import random_state, restored_random_state
 from training_client.private_step.rounding_bounds import rounding_error
 
 LARGE_BATCH: Final = 32
@@ -107,7 +114,7 @@ def check_model(
         UnsupportedModelError: examples depend on each other, and the message names the layer; or
             the per-example gradients do not add up.
     """
-    with _restored_random_state(batch[1].device):
+    with restored_random_state(batch[1].device):
         with _unchanged_values(model) if is_first else nullcontext():
             original, is_random = _run_beside_others(run, batch, parameters)
         if not is_random:
@@ -133,10 +140,10 @@ def _run_beside_others(
     """
     few, labels = batch
     kept = torch.arange(len(labels), device=labels.device) % 2 == 0
-    with _restored_random_state(labels.device):
-        before = _random_state(labels.device)
+    with restored_random_state(labels.device):
+        before = random_state(labels.device)
         original = run(few, labels, differentiate=parameters)
-        is_random = not torch.equal(before, _random_state(labels.device))
+        is_random = not torch.equal(before, random_state(labels.device))
     altered = run(_replace_others(few, kept), _replace_rows(labels, kept))
     _require_equal_passes(original, kept, altered, kept)
     return original, is_random
@@ -150,11 +157,10 @@ def _unchanged_values(model: nn.Module) -> Iterator[None]:
     """
     sums = _state_sums(model)
     yield
-    if _state_sums(model) != sums:
-        raise UnsupportedModelError(
-            "the forward pass changes the model's buffers or parameters, which would store "
-            "information about examples without noise: turn that off"
-        )
+    tensors = parameters_and_buffers(model)
+    for tensor, before, after in zip(tensors, sums, _state_sums(model), strict=True):
+        if before != after:
+            raise changed_state_error(model, tensor)
 
 
 def _require_same_in_other_batches(
@@ -196,7 +202,7 @@ def losses_beside_others(run: RunLosses, batch: Batch) -> Callable[[torch.Tensor
     examples, targets = batch
     interval = 4 if len(targets) >= LARGE_BATCH else 2
     kept = torch.arange(len(targets), device=targets.device).flip(0) % interval == 0
-    with _restored_random_state(targets.device), _explained_order():
+    with restored_random_state(targets.device), _explained_order():
         altered = run(_replace_others(examples, kept, -1), _replace_rows(targets, kept, -1))
 
     def require_equal(losses: torch.Tensor) -> None:
@@ -261,7 +267,7 @@ def require_complete_gradients(model_pass: ModelPass, parameters: Sequence[nn.Pa
             is_sum = _is_sum(found, expected[piece.rows], tolerance, size)
         if not is_sum:
             raise UnsupportedModelError(
-                f"the per-example gradients of a parameter of shape {tuple(parameter.shape)} do "
+                f"the per-example gradients of {describe_tensor(model_pass.model, parameter)} do "
                 "not add up to its gradient: the parameter is used outside of its layer, or the "
                 "layer computes more than its type says. Call the layer itself, or freeze the "
                 "parameter"
@@ -270,6 +276,8 @@ def require_complete_gradients(model_pass: ModelPass, parameters: Sequence[nn.Pa
 
 def _is_sum(found: torch.Tensor, expected: torch.Tensor, tolerance: float, size: float) -> bool:
     """Return whether two sums are equal up to a tolerance relative to `size`; NaN equals NaN."""
+    if found.numel() == 0:
+        return True
     limit = tolerance * (size + 2 * _largest_magnitude(expected))
     difference = found - expected
     largest = max((abs(float(each)) for each in difference.aminmax()), default=0.0)
@@ -332,21 +340,6 @@ def _largest_sum(parts: Sequence[ExampleGradients], piece: Piece, weights: torch
     return _largest_magnitude(total)
 
 
-@contextmanager
-def _restored_random_state(device: torch.device) -> Iterator[None]:
-    """Restore PyTorch's random state after the `with` block."""
-    with torch.random.fork_rng([] if device.type == "cpu" else [device]):
-        yield
-
-
-def _random_state(device: torch.device) -> torch.Tensor:
-    """Return the state of PyTorch's default generators of the CPU and a device."""
-    state = torch.get_rng_state()
-    if device.type != "cuda":
-        return state
-    return torch.cat([state, torch.cuda.get_rng_state(device)])
-
-
 def _replace_others(examples: Examples, kept: torch.Tensor, source: int | None = None) -> Examples:
     """Return the batch with all examples outside `kept` replaced; see `_replace_rows`."""
     if isinstance(examples, torch.Tensor):
@@ -396,7 +389,7 @@ def _require_equal_passes(
             a.shape == b.shape and _is_close(a, b) for a, b in shared
         )
         if not are_equal:
-            raise _mixing_error(one.use.layer)
+            raise _mixing_error(first.model, one.use.layer)
 
 
 def _state_sums(model: nn.Module) -> list[str]:
@@ -405,7 +398,7 @@ def _state_sums(model: nn.Module) -> list[str]:
     They differ after almost any change of its values.
     """
     found = []
-    for each in (*model.parameters(), *model.buffers()):
+    for each in parameters_and_buffers(model):
         values = each.detach().abs() if each.is_complex() else each.detach()
         sums = [
             torch.stack([numbers.sum(), numbers.square().sum()])
@@ -421,16 +414,16 @@ def _paired_uses(first: ModelPass, second: ModelPass) -> Iterator[tuple[UsePass,
     """Yield the layer calls of two forward passes in pairs; raise if the layers differ."""
     for at, one in enumerate(first.uses):
         if at >= len(second.uses) or second.uses[at].use.layer is not one.use.layer:
-            raise _mixing_error(one.use.layer)
+            raise _mixing_error(first.model, one.use.layer)
         yield one, second.uses[at]
 
 
-def _mixing_error(layer: nn.Module) -> UnsupportedModelError:
+def _mixing_error(model: nn.Module, layer: nn.Module) -> UnsupportedModelError:
     """Return the error for a layer whose values for one example depend on other examples."""
     return UnsupportedModelError(
-        f"the inputs or gradients that {layer} gets for one example depend on other examples: "
-        "model and loss must keep examples apart, along the first dimension of every tensor, and "
-        "draw random numbers from PyTorch only"
+        f"the inputs or gradients that {describe_layer(model, layer)} gets for one example depend "
+        "on other examples: model and loss must keep examples apart, along the first dimension of "
+        "every tensor, and draw random numbers from PyTorch only"
     )
 
 

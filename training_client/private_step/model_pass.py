@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from training_client.private_step.layer_uses import (
     Tensors,
     merge_parts,
 )
+from training_client.private_step.module_names import describe_layer, describe_tensor
 from training_client.private_step.replayed_layers import Places
 
 Loss = Callable[[Any, torch.Tensor], torch.Tensor]  # one value per example
@@ -51,6 +53,7 @@ class ModelPass:
     """The losses of a model's forward pass, and the calls of its trained layers.
 
     Attributes:
+        model: the model.
         losses: one per example.
         uses: the uses that the loss depends on.
         parts: per-example gradients that were computed while the loss was differentiated.
@@ -58,6 +61,7 @@ class ModelPass:
         full_gradients: the gradient of the summed loss in each parameter to differentiate.
     """
 
+    model: nn.Module
     losses: torch.Tensor
     uses: list[UsePass]
     parts: Sequence[Parts] = ()
@@ -84,8 +88,8 @@ class ModelPass:
         for parameter in parameters:
             if parameter not in parts:
                 raise UnsupportedModelError(
-                    f"a parameter of shape {tuple(parameter.shape)} takes no part in the loss, or "
-                    "not by an ordinary call of its layer: call the layer itself, or freeze it"
+                    f"{describe_tensor(self.model, parameter)} takes no part in the loss, or not "
+                    "by an ordinary call of its layer: call the layer itself, or freeze it"
                 )
         return [merge_parts(parts.pop(parameter), self.path) for parameter in parameters]
 
@@ -128,7 +132,7 @@ def run_model_pass(
     count = count_examples(examples)
     recorder = LayerRecorder(model, count, path, sparse, keep_all, {} if places is None else places)
     with recorder.recording(layers):
-        losses, state = _run_forward(recorder, examples, targets, loss)
+        losses, state = _run_forward(recorder, layers, examples, targets, loss)
         edges: list[Any] = [edge for use in recorder.uses for edge in use.edges]
         recorder.is_paused = True
         found = torch.autograd.grad(losses.sum(), [*edges, *differentiate], allow_unused=True)
@@ -144,7 +148,7 @@ def run_model_pass(
                 for each, shape in zip(gradients, use.shapes, strict=True)
             ]
             uses.append(UsePass(use, inputs, given))
-    return ModelPass(losses.detach(), uses, recorder.parts, path, found[len(edges) :])
+    return ModelPass(model, losses.detach(), uses, recorder.parts, path, found[len(edges) :])
 
 
 @torch.enable_grad()
@@ -165,11 +169,15 @@ def compute_losses(
     count = count_examples(examples)
     recorder = LayerRecorder(model, count, path, places={} if places is None else places)
     with recorder.recording(layers):
-        return _run_forward(recorder, examples, targets, loss)[0].detach()
+        return _run_forward(recorder, layers, examples, targets, loss)[0].detach()
 
 
 def _run_forward(
-    recorder: LayerRecorder, examples: Examples, targets: torch.Tensor, loss: Loss
+    recorder: LayerRecorder,
+    layers: Sequence[nn.Module],
+    examples: Examples,
+    targets: torch.Tensor,
+    loss: Loss,
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """Run a batch through the recorder's model; return its losses, and all tensors of the model.
 
@@ -185,8 +193,10 @@ def _run_forward(
         )
     if not recorder.uses:
         raise UnsupportedModelError(
-            "no trained layer takes part in the loss by an ordinary call; the layers of a model "
-            "made by torch.compile cannot be observed if it was called before: compile it anew"
+            "no trained layer takes part in the loss by an ordinary call, such as "
+            f"{describe_layer(recorder.model, layers[0])}: call the layer itself. The layers of a "
+            "model made by torch.compile cannot be observed if it was called before: compile it "
+            "anew"
         )
     return losses, state
 
@@ -199,22 +209,24 @@ def _copy_if_shared(tensor: torch.Tensor, owned: set[int]) -> torch.Tensor:
 @contextmanager
 def _require_unchanged_state(model: nn.Module) -> Iterator[list[torch.Tensor]]:
     """Yield the parameters and buffers; raise afterwards if the `with` block changed them."""
-    before = _parameters_and_buffers(model)
+    before = parameters_and_buffers(model)
     versions = [tensor._version for tensor in before]
     yield before
-    after = _parameters_and_buffers(model)
-    is_unchanged = len(after) == len(before) and all(
-        now is then and now._version == version
-        for now, then, version in zip(after, before, versions, strict=True)
+    after = parameters_and_buffers(model)
+    for now, then, version in zip_longest(after, before, versions):
+        if now is not then or now._version != version:
+            raise changed_state_error(model, now if then is None or now is not None else then)
+
+
+def changed_state_error(model: nn.Module, tensor: torch.Tensor) -> UnsupportedModelError:
+    """Return the error for a forward pass that changes a parameter or buffer."""
+    return UnsupportedModelError(
+        f"the forward pass changes {describe_tensor(model, tensor)}, which would store information "
+        "about examples without noise (running statistics, or max_norm of an embedding): turn that "
+        "off"
     )
-    if not is_unchanged:
-        raise UnsupportedModelError(
-            "the forward pass changes the model's parameters or buffers, which would store "
-            "information about examples without noise (running statistics, or max_norm of an "
-            "embedding): turn that off"
-        )
 
 
-def _parameters_and_buffers(model: nn.Module) -> list[torch.Tensor]:
+def parameters_and_buffers(model: nn.Module) -> list[torch.Tensor]:
     """Return all parameters and buffers of a model."""
     return [*model.parameters(), *model.buffers()]

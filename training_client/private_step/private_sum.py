@@ -32,6 +32,7 @@ from training_client.private_step.batches import (
 )
 from training_client.private_step.blocks import unflatten_vector
 from training_client.private_step.noise import FreshGenerator, gaussian_like
+from training_client.private_step.rounding_bounds import Scalar
 from training_client.private_step.sampling import Epoch, EpochProgress, Sampler, sampler_for_plan
 from training_client.private_step.shared_budget import SharedBudget
 from training_client.private_step.single_process import require_same_process
@@ -95,13 +96,12 @@ class NoisyMean:
     The noise of a block is drawn when the block is read. The step is finished with the last block.
 
     Attributes:
-        mean_loss: the batch's mean loss, without noise: for the data owner's eyes only.
         noise_deviation: the standard deviation of the noise on each coordinate of the mean.
         unclipped: the noisy number of examples that were not clipped, over the expected batch size;
             None without adaptive clipping.
 
     Args:
-        mean_loss: see above.
+        mean_loss: the batch's mean loss.
         noise_deviation: see above.
         unclipped: see above.
         blocks: all blocks.
@@ -113,7 +113,7 @@ class NoisyMean:
 
     def __init__(
         self,
-        mean_loss: float,
+        mean_loss: Scalar,
         noise_deviation: float,
         blocks: Sequence[Block],
         parameters: Sequence[torch.Tensor],
@@ -121,10 +121,18 @@ class NoisyMean:
         unclipped: float | None = None,
         trained: TrainedParameters | None = None,
     ) -> None:
-        self.mean_loss, self.noise_deviation = mean_loss, noise_deviation
+        self._mean_loss, self.noise_deviation = mean_loss, noise_deviation
         self.unclipped = unclipped
         self._blocks, self._parameters, self._make_block = blocks, parameters, make_block
         self._trained = trained
+
+    @property
+    def mean_loss(self) -> float:
+        """The batch's mean loss; on an accelerator, reading it waits for the pass that computes it.
+
+        It is without noise: for the data owner's eyes only.
+        """
+        return float(self._mean_loss)
 
     def for_each_block(self, process: Callable[[NoisyBlock], None]) -> None:
         """Compute one noisy block after another, and call `process` with each.
@@ -500,9 +508,12 @@ class PrivateSum:
             self._is_step_open = False
         return NoisyBlock(block, mean, affine, deviation)
 
-    def _noisy_count(self, count: int, deviation: float) -> float:
-        """Return the number of unclipped examples, over all processes, with Gaussian noise."""
-        noisy = torch.full((1,), float(count), dtype=torch.float64, device=self._device)
+    def _noisy_count(self, count: Scalar, deviation: float) -> float:
+        """Return the number of unclipped examples, over all processes, with Gaussian noise.
+
+        It is read once per step, because the next clip norm is computed from it on the CPU.
+        """
+        noisy = torch.zeros(1, dtype=torch.float64, device=self._device) + count
         if self.processes.adds_noise:
             noisy += gaussian_like(noisy, deviation, self._generator)
         self.processes.add_up(noisy)

@@ -16,9 +16,10 @@ from torch import nn
 from torch.func import functional_call, vjp, vmap
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from training_client.errors import UnsupportedModelError
 from training_client.private_step.example_gradients import ExampleGradients, MaterializedGradients
 from training_client.private_step.kernels.matmul import full_precision
+from training_client.private_step.module_names import unsupported_layer
+from training_client.private_step.random_state import random_state
 
 _CHUNK_SIZE: Final = 1 << 20  # coordinates of inputs and gradients of the examples run at once
 
@@ -32,6 +33,7 @@ class LayerCall:
     """The arguments of one call of a layer, kept so that the call can be repeated.
 
     Attributes:
+        model: the model that the layer is of.
         layer: the layer.
         parameters: its own trained parameters, by their names in the layer.
         leaves: all arguments, flat; a tensor with one example per row is None.
@@ -40,6 +42,7 @@ class LayerCall:
         wanted: which of the layer's floating-point outputs have gradients.
     """
 
+    model: nn.Module
     layer: nn.Module
     parameters: Mapping[str, torch.Tensor]
     leaves: tuple[Any, ...]
@@ -50,6 +53,7 @@ class LayerCall:
     @classmethod
     def from_arguments(
         cls,
+        model: nn.Module,
         layer: nn.Module,
         parameters: Mapping[str, torch.Tensor],
         arguments: tuple[tuple[Any, ...], dict[str, Any]],
@@ -60,6 +64,7 @@ class LayerCall:
         """Split a call into a `LayerCall` without per-example tensors, and these tensors.
 
         Args:
+            model: the model that the layer is of.
             layer: the layer.
             parameters: its own trained parameters.
             arguments: of the call.
@@ -84,7 +89,7 @@ class LayerCall:
             None if place in places else leaf.detach() if isinstance(leaf, torch.Tensor) else leaf
             for place, leaf in enumerate(leaves)
         )
-        return cls(layer, parameters, rest, structure, places, wanted), inputs
+        return cls(model, layer, parameters, rest, structure, places, wanted), inputs
 
     @property
     def shared(self) -> Values:
@@ -158,11 +163,12 @@ class LayerCall:
     ) -> dict[str, torch.Tensor]:
         """Return the parameter gradients of a few examples, one per row, by a loop."""
         names, rows = list(self.parameters), []
-        before = torch.get_rng_state()
+        device = gradients[0].device
+        before = random_state(device)
         for at in range(len(gradients[0])):
             values = {n: e.detach().requires_grad_() for n, e in self.parameters.items()}
             with torch.enable_grad():
-                outputs = self.run(values, [each[at : at + 1] for each in inputs])
+                outputs = self._run_alone(values, [each[at : at + 1] for each in inputs])
                 pairs = [
                     (output, gradient[at : at + 1])
                     for output, gradient in zip(outputs, gradients, strict=True)
@@ -176,16 +182,30 @@ class LayerCall:
                     materialize_grads=True,
                 )
             rows.append(found)
-        if not torch.equal(before, torch.get_rng_state()):
-            raise UnsupportedModelError(
-                f"{type(self.layer).__name__} draws random numbers, and parameters of its own "
-                "cannot be differentiated again with the same numbers: set its dropout to 0, or "
-                "put these parameters into a layer of their own, or freeze them"
-            )
+        if not torch.equal(before, random_state(device)):
+            raise unsupported_layer(
+                self.model, self.layer,
+                "draws random numbers, and parameters of its own cannot be differentiated again "
+                "with the same numbers: set its dropout to 0, or put these parameters into a layer "
+                "of their own, or freeze them"
+            )  # fmt: skip
         return {
             name: torch.stack(column)
             for name, column in zip(names, zip(*rows, strict=True), strict=True)
         }
+
+    def _run_alone(
+        self, parameters: Mapping[str, torch.Tensor], inputs: list[torch.Tensor]
+    ) -> Values:
+        """Repeat the call for one example; raise `UnsupportedModelError` if the layer fails."""
+        try:
+            return self.run(parameters, inputs)
+        except (RuntimeError, TypeError, ValueError, LookupError, NotImplementedError) as error:
+            raise unsupported_layer(
+                self.model, self.layer,
+                f"fails on one example alone ({error}): let its forward accept any number of "
+                "examples, or freeze it"
+            ) from error  # fmt: skip
 
 
 def floating_outputs(output: Any) -> Values:

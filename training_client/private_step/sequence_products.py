@@ -23,7 +23,7 @@ from typing import Final, Literal
 import torch
 
 from training_client.private_step.chunked_gradients import ChunkedGradients
-from training_client.private_step.example_gradients import OuterProducts
+from training_client.private_step.example_gradients import OuterProducts, zero_rows
 from training_client.private_step.kernels.matmul import weighted_product
 from training_client.private_step.rounding_bounds import (
     gram_underflow,
@@ -152,6 +152,12 @@ class SequenceProducts(ChunkedGradients):
     def select(self, kept: torch.Tensor) -> SequenceProducts:
         """Return the per-example gradients of those examples where `kept` is true."""
         return SequenceProducts(self.gradients[kept], self.inputs[kept], self.method)
+
+    def zero_others(self, kept: torch.Tensor) -> SequenceProducts:
+        """Return the gradients with 0 for examples where `kept` is false."""
+        return SequenceProducts(
+            zero_rows(self.gradients, kept), zero_rows(self.inputs, kept), self.method
+        )
 
 
 def _sum_squares(factor: torch.Tensor) -> torch.Tensor:

@@ -18,6 +18,7 @@ from training_client.errors import NoGuaranteeError, ProcessLostError
 from training_client.private_step.clipped_sum import BlockwiseSum
 from training_client.private_step.model_checks import is_checked
 from training_client.private_step.process_group import ProcessGroup
+from training_client.private_step.rounding_bounds import Scalar
 from training_client.private_step.single_process import require_all_processes, require_one_process
 
 _PARAMETER_TOLERANCE: Final = 1e-5  # of the sum of magnitudes: other hardware rounds otherwise
@@ -56,7 +57,7 @@ class StepProcesses(Protocol):
 
     def clip(
         self, terms: StepTerms, examples: int, compute: Callable[[], BlockwiseSum]
-    ) -> tuple[BlockwiseSum, float]:
+    ) -> tuple[BlockwiseSum, Scalar]:
         """Return the clipped sum of this process's examples, and the whole batch's mean loss."""
         ...
 
@@ -81,7 +82,7 @@ class OneProcess:
 
     def clip(
         self, _: StepTerms, __: int, compute: Callable[[], BlockwiseSum]
-    ) -> tuple[BlockwiseSum, float]:
+    ) -> tuple[BlockwiseSum, Scalar]:
         """Return the clipped sum of the batch, and its mean loss."""
         total = compute()
         return total, total.mean_loss
@@ -121,7 +122,7 @@ class SharedStep:
 
     def clip(
         self, terms: StepTerms, examples: int, compute: Callable[[], BlockwiseSum]
-    ) -> tuple[BlockwiseSum, float]:
+    ) -> tuple[BlockwiseSum, Scalar]:
         """Return the clipped sum of this process's share, and the mean loss of all shares.
 
         Raises:
@@ -129,7 +130,7 @@ class SharedStep:
             ProcessLostError: a process failed, so that no process makes the step.
         """
         total, problem = _compute_or_catch(compute)
-        loss = 0.0 if total is None else total.mean_loss * examples
+        loss = 0.0 if total is None else float(total.mean_loss) * examples
         given = (total is None, loss, examples, terms.step, terms.bound, terms.noise_deviation)
         found = self._group.gather((*given, self._magnitude(terms.step)), self._device)
         if problem is not None:

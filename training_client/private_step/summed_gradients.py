@@ -91,6 +91,10 @@ class SummedGradients(ChunkedGradients):
         """Return the per-example gradients of those examples where `kept` is true."""
         return SummedGradients(tuple(each.select(kept) for each in self.parts))
 
+    def zero_others(self, kept: torch.Tensor) -> SummedGradients:
+        """Return the gradients with 0 for examples where `kept` is false."""
+        return SummedGradients(tuple(each.zero_others(kept) for each in self.parts))
+
 
 def _magnitudes_of(part: Part) -> tuple[torch.Tensor, torch.Tensor]:
     """Return, for one part, two numbers per example that bound rounding and underflow errors."""

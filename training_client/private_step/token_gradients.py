@@ -4,17 +4,26 @@ The output gradients of equal tokens of one example are added first. The result 
 pair of an example and a token, in the table's precision, and these rows are what is clipped: their
 norms, in double precision, and their weighted sum are of the same numbers. The rows are sorted by
 token, then by example, so that each block of the table is a range of them.
+
+On an accelerator nothing waits for the number of these pairs: there is a row for every token of
+every example. Rows of repeated tokens and of padding are 0, so they change no norm and no sum.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import torch
 
 from training_client.private_step.chunked_gradients import ChunkedGradients
-from training_client.private_step.example_gradients import MappedPieces, as_scalar, squared_norm
+from training_client.private_step.example_gradients import (
+    MappedPieces,
+    as_scalar,
+    squared_norm,
+    zero_rows,
+)
+from training_client.private_step.kernels.compiled import is_on_cpu
 from training_client.private_step.kernels.per_coordinate_sums import clamp_in_place
 from training_client.private_step.kernels.row_sums import mapped_squared_norms, squared_norms
 from training_client.private_step.rounding_bounds import (
@@ -34,7 +43,7 @@ class TokenGradients(ChunkedGradients):
     """Per-example gradients of an embedding table: one row per token that occurs in an example.
 
     Attributes:
-        rows: one row for each pair, of the width of the table.
+        rows: one row for each pair, of the width of the table; more rows, of 0, on an accelerator.
         tokens: the token of each pair, ascending.
         examples: the example of each pair, ascending among the pairs of a token.
         count: the number of examples.
@@ -82,6 +91,8 @@ class TokenGradients(ChunkedGradients):
         padding: int | None = None,
     ) -> TokenGradients:
         """Sum the gradients that share a key; a pair's key is token·count + example."""
+        if not is_on_cpu(keys):
+            return cls._from_all_keys(keys, gradients, count, vocabulary, positions, padding)
         if padding is not None:
             kept = keys.div(count, rounding_mode="floor") != padding
             keys, gradients = keys[kept], gradients[kept]
@@ -90,6 +101,30 @@ class TokenGradients(ChunkedGradients):
         rows = gradients[order]
         if len(pairs) < len(keys):
             rows = rows.new_zeros(len(pairs), rows.shape[1]).index_add_(0, places, rows)
+        tokens = pairs.div(count, rounding_mode="floor")
+        return cls(rows, tokens, pairs - tokens * count, count, vocabulary, positions)
+
+    @classmethod
+    def _from_all_keys(
+        cls,
+        keys: torch.Tensor,
+        gradients: torch.Tensor,
+        count: int,
+        vocabulary: int,
+        positions: int,
+        padding: int | None,
+    ) -> TokenGradients:
+        """Sum the gradients that share a key without waiting; the rows that are left over are 0."""
+        keys, order = torch.sort(keys, stable=True)
+        rows = gradients[order]
+        if padding is not None:
+            rows = zero_rows(rows, keys.div(count, rounding_mode="floor") != padding)
+        is_first = torch.ones_like(keys, dtype=torch.bool)
+        is_first[1:] = keys[1:] != keys[:-1]
+        places = is_first.cumsum(0) - 1
+        rows = torch.zeros_like(rows).index_add_(0, places, rows)
+        # the last key, which is the largest, stands in the places that are left over
+        pairs = torch.full_like(keys, -1).scatter_(0, places, keys).cummax(0).values
         tokens = pairs.div(count, rounding_mode="floor")
         return cls(rows, tokens, pairs - tokens * count, count, vocabulary, positions)
 
@@ -137,6 +172,13 @@ class TokenGradients(ChunkedGradients):
         )
         part = self._pairs(rows)
         example = self.examples[part]
+        if not is_on_cpu(found):
+            kept = (example >= examples.start) & (example < examples.stop)
+            places = (
+                (example - examples.start).clamp_(0, len(found) - 1),
+                self.tokens[part] - rows.start,
+            )
+            return found.index_put_(places, zero_rows(self.rows[part], kept), accumulate=True)
         kept = (example >= examples.start) & (example < examples.stop)
         places = example[kept] - examples.start, self.tokens[part][kept] - rows.start
         found[places] = self.rows[part][kept]
@@ -222,8 +264,14 @@ class TokenGradients(ChunkedGradients):
             self.rows[pairs], self.tokens[pairs], examples, count, self.vocabulary, self.positions
         )
 
+    def zero_others(self, kept: torch.Tensor) -> TokenGradients:
+        """Return the gradients with 0 for examples where `kept` is false."""
+        return replace(self, rows=zero_rows(self.rows, kept[self.examples]))
+
     def _pairs(self, rows: slice) -> slice:
         """Return the slice of the stored (token, example) pairs whose token is in `rows`."""
+        if rows == slice(0, self.vocabulary):  # as always on an accelerator: it need not be read
+            return slice(0, len(self.tokens))
         ends = torch.tensor([rows.start, rows.stop], device=self.tokens.device)
         start, stop = torch.searchsorted(self.tokens, ends).tolist()
         return slice(start, stop)

@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_map_only
 
 from training_client.errors import UnsupportedModelError
 from training_client.private_step.blocks import Block
+from training_client.private_step.module_names import describe_tensor
 from training_client.private_step.process_group import is_rank_zero, world_size
 
 
@@ -58,12 +59,12 @@ class TrainedParameters:
         self.replicated = [each for each in tensors if not _is_sharded(each)]
         self.held = _trained(model)
         for parameter in model.parameters():
-            _require_sharded_rows(parameter)
+            _require_sharded_rows(model, parameter)
         self._rows = [_own_rows(each) for each in self.held] if self.is_sharded else []
         with self.gathered():
             self.whole = _trained(model)
             for one, other in zip(self.held, self.whole, strict=True):
-                _require_same_kind(one, other)
+                _require_same_kind(model, one, other)
 
     @contextmanager
     def gathered(self) -> Iterator[None]:
@@ -160,13 +161,6 @@ def is_sharded_module(module: nn.Module) -> bool:
     return "FSDPModule" in {kind.__name__ for kind in type(module).__mro__}
 
 
-def layer_type(module: nn.Module) -> type[nn.Module]:
-    """Return a module's type as it was before `fully_shard`, which replaces it by a subclass."""
-    kind = type(module)
-    is_replaced = any(base.__name__ == "FSDPModule" for base in kind.__bases__)
-    return kind.__bases__[-1] if is_replaced else kind
-
-
 def _trained(model: nn.Module) -> list[nn.Parameter]:
     """Return the parameters of a model that are trained."""
     return [each for each in model.parameters() if each.requires_grad]
@@ -206,7 +200,7 @@ def _own_rows(parameter: torch.Tensor) -> slice:
     return slice(start, start + len(_local(parameter)))
 
 
-def _require_sharded_rows(parameter: torch.Tensor) -> None:
+def _require_sharded_rows(model: nn.Module, parameter: torch.Tensor) -> None:
     """Raise unless a parameter is whole, or sharded by rows among all processes."""
     if not _is_sharded(parameter):
         return
@@ -214,24 +208,25 @@ def _require_sharded_rows(parameter: torch.Tensor) -> None:
     is_by_rows = len(placements) == 1 and placements[0].is_shard(0)
     if not is_by_rows or mesh.size() != world_size():
         raise UnsupportedModelError(
-            f"a parameter of shape {tuple(parameter.shape)} is sharded as {tuple(placements)} on "
-            f"{mesh}: only rows sharded among all {world_size()} processes are supported. Call "
-            "fully_shard without mesh and shard_placement_fn"
+            f"{describe_tensor(model, parameter)} is sharded as {tuple(placements)} on {mesh}: "
+            f"only rows sharded among all {world_size()} processes are supported. Call fully_shard "
+            "without mesh and shard_placement_fn"
         )
 
 
-def _require_same_kind(held: torch.Tensor, whole: torch.Tensor) -> None:
+def _require_same_kind(model: nn.Module, held: torch.Tensor, whole: torch.Tensor) -> None:
     """Raise unless a parameter has the same precision and device between steps and inside."""
     if _is_sharded(whole):
         raise UnsupportedModelError(
-            f"a parameter of shape {tuple(whole.shape)} is sharded inside of its layer too: tensor "
-            "parallelism, and parameters of layers outside of fully_shard, are not supported"
+            f"{describe_tensor(model, whole)} is sharded inside of its layer too: tensor "
+            "parallelism, and parameters of layers outside of fully_shard, are not supported. Call "
+            "fully_shard on the whole model"
         )
     if (held.dtype, held.device) != (whole.dtype, whole.device):
         raise UnsupportedModelError(
-            f"parameters are {held.dtype} on {held.device}, and inside of layers {whole.dtype} on "
-            f"{whole.device}: call fully_shard without mp_policy and offload_policy, and run the "
-            "model under torch.autocast for bfloat16"
+            f"{describe_tensor(model, whole)} is {held.dtype} on {held.device}, and inside of "
+            f"layers {whole.dtype} on {whole.device}: call fully_shard without mp_policy and "
+            "offload_policy, and run the model under torch.autocast for bfloat16"
         )
 
 

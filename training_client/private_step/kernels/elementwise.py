@@ -93,10 +93,12 @@ def sum_square_roots(squares: torch.Tensor, least: float) -> tuple[float, float]
     """Return two sums over all s in `squares`: of √max(s, least) and of max(s, least)."""
     if not _is_contiguous(squares):
         result = squares.double().clamp_min(least)
-        return float(result.sqrt().sum()), float(result.sum())
-    sums = torch.empty(2, dtype=torch.float64)
-    compile_loop(_sum_square_roots)(squares.view(-1).numpy(), least, sums.numpy())
-    return float(sums[0]), float(sums[1])
+        sums = torch.stack([result.sqrt().sum(), result.sum()])
+    else:
+        sums = torch.empty(2, dtype=torch.float64)
+        compile_loop(_sum_square_roots)(squares.view(-1).numpy(), least, sums.numpy())
+    of_roots, of_squares = sums.tolist()
+    return of_roots, of_squares
 
 
 def rmsprop_update(

@@ -101,7 +101,9 @@ def damped_sum(
         _compile_damped_loop(_add_weighted_damped)(*arrays, weights.numpy(), total.numpy())
         return total
     for part, each in _gradients_of_few_examples(gradients, inputs):
-        total += _damp_in_place(each, affine, damping).mul_(weights[part, None, None]).sum(0)
+        weight = weights[part, None, None]
+        damped = _damp_in_place(each, affine, damping).mul_(weight)
+        total += damped.masked_fill_(weight == 0, 0.0).sum(0)  # it may be 0·∞
     return total
 
 

@@ -3,24 +3,65 @@
 In double precision the squares of single-precision values neither overflow nor underflow; callers
 allow for other rounding with `rounding_bounds`. PyTorch would first copy a tensor into double
 precision, which takes longer than the sum.
+
+On an accelerator the squared norms of single-precision rows are added up in single precision, 64
+squares at a time, and only these partial sums in double precision. The result is raised so that it
+is an upper bound. Proof, for a row x of n values with S = Σx², and u = 2⁻²⁴:
+
+1. The row is multiplied by a power of two s, which is exact but for underflow, such that the
+   largest |y| of y = s·x is in [1, 4), or in [2⁻²³, 1) if all of x is denormal. So Σy² ≥ 2⁻⁴⁶, and
+   no square or sum of 64 squares (at most 2¹⁰) overflows.
+2. A y below 2⁻¹²⁶ may become 0, and its square is below 2⁻²⁵². A square loses at most a share u of
+   itself, or 2⁻¹²⁶ by underflow, and so may its addition. So underflow takes at most n·2⁻¹²⁴,
+   which is at most n·2⁻⁷⁸·Σy², and below u/64·Σy² for n ≤ 2⁴⁸.
+3. In a sum of 64 terms that are not negative, each takes part in at most 63 additions, in any
+   order, and loses a share of at most 63u. With fused multiplications it loses no more.
+4. The n/64 partial sums are added up in double precision, which takes a share n/64·2⁻⁵³, below u/64
+   for n ≤ 2²⁹; more are added up in double precision from the start.
+5. So the computed sum is at least (1 − 65u)·Σy². Multiplied by 1 + 68u it is at least
+   (1 + 2u)·Σy², and exact powers of two make it an upper bound of S. It is at most
+   (1 + 68u)(1 + 65u), less than 1 + 8·10⁻⁶, times S.
+
+∞ and NaN stay what they are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import torch
 from numpy import float64
 
 from training_client.private_step.kernels.compiled import compile_loop, is_on_cpu
 
+_PART: Final = 64  # squares that are added up in single precision
+_COLUMNS_MAX: Final = 1 << 29
+_ROUNDED_UP: Final = 1 + 68 * 2.0**-24
+_MANTISSA_BITS, _EXPONENT_BIAS, _EXPONENT_MASK = 23, 127, 255  # of single precision
+
 
 def squared_norms(rows: torch.Tensor) -> torch.Tensor:
-    """Return each row's squared norm, in double precision."""
+    """Return each row's squared norm, in double precision; on an accelerator rounded up."""
     if is_on_cpu(rows):
         return _run_row_loop(_squared_norms, rows)
+    if rows.dtype == torch.float32 and 0 < rows.shape[1] <= _COLUMNS_MAX:
+        return _upper_bounds_by_parts(rows)
     return rows.double().square().sum(1)
+
+
+def _upper_bounds_by_parts(rows: torch.Tensor) -> torch.Tensor:
+    """Return the squared norms of single-precision rows, rounded up; see the proof above."""
+    smallest, largest = rows.aminmax(dim=1)
+    exponents = torch.maximum(largest, -smallest).view(torch.int32) >> _MANTISSA_BITS
+    exponents = (2 * _EXPONENT_BIAS - (exponents & _EXPONENT_MASK)).clamp_(1, 253)
+    powers = (exponents << _MANTISSA_BITS).view(torch.float32)
+    part = min(_PART, rows.shape[1])
+    width = -(-rows.shape[1] // part) * part
+    scaled = rows.new_zeros(len(rows), width)
+    torch.mul(rows, powers[:, None], out=scaled[:, : rows.shape[1]])
+    parts = scaled.square_().view(len(rows), width // part, part).sum(2)
+    return parts.double().sum(1).mul_(_ROUNDED_UP).div_(powers.double().square_())
 
 
 def mapped_squared_norms(

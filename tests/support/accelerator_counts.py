@@ -1,0 +1,67 @@
+"""Counts what an accelerator must wait for in a step, and what is copied in double precision."""
+
+from __future__ import annotations
+
+from collections import Counter
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+_SYNCHRONIZING = {  # their results' values or shapes are read by the CPU
+    "_local_scalar_dense", "item", "equal", "nonzero", "masked_select", "unique_consecutive",
+    "unique_dim", "_unique2", "is_nonzero",
+}  # fmt: skip
+
+
+class AcceleratorCounts(TorchDispatchMode):
+    """Counts operations inside a `with` block.
+
+    Attributes:
+        waits: for each operation whose result the CPU reads, how often it ran; boolean masks as
+            indices are among them.
+        doubles: elements of floating-point tensors that were copied in double precision.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits: Counter[str] = Counter()
+        self.doubles = 0
+        self._to_list = torch.Tensor.tolist
+
+    def __enter__(self) -> Self:
+        def counted(tensor: torch.Tensor) -> Any:
+            self.waits["tolist"] += 1
+            return self._to_list(tensor)
+
+        torch.Tensor.tolist = counted  # type: ignore[method-assign]
+        super().__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        torch.Tensor.tolist = self._to_list  # type: ignore[method-assign]
+        super().__exit__(kind, error, trace)
+
+    def __torch_dispatch__(
+        self, function: Any, _: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        name, kwargs = function.overloadpacket.__name__, kwargs or {}
+        if name in _SYNCHRONIZING or (
+            name in ("index", "index_put", "index_put_") and _has_mask(args[1])
+        ):
+            self.waits[name] += 1
+        found = function(*args, **kwargs)
+        if name == "_to_copy" and kwargs.get("dtype") == torch.float64:
+            self.doubles += args[0].numel() if args[0].is_floating_point() else 0
+        return found
+
+
+def _has_mask(indices: Any) -> bool:
+    """Return whether one of the indices is a mask, whose places the CPU must count."""
+    return any(each is not None and each.dtype == torch.bool for each in indices)

@@ -17,8 +17,8 @@ def layer_type(module: nn.Module) -> type[nn.Module]:
 
 def describe_layer(model: nn.Module, layer: nn.Module) -> str:
     """Return a layer's path and class on one line, such as "layer encoder.0 (Linear)"."""
-    paths = (path for path, each in model.named_modules() if each is layer)
-    return f"layer {next(paths, '') or '(root)'} ({layer_type(layer).__name__})"
+    path = next((path for path, each in model.named_modules() if each is layer), "")
+    return f"{f'layer {path}' if path else 'the model'} ({layer_type(layer).__name__})"
 
 
 def describe_tensor(model: nn.Module, tensor: torch.Tensor) -> str:

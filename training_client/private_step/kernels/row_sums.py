@@ -112,9 +112,10 @@ def normalized_squares(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     if is_on_cpu(rows):
         squares = torch.empty_like(rows)
         return squares, _run_row_loop(_normalized_squares, rows, squares.numpy(), least)
-    norms = squared_norms(rows)
+    exact = rows.double().square()
+    norms = exact.sum(1)
     inverse = norms.reciprocal().masked_fill_(norms == 0, 0.0)
-    squares = (rows.double().square() * inverse[:, None]).clamp_min_(least).to(rows.dtype)
+    squares = (exact * inverse[:, None]).clamp_min_(least).to(rows.dtype)
     return squares.masked_fill_(rows == 0, 0.0), norms
 
 

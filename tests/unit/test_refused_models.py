@@ -53,7 +53,7 @@ ONE_LINE = r"[^\n]*layer [\w.]+ \(\w+\)[^\n]*: [^\n]+"  # path and class, and ad
             r"layer 0 \(EmbeddingBag\).*sparse=False",
         ),
         (nn.Sequential(nn.Embedding(5, 4, sparse=True)), r"layer 0 \(Embedding\).*sparse=False"),
-        (nn.Embedding(5, 4, scale_grad_by_freq=True), r"the model \(Embedding\).*scale_grad_by_freq=False"),
+        (nn.Embedding(5, 4, scale_grad_by_freq=True), r"\(Embedding\).*scale_grad_by_freq=False"),
         (nn.Sequential(nn.ReLU()), "no layer"),
         (
             nn.Sequential(nn.Conv1d(2, 3, 2), nn.InstanceNorm1d(3, track_running_stats=True)),

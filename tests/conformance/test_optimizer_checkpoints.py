@@ -84,10 +84,9 @@ def made_with(name: str, net: nn.Module, public: tuple[torch.Tensor, ...]) -> Pr
 
 
 def test_a_model_on_another_device_than_its_data_is_refused() -> None:
-    net = model().to("meta")
-    optimizer = build_optimizer("dp_sgd", net, PLAN, generator=torch.Generator())
-    with pytest.raises(DataError, match="the model on meta"):
-        optimizer.step(*batch(), cross_entropy)
+    optimizer = build_optimizer("dp_sgd", model(), PLAN, generator=torch.Generator())
+    with pytest.raises(DataError, match="the examples are on meta, the model on cpu"):
+        optimizer.step(*(each.to("meta") for each in batch()), cross_entropy)
 
 
 @pytest.mark.parametrize("wrong", [0.0, -1.0, 1e-19, 1e38, math.inf, math.nan])

@@ -1,4 +1,4 @@
-"""What the engine does on a CUDA device, run with stubs where there is none.
+"""The branches for CUDA devices run with stubs, where there is no device.
 
 CUDA's own kernels and generators are not tried by this.
 """

@@ -173,7 +173,7 @@ def require_recorded_grants(file: Path, held: Reservation) -> None:
 
 
 class _NotCopied:
-    """Base class of what counts a run's steps: a copy could take the same steps again."""
+    """Base class of budgets and counters of steps, which cannot be copied."""
 
     def __reduce__(self) -> NoReturn:
         """Refuse to be copied or pickled: a copy could take the same steps again.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from types import TracebackType
 from typing import Any, Self
 
 import torch
@@ -39,14 +38,9 @@ class AcceleratorCounts(TorchDispatchMode):
         super().__enter__()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: Any) -> None:
         torch.Tensor.tolist = self._to_list  # type: ignore[method-assign]
-        super().__exit__(kind, error, trace)
+        super().__exit__(*error)
 
     def __torch_dispatch__(
         self, function: Any, _: Any, args: Any = (), kwargs: dict[str, Any] | None = None

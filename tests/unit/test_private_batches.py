@@ -237,7 +237,7 @@ def reversed_inputs(records: list[dict[str, torch.Tensor]]) -> dict[str, torch.T
 @pytest.mark.parametrize("collate", [normalised, substituted, reversed_inputs])
 def test_a_collate_that_mixes_records_is_refused(collate: Any) -> None:
     optimizer = optimizer_of(poisson(40, 0.5), 7)
-    with pytest.raises(DataError, match=r"other values of record .* beside another record"):
+    with pytest.raises(DataError, match=r"values .* for record .* depend on the record beside it"):
         next(private_batches(optimizer, Records(40), collate=collate))
 
 

@@ -255,7 +255,7 @@ def require_rate(counts: torch.Tensor, rate: float, smallest_p: float) -> None:
 
 @pytest.mark.parametrize("processes", [1, 2, 3, 4])
 def test_processes_draw_each_record_at_the_rate_that_is_charged(processes: int) -> None:
-    """Of each record and of the pairs of records in different shares; the seeds are fixed."""
+    """The rates of records, and of pairs of records of different processes, with fixed seeds."""
     records, rate, steps = 30, 0.3, 4000
     counts = torch.zeros(steps, records, dtype=torch.float64)
     for rank in range(processes):

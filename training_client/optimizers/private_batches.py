@@ -120,9 +120,9 @@ def _check_collate(batch: Any, dataset: Any, collate: Collate) -> None:
             found = _tensors(collate(beside))
             if not _are_equal(_rows(expected, place), _rows(found, place)):
                 raise DataError(
-                    f"collate makes other values of record {index} beside another record than by "
-                    "itself: a record would change the examples of others, which no clipping "
-                    "bounds. Compute each row from its own record, and use each record once"
+                    f"the values that collate returns for record {index} depend on the record "
+                    "beside it: one record would change the examples of others, and clipping does "
+                    "not bound that. Compute each row from its own record, and use each record once"
                 )
 
 

@@ -26,10 +26,10 @@ _PARALLEL_WRAPPERS: Final = {  # names: importing the classes is slow, or fails 
     "DeepSpeedEngine",
 }
 
-_UNCALLED_CHILDREN: Final = [  # a type, and its layer whose parameters it reads without a call
-    (nn.MultiheadAttention, "out_proj"),
-    *((kind, "linear") for kind in [getattr(nn, "LinearCrossEntropyLoss", None)] if kind),
-]
+# a class, and its layer whose parameters it reads without a call
+_UNCALLED_CHILDREN: Final[list[tuple[type[nn.Module], str]]] = [(nn.MultiheadAttention, "out_proj")]
+if hasattr(nn, "LinearCrossEntropyLoss"):  # older versions of PyTorch lack it
+    _UNCALLED_CHILDREN.append((nn.LinearCrossEntropyLoss, "linear"))
 
 _INSTEAD_OF_SPECTRAL_NORM: Final = (
     "use torch.nn.utils.parametrizations.weight_norm or orthogonal instead of spectral_norm"

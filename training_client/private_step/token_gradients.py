@@ -91,40 +91,9 @@ class TokenGradients(ChunkedGradients):
         padding: int | None = None,
     ) -> TokenGradients:
         """Sum the gradients that share a key; a pair's key is token·count + example."""
-        if not is_on_cpu(keys):
-            return cls._from_all_keys(keys, gradients, count, vocabulary, positions, padding)
-        if padding is not None:
-            kept = keys.div(count, rounding_mode="floor") != padding
-            keys, gradients = keys[kept], gradients[kept]
-        keys, order = torch.sort(keys, stable=True)
-        pairs, places = torch.unique_consecutive(keys, return_inverse=True)
-        rows = gradients[order]
-        if len(pairs) < len(keys):
-            rows = rows.new_zeros(len(pairs), rows.shape[1]).index_add_(0, places, rows)
-        tokens = pairs.div(count, rounding_mode="floor")
-        return cls(rows, tokens, pairs - tokens * count, count, vocabulary, positions)
-
-    @classmethod
-    def _from_all_keys(
-        cls,
-        keys: torch.Tensor,
-        gradients: torch.Tensor,
-        count: int,
-        vocabulary: int,
-        positions: int,
-        padding: int | None,
-    ) -> TokenGradients:
-        """Sum the gradients that share a key without waiting; the rows that are left over are 0."""
-        keys, order = torch.sort(keys, stable=True)
-        rows = gradients[order]
-        if padding is not None:
-            rows = zero_rows(rows, keys.div(count, rounding_mode="floor") != padding)
-        is_first = torch.ones_like(keys, dtype=torch.bool)
-        is_first[1:] = keys[1:] != keys[:-1]
-        places = is_first.cumsum(0) - 1
-        rows = torch.zeros_like(rows).index_add_(0, places, rows)
-        # the last key, which is the largest, stands in the places that are left over
-        pairs = torch.full_like(keys, -1).scatter_(0, places, keys).cummax(0).values
+        kept = None if padding is None else keys.div(count, rounding_mode="floor") != padding
+        add_up = _sum_equal_keys if is_on_cpu(keys) else _sum_equal_keys_without_waiting
+        pairs, rows = add_up(keys, gradients, kept)
         tokens = pairs.div(count, rounding_mode="floor")
         return cls(rows, tokens, pairs - tokens * count, count, vocabulary, positions)
 
@@ -284,3 +253,42 @@ class TokenGradients(ChunkedGradients):
 def _reshape_to_rows(shift: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Reshape a shift and a scale to matrices of one row each."""
     return shift.reshape(1, -1), scale.reshape(1, -1)
+
+
+def _sum_equal_keys(
+    keys: torch.Tensor, gradients: torch.Tensor, kept: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the different keys, ascending, and for each the sum of its gradients.
+
+    Args:
+        keys: one for each gradient.
+        gradients: one per row.
+        kept: a mask of the gradients to add up; all by default.
+    """
+    if kept is not None:
+        keys, gradients = keys[kept], gradients[kept]
+    keys, order = torch.sort(keys, stable=True)
+    different, places = torch.unique_consecutive(keys, return_inverse=True)
+    rows = gradients[order]
+    if len(different) < len(keys):
+        rows = rows.new_zeros(len(different), rows.shape[1]).index_add_(0, places, rows)
+    return different, rows
+
+
+def _sum_equal_keys_without_waiting(
+    keys: torch.Tensor, gradients: torch.Tensor, kept: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return what `_sum_equal_keys` does, and after it the last key with sums of 0.
+
+    There are as many keys and sums as gradients, so that nothing waits for the number of different
+    keys. Gradients outside of `kept` are set to 0.
+    """
+    if kept is not None:
+        gradients = zero_rows(gradients, kept)
+    keys, order = torch.sort(keys, stable=True)
+    is_first = torch.ones_like(keys, dtype=torch.bool)
+    is_first[1:] = keys[1:] != keys[:-1]
+    places = is_first.cumsum(0) - 1
+    rows = torch.zeros_like(gradients).index_add_(0, places, gradients[order])
+    different = torch.full_like(keys, -1).scatter_(0, places, keys).cummax(0).values
+    return different, rows

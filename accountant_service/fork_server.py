@@ -108,17 +108,18 @@ atexit.register(FORK_SERVER.close)
 def _serve_forks(requests: socket.socket) -> None:
     """Serve fork requests on a socket until the service closes it."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the system reaps processes that have ended
-    while True:
-        message, descriptors, _, _ = socket.recv_fds(requests, _REQUEST_BYTES_MAX, 1)
-        if not message:
-            return
-        process_id = os.fork()
-        if process_id == 0:
-            requests.close()
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            _run_forked_process(descriptors[0], pickle.loads(message))
-        os.close(descriptors[0])
-        requests.sendall(process_id.to_bytes(8, "big"))
+    with suppress(ConnectionError):  # the service has ended with a request or an answer under way
+        while True:
+            message, descriptors, _, _ = socket.recv_fds(requests, _REQUEST_BYTES_MAX, 1)
+            if not message:
+                return
+            process_id = os.fork()
+            if process_id == 0:
+                requests.close()
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                _run_forked_process(descriptors[0], pickle.loads(message))
+            os.close(descriptors[0])
+            requests.sendall(process_id.to_bytes(8, "big"))
 
 
 def _run_forked_process(descriptor: int, arguments: tuple[Any, ...]) -> None:

@@ -51,6 +51,21 @@ def agree(pair: tuple[Any, Any], kind: torch.dtype) -> None:
         torch.testing.assert_close(one, other, rtol=tolerance, atol=1e-40, equal_nan=True)
 
 
+def are_upper_bounds(
+    pair: tuple[torch.Tensor, torch.Tensor], kind: torch.dtype, most: float
+) -> None:
+    """Compare exact sums with those of an accelerator, which rounds single precision up.
+
+    They may be larger by the share `most`; see `tests/unit/test_row_sums.py`.
+    """
+    exact, plain = pair
+    assert exact.isfinite().equal(plain.isfinite())
+    excess = (plain - exact).nan_to_num()
+    most = most if kind == torch.float32 else 1e-13
+    assert bool((excess >= -1e-13 * exact.nan_to_num()).all())
+    assert bool((excess <= most * exact.nan_to_num() + 1e-140).all())
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("size", [1e-30, 1.0, 1e30])
 def test_sums_along_rows_agree(
@@ -62,13 +77,12 @@ def test_sums_along_rows_agree(
     values[4, 5] = torch.inf
     scale, shift = table(kind, 1, 33), table(kind, 1, 33)
     for rows in (values, values.T):  # the second is not in the order of memory
-        exact, plain = both(row_sums.squared_norms, rows)
-        assert exact.isfinite().equal(plain.isfinite())
-        rounded_up = 8e-6 if kind == torch.float32 else 1e-13  # see tests/unit/test_row_sums.py
-        assert bool(((plain / exact - 1).nan_to_num().abs() <= rounded_up).all())
-    agree(both(row_sums.mapped_squared_norms, values, scale, shift), kind)
-    agree(both(row_sums.mapped_squared_norms, values, scale), kind)
-    agree(both(row_sums.normalized_squares, values), kind)
+        are_upper_bounds(both(row_sums.squared_norms, rows), kind, 8e-6)
+    are_upper_bounds(both(row_sums.mapped_squared_norms, values, scale, shift), kind, 9e-6)
+    are_upper_bounds(both(row_sums.mapped_squared_norms, values, scale), kind, 9e-6)
+    (unit, norms), (other_unit, other_norms) = both(row_sums.normalized_squares, values)
+    are_upper_bounds((norms, other_norms), kind, 8e-6)
+    agree((unit * norms[:, None], other_unit * other_norms[:, None]), kind)
     clean = values.nan_to_num(0.0, 0.0, 0.0)
     for add in (row_sums.add_row_dots, row_sums.add_row_dots_of_squares):
 
@@ -78,7 +92,11 @@ def test_sums_along_rows_agree(
             return total
 
         found, plain = both(added)
-        torch.testing.assert_close(found, plain, rtol=1e-12, atol=1e-12 * size)
+        squared = add is row_sums.add_row_dots_of_squares
+        terms = (clean * others[:, 17:].double() ** (2 if squared else 1)).abs().sum(1)
+        share = 8e-6 if kind == torch.float32 else 1e-12
+        assert bool((plain - found >= -1e-12 * (terms + size)).all())
+        assert bool((plain - found <= share * terms + 1e-12 * size).all())
         assert bool((found != size).any())
 
 
@@ -86,13 +104,20 @@ def test_sums_along_rows_agree(
 def test_tiny_squares_of_unit_rows_are_rounded_up(
     both: Callable[..., tuple[Any, Any]], kind: torch.dtype
 ) -> None:
-    """Rounded to the next larger number; 0 stays 0, and NaN stays NaN."""
+    """Rounded to the next larger number; 0 stays 0, and NaN stays NaN.
+
+    On an accelerator norms in single precision are rounded up, and entries divided by them.
+    """
     tiny = torch.finfo(kind).tiny
     values = torch.tensor([[1.0, 1e-160, 0.0], [0.0, 0.0, 0.0], [torch.nan, 1.0, 0.0]]).to(kind)
     values[0, 1] = 1e-3 * tiny**0.5
-    for squares, norms in both(row_sums.normalized_squares, values):
-        assert squares[0].tolist() == [1.0, tiny, 0.0]
-        assert norms.tolist()[:2] == [1.0, 0.0]
+    compiled, plain = both(row_sums.normalized_squares, values)
+    assert (compiled[0][0, 0], compiled[1][0]) == (1.0, 1.0)
+    assert 1 - 8e-6 < plain[0][0, 0] <= 1 <= plain[1][0] < 1 + 8e-6
+    assert kind == torch.float32 or (plain[0][0, 0], plain[1][0]) == (1.0, 1.0)
+    for squares, norms in (compiled, plain):
+        assert squares[0].tolist()[1:] == [tiny, 0.0]
+        assert norms[1] == 0.0
         assert squares[1].tolist() == [0.0] * 3
         assert bool(squares[2, 0].isnan())
 

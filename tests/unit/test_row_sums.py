@@ -1,15 +1,27 @@
-"""Squared norms in single precision on an accelerator are upper bounds of the exact ones."""
+"""Sums in single precision on an accelerator are upper bounds of the exact ones.
+
+They are compared with exact fractions.
+"""
 
 from __future__ import annotations
 
 import math
 import random
+from collections.abc import Callable
 from fractions import Fraction
 
+import mpmath
 import pytest
 import torch
 
-from training_client.private_step.kernels.row_sums import squared_norms
+from training_client.private_step.kernels import upper_bounds
+from training_client.private_step.kernels.row_sums import (
+    add_row_dots,
+    add_row_dots_of_squares,
+    mapped_squared_norms,
+    normalized_squares,
+    squared_norms,
+)
 
 WIDTHS = (1, 2, 63, 64, 65, 1000, 4097)
 LARGEST, SMALLEST = 3.4e38, 1.4e-45  # the last is denormal
@@ -74,3 +86,202 @@ def test_double_precision_and_empty_rows_are_added_up_in_double_precision() -> N
     rows = torch.tensor([[1e-160, 1e160]], dtype=torch.float64)
     assert squared_norms(rows).tolist() == [math.inf]
     assert squared_norms(torch.zeros(3, 0)).tolist() == [0.0, 0.0, 0.0]
+
+
+# --- after a map
+
+
+def hostile_map(row: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return a scale and a shift, perhaps one that cancels most of the row."""
+    scale = hostile_row(len(row)).abs()
+    kind = random.choice(["none", "any", "nearly cancels", "cancels where the scale is large"])
+    if kind == "none":
+        return scale, None
+    if kind == "any":
+        return scale, hostile_row(len(row))
+    if kind == "nearly cancels":
+        return scale, -row * (1 + torch.randint(-3, 4, row.shape) * 2.0**-23)
+    shift = torch.where(scale > scale.median(), -row.nextafter(row + 1), row)
+    return scale, shift.nan_to_num(0.0, 0.0, 0.0)
+
+
+def exact_mapped(row: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor | None) -> Fraction:
+    """Return the squared norm of a row after a map."""
+    shifts = torch.zeros_like(row) if shift is None else shift
+    triples = zip(row.tolist(), shifts.tolist(), scale.tolist(), strict=True)
+    return sum(
+        (((Fraction(x) + Fraction(b)) * Fraction(d)) ** 2 for x, b, d in triples), Fraction(0)
+    )
+
+
+def largest(*rows: torch.Tensor | None) -> Fraction:
+    """Return the largest magnitude, or the smallest normal number if it is larger."""
+    found = max(float(each.abs().max()) for each in rows if each is not None)
+    return max(Fraction(found), Fraction(2) ** -126)
+
+
+def root(number: Fraction) -> mpmath.mpf:
+    """Return a square root to fifty digits."""
+    with mpmath.workdps(50):
+        return mpmath.sqrt(mpmath.mpf(number.numerator) / number.denominator)
+
+
+@pytest.mark.usefixtures("_no_cpu")
+@pytest.mark.parametrize("width", WIDTHS)
+def test_mapped_squared_norms_are_upper_bounds_and_close(width: int) -> None:
+    """They are close but for 2⁻¹²¹ of the largest value, shift and scale."""
+    random.seed(width)
+    torch.manual_seed(width)
+    for _ in range(60):
+        row = hostile_row(width)
+        scale, shift = hostile_map(row)
+        given = (row[None], scale[None], None if shift is None else shift[None])
+        found = Fraction(float(mapped_squared_norms(*given)))
+        wanted = exact_mapped(row, scale, shift)
+        assert wanted <= found
+        lost = 2.0**-121 * math.sqrt(width) * root((largest(row, shift) * largest(scale)) ** 2)
+        assert root(found) <= root(wanted * (1 + Fraction(9, 10**6))) + 1.001 * lost
+
+
+@pytest.mark.usefixtures("_no_cpu")
+def test_every_row_may_have_a_map_of_its_own() -> None:
+    random.seed(0)
+    torch.manual_seed(0)
+    rows, scale, shift = (torch.stack([hostile_row(70) for _ in range(20)]) for _ in range(3))
+    together = mapped_squared_norms(rows, scale, shift)
+    for at, found in enumerate(together.tolist()):
+        part = slice(at, at + 1)
+        assert found == float(mapped_squared_norms(rows[part], scale[part], shift[part]))
+
+
+MIXED = torch.tensor([2.0**50, 2.0**-90 * (1 + 2.0**-11)]), torch.tensor([2.0**-149, 1.0])
+
+
+@pytest.mark.usefixtures("_no_cpu")
+def test_what_underflows_beside_a_large_value_is_allowed_for() -> None:
+    row, scale = MIXED
+    found = mapped_squared_norms(row[None], scale[None])
+    assert Fraction(float(found)) >= exact_mapped(row, scale, None)
+
+
+@pytest.mark.usefixtures("_no_cpu")
+@pytest.mark.parametrize(
+    ("row", "scale", "shift"),
+    [([1.0, math.inf], [1.0, 1.0], [0.0, 0.0]), ([math.nan, 1.0], [1.0, 1.0], [1.0, 1.0]),
+     ([1.0, math.inf], [1.0, 1.0], [0.0, -math.inf]), ([1.0, 1.0], [math.inf, 1.0], [1.0, 1.0]),
+     ([1.0, 1.0], [math.nan, 1.0], [0.0, 0.0]), ([1.0, 1.0], [1.0, 1.0], [math.nan, 0.0])],
+)  # fmt: skip
+def test_what_is_not_finite_has_no_finite_norm_after_a_map(
+    row: list[float], scale: list[float], shift: list[float]
+) -> None:
+    found = mapped_squared_norms(*(torch.tensor([each]) for each in (row, scale, shift)))
+    assert not bool(found.isfinite().any())
+
+
+@pytest.mark.usefixtures("_no_cpu")
+def test_the_largest_numbers_do_not_overflow_after_a_map() -> None:
+    row = torch.full((70,), LARGEST)
+    found = float(mapped_squared_norms(row[None], row[None], row[None]))
+    assert exact_mapped(row, row, row) <= Fraction(found) < math.inf
+
+
+# --- dot products, squares of unit rows, and sums over positions
+
+
+@pytest.mark.usefixtures("_no_cpu")
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("squared", [False, True])
+def test_dot_products_are_upper_bounds_and_close(width: int, squared: bool) -> None:
+    random.seed(width)
+    torch.manual_seed(width)
+    add = add_row_dots_of_squares if squared else add_row_dots
+    for _ in range(40):
+        row, other = hostile_row(width), hostile_row(width)
+        row = row.abs() if squared else row
+        total = torch.zeros(1, dtype=torch.float64)
+        add(row[None], torch.cat([torch.ones(3), other])[None], total, 3)
+        power = 2 if squared else 1
+        terms = [
+            Fraction(x) * Fraction(z) ** power
+            for x, z in zip(row.tolist(), other.tolist(), strict=True)
+        ]
+        excess = Fraction(float(total)) - sum(terms)
+        lost = width * Fraction(2) ** -120 * largest(row) * largest(other) ** power
+        assert 0 <= excess <= sum(map(abs, terms)) * Fraction(8, 10**6) + lost
+
+
+@pytest.mark.usefixtures("_no_cpu")
+@pytest.mark.parametrize("width", WIDTHS)
+def test_squares_of_unit_rows_lose_three_roundings_at_most(width: int) -> None:
+    random.seed(width)
+    torch.manual_seed(width)
+    rows = torch.stack([hostile_row(width) for _ in range(40)])
+    squares, norms = normalized_squares(rows)
+    assert bool(((squares >= torch.finfo(torch.float32).tiny) == (rows != 0)).all())
+    least = 1 - 3 * Fraction(2) ** -24
+    for row, entries, norm in zip(rows, squares.tolist(), norms.tolist(), strict=True):
+        assert exact(row) <= Fraction(norm) <= exact(row) * (1 + Fraction(8, 10**6))
+        for value, entry in zip(row.tolist(), entries, strict=True):
+            assert Fraction(entry) * Fraction(norm) >= Fraction(value) ** 2 * least
+
+
+@pytest.mark.parametrize(("positions", "columns"), [(1, 3), (5, 70), (300, 2)])
+def test_products_of_sums_over_positions_are_upper_bounds_and_close(
+    positions: int, columns: int
+) -> None:
+    random.seed(columns)
+    torch.manual_seed(columns)
+    rows = 3
+    for _ in range(20):
+        left = hostile_row(positions * rows).view(1, positions, rows)
+        right = hostile_row(positions * columns).view(1, positions, columns)
+        scale = hostile_row(rows * columns).view(rows, columns)
+        sums = upper_bounds.square_sums(left), upper_bounds.square_sums(right)
+        found = Fraction(float(upper_bounds.mapped_products(*sums, scale)))
+        of_left, of_right = ([exact(each) for each in one[0].T] for one in (left, right))
+        wanted = sum(
+            g * a * Fraction(float(scale[o, i])) ** 2
+            for o, g in enumerate(of_left) for i, a in enumerate(of_right)
+        )  # fmt: skip
+        assert wanted <= found
+        roundings = rows + columns + 2 * positions + 8
+        most = wanted * (1 + 4 * roundings * Fraction(2) ** -24)
+        lost = (largest(left) * largest(right) * largest(scale)) ** 2 * Fraction(2) ** -113
+        assert found <= most + positions**2 * rows * columns * lost
+
+
+# --- what the bounds would miss without their allowances
+
+
+def without_rounding_up() -> bool:
+    """Return whether rows whose squares are rounded down keep their norm."""
+    row = torch.full((64,), 1 + 5 * 2.0**-23)
+    return Fraction(float(squared_norms(row[None]))) >= exact(row)
+
+
+def without_allowance_for_underflow() -> bool:
+    """Return whether a value that underflows in a map keeps its norm."""
+    row, scale = MIXED
+    found = mapped_squared_norms(row[None], scale[None])
+    return Fraction(float(found)) >= exact_mapped(row, scale, None)
+
+
+def without_allowance_for_dots() -> bool:
+    """Return whether products that are rounded down keep their sum."""
+    row, total = torch.full((64,), 1 + 5 * 2.0**-23), torch.zeros(1, dtype=torch.float64)
+    add_row_dots(row[None], row[None], total)
+    return Fraction(float(total)) >= exact(row)
+
+
+@pytest.mark.usefixtures("_no_cpu")
+@pytest.mark.parametrize(
+    ("name", "value", "holds"),
+    [("_ROUNDED_UP", 1.0, without_rounding_up), ("_ROUNDED_UP", 1.0, without_allowance_for_dots),
+     ("_UNDERFLOW", 0.0, without_allowance_for_underflow)],
+)  # fmt: skip
+def test_without_their_allowances_they_would_be_no_upper_bounds(
+    name: str, value: float, holds: Callable[[], bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert holds()
+    monkeypatch.setattr(upper_bounds, name, value)
+    assert not holds()

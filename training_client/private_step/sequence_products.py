@@ -24,7 +24,10 @@ import torch
 
 from training_client.private_step.chunked_gradients import ChunkedGradients
 from training_client.private_step.example_gradients import OuterProducts, zero_rows
+from training_client.private_step.kernels import upper_bounds
+from training_client.private_step.kernels.compiled import is_on_cpu
 from training_client.private_step.kernels.matmul import weighted_product
+from training_client.private_step.kernels.upper_bounds import SquareSums
 from training_client.private_step.rounding_bounds import (
     gram_underflow,
     mapped_magnitude_underflow,
@@ -34,6 +37,7 @@ from training_client.private_step.rounding_bounds import (
 
 _GRAM_CHUNK_SIZE: Final = 1 << 20  # double-precision copies of factors at a time
 _GRAM_COST: Final = 4.0  # of a multiplication in double precision with its conversion
+_ACCELERATOR_GRAM_COST: Final = 64.0  # many accelerators multiply so much slower there
 _READING_COST: Final = 8  # of a coordinate of ∇, in multiplications
 
 NormMethod = Literal["gram", "product"]
@@ -95,7 +99,8 @@ class SequenceProducts(ChunkedGradients):
         if self.method is not None:
             return self.method == "gram"
         rows, columns = self.shape
-        by_gram = _GRAM_COST * self.terms**2 * (rows + columns)
+        cost = _GRAM_COST if is_on_cpu(self.gradients) else _ACCELERATOR_GRAM_COST
+        by_gram = cost * self.terms**2 * (rows + columns)
         return by_gram < rows * columns * (self.terms + _READING_COST)
 
     def dense(self, examples: slice, rows: slice) -> torch.Tensor:
@@ -133,11 +138,20 @@ class SequenceProducts(ChunkedGradients):
 
     def mapped_magnitudes(self, rows: slice, scale: torch.Tensor) -> torch.Tensor:
         """Bound ‖Σ|tᵢ|·scale‖² per example, whose gradient on `rows` is the sum of terms tᵢ."""
+        if not is_on_cpu(scale) and upper_bounds.are_multipliable(self.gradients, self.inputs):
+            left, right = self._square_sums
+            left = left._replace(sums=left.sums[:, rows])
+            return upper_bounds.mapped_products(left, right, scale)
         g, a = (each[:, rows] if at == 0 else each for at, each in enumerate(self._column_squares))
         found = torch.mm(a, scale.double().square().T).mul_(g).sum(1)
         size = scale.numel()
         found.mul_(1 + rounding_error(torch.float64, size))
         return found + mapped_magnitude_underflow(g.sum(1), a.sum(1), size)
+
+    @cached_property
+    def _square_sums(self) -> tuple[SquareSums, SquareSums]:
+        """Sums over positions as `_column_squares`, but scaled, and in single precision."""
+        return upper_bounds.square_sums(self.gradients), upper_bounds.square_sums(self.inputs)
 
     @cached_property
     def _column_squares(self) -> tuple[torch.Tensor, torch.Tensor]:

@@ -195,6 +195,8 @@ class TokenGradients(ChunkedGradients):
     def _mapped_squares(self, rows: slice, affine: AffineMap) -> torch.Tensor:
         """Return each example's squared norm of its mapped gradient on the embeddings in `rows`."""
         assert affine.scale is not None
+        if not is_on_cpu(self.rows):
+            return self._mapped_upper_bounds(affine.scale, affine.shift)
         found, pairs = self._zeros(), self._pairs(rows)
         if affine.shift is not None:
             found += mapped_squared_norms(*_reshape_to_rows(affine.shift, affine.scale))
@@ -208,6 +210,29 @@ class TokenGradients(ChunkedGradients):
                 shift = affine.shift[token].double()
                 squares = ((gradient + shift) * scale).square_().sum(1)
                 squares -= (shift * scale).square_().sum(1)
+            found.index_add_(0, self.examples[part], squares)
+        return found
+
+    def _mapped_upper_bounds(self, scale: torch.Tensor, shift: torch.Tensor | None) -> torch.Tensor:
+        """Return `_mapped_squares` of all embeddings, rounded up.
+
+        The squared norm of D∘b is computed once for each embedding, rounded up, and what is added
+        for all is subtracted again for each token that occurs: their difference is an upper bound
+        for those that do not. A row of zeros may stand for a token that is there more than once.
+        It changes nothing.
+        """
+        found = self._zeros()
+        of_shift = None if shift is None else mapped_squared_norms(shift, scale)
+        if of_shift is not None:
+            found += of_shift.sum()
+        for start in range(0, len(self.rows), _ROWS):
+            part = slice(start, start + _ROWS)
+            each, token = self.rows[part], self.tokens[part]
+            shifts = None if shift is None else shift[token]
+            squares = mapped_squared_norms(each, scale[token], shifts)
+            if of_shift is not None:
+                squares -= of_shift[token]
+            squares.masked_fill_(~each.any(1), 0.0)
             found.index_add_(0, self.examples[part], squares)
         return found
 

@@ -12,6 +12,7 @@ from training_client.private_step.kernels.compiled import compile_loop, is_on_cp
 
 _SQUARE_MIN: Final = 1e-36  # squares are clamped to this range, so that the inverse of their
 _SQUARE_MAX: Final = 1e36  # root is finite and > 0
+_DOUBLES_MAX: Final = 1 << 20  # numbers that are copied in double precision at a time
 
 
 def inverse_square_roots(
@@ -92,8 +93,10 @@ def gradient_moments(
 def sum_square_roots(squares: torch.Tensor, least: float) -> tuple[float, float]:
     """Return two sums over all s in `squares`: of √max(s, least) and of max(s, least)."""
     if not _is_contiguous(squares):
-        result = squares.double().clamp_min(least)
-        sums = torch.stack([result.sqrt().sum(), result.sum()])
+        sums = squares.new_zeros(2, dtype=torch.float64)
+        for part in torch.split(squares.reshape(-1), _DOUBLES_MAX):
+            exact = part.double().clamp_min(least)
+            sums += torch.stack([exact.sqrt().sum(), exact.sum()])
     else:
         sums = torch.empty(2, dtype=torch.float64)
         compile_loop(_sum_square_roots)(squares.view(-1).numpy(), least, sums.numpy())

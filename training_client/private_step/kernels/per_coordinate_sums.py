@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from training_client.private_step.kernels.compiled import compile_and_keep, is_on_cpu
+from training_client.private_step.kernels.row_sums import squared_norms
 from training_client.private_step.transform import AffineMap
 
 _ELEMENTS_MAX: Final = 1 << 26  # of per-example gradients at a time, on an accelerator
@@ -59,7 +60,8 @@ def damped_squared_norms(
 
     The affine map gives v = D∘(∇ + b), and damping by c limits it to v/√(1 + (c·D∘∇)²).
 
-    The norm is ∞ or NaN if a coordinate of the damped gradient is.
+    The norm is ∞ or NaN if a coordinate of the damped gradient is. On an accelerator it is rounded
+    up.
 
     Args:
         gradients: g, one row per example.
@@ -74,7 +76,7 @@ def damped_squared_norms(
         )
         return result
     for part, each in _gradients_of_few_examples(gradients, inputs):
-        result[part] = _damp_in_place(each, affine, damping).double().square_().flatten(1).sum(1)
+        result[part] = squared_norms(_damp_in_place(each, affine, damping).flatten(1))
     return result
 
 

@@ -4,64 +4,28 @@ In double precision the squares of single-precision values neither overflow nor 
 allow for other rounding with `rounding_bounds`. PyTorch would first copy a tensor into double
 precision, which takes longer than the sum.
 
-On an accelerator the squared norms of single-precision rows are added up in single precision, 64
-squares at a time, and only these partial sums in double precision. The result is raised so that it
-is an upper bound. Proof, for a row x of n values with S = Σx², and u = 2⁻²⁴:
-
-1. The row is multiplied by a power of two s, which is exact but for underflow, such that the
-   largest |y| of y = s·x is in [1, 4), or in [2⁻²³, 1) if all of x is denormal. So Σy² ≥ 2⁻⁴⁶, and
-   no square or sum of 64 squares (at most 2¹⁰) overflows.
-2. A y below 2⁻¹²⁶ may become 0, and its square is below 2⁻²⁵². A square loses at most a share u of
-   itself, or 2⁻¹²⁶ by underflow, and so may its addition. So underflow takes at most n·2⁻¹²⁴,
-   which is at most n·2⁻⁷⁸·Σy², and below u/64·Σy² for n ≤ 2⁴⁸.
-3. In a sum of 64 terms that are not negative, each takes part in at most 63 additions, in any
-   order, and loses a share of at most 63u. With fused multiplications it loses no more.
-4. The n/64 partial sums are added up in double precision, which takes a share n/64·2⁻⁵³, below u/64
-   for n ≤ 2²⁹; more are added up in double precision from the start.
-5. So the computed sum is at least (1 − 65u)·Σy². Multiplied by 1 + 68u it is at least
-   (1 + 2u)·Σy², and exact powers of two make it an upper bound of S. It is at most
-   (1 + 68u)(1 + 65u), less than 1 + 8·10⁻⁶, times S.
-
-∞ and NaN stay what they are.
+On an accelerator single precision is added up in parts, and rounded up (`upper_bounds`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
 import torch
 from numpy import float64
 
+from training_client.private_step.kernels import upper_bounds
 from training_client.private_step.kernels.compiled import compile_loop, is_on_cpu
-
-_PART: Final = 64  # squares that are added up in single precision
-_COLUMNS_MAX: Final = 1 << 29
-_ROUNDED_UP: Final = 1 + 68 * 2.0**-24
-_MANTISSA_BITS, _EXPONENT_BIAS, _EXPONENT_MASK = 23, 127, 255  # of single precision
 
 
 def squared_norms(rows: torch.Tensor) -> torch.Tensor:
     """Return each row's squared norm, in double precision; on an accelerator rounded up."""
     if is_on_cpu(rows):
         return _run_row_loop(_squared_norms, rows)
-    if rows.dtype == torch.float32 and 0 < rows.shape[1] <= _COLUMNS_MAX:
-        return _upper_bounds_by_parts(rows)
+    if upper_bounds.are_summable(rows):
+        return upper_bounds.squared_norms(rows)
     return rows.double().square().sum(1)
-
-
-def _upper_bounds_by_parts(rows: torch.Tensor) -> torch.Tensor:
-    """Return the squared norms of single-precision rows, rounded up; see the proof above."""
-    smallest, largest = rows.aminmax(dim=1)
-    exponents = torch.maximum(largest, -smallest).view(torch.int32) >> _MANTISSA_BITS
-    exponents = (2 * _EXPONENT_BIAS - (exponents & _EXPONENT_MASK)).clamp_(1, 253)
-    powers = (exponents << _MANTISSA_BITS).view(torch.float32)
-    part = min(_PART, rows.shape[1])
-    width = -(-rows.shape[1] // part) * part
-    scaled = rows.new_zeros(len(rows), width)
-    torch.mul(rows, powers[:, None], out=scaled[:, : rows.shape[1]])
-    parts = scaled.square_().view(len(rows), width // part, part).sum(2)
-    return parts.double().sum(1).mul_(_ROUNDED_UP).div_(powers.double().square_())
 
 
 def mapped_squared_norms(
@@ -69,12 +33,16 @@ def mapped_squared_norms(
 ) -> torch.Tensor:
     """Return each row's squared norm after `shift` is added and the sum multiplied by `scale`.
 
+    On an accelerator it is rounded up.
+
     Args:
         rows: r.
-        scale: d, one row.
-        shift: b, one row; None for 0.
+        scale: d, one row; on an accelerator it may have one for each of `rows`.
+        shift: b, likewise; None for 0.
     """
     if not is_on_cpu(rows):
+        if upper_bounds.are_summable(rows):
+            return upper_bounds.mapped_squared_norms(rows, scale, shift)
         shifted = rows.double() if shift is None else rows.double() + shift
         return (shifted * scale).square_().sum(1)
     if shift is None:
@@ -85,33 +53,50 @@ def mapped_squared_norms(
 def add_row_dots(
     rows: torch.Tensor, others: torch.Tensor, total: torch.Tensor, start: int = 0
 ) -> None:
-    """Add each row's dot product with `others`' same row, from column `start` on, to `total`."""
+    """Add each row's dot product with `others`' same row, from column `start` on, to `total`.
+
+    On an accelerator it is rounded up.
+    """
     if is_on_cpu(rows):
         compile_loop(_add_row_dots)(rows.numpy(), others.numpy(), start, total.numpy())
     else:
-        total += (rows * others[:, start : start + rows.shape[1]].double()).sum(1)
+        total += _dots(rows, others[:, start : start + rows.shape[1]], squared=False)
 
 
 def add_row_dots_of_squares(
     rows: torch.Tensor, others: torch.Tensor, total: torch.Tensor, start: int = 0
 ) -> None:
-    """Add each row's dot product with `others`' squared row, from column `start`, to `total`."""
+    """Add each row's dot product with `others`' squared row, from column `start`, to `total`.
+
+    On an accelerator it is rounded up.
+    """
     if is_on_cpu(rows):
         compile_loop(_add_row_dots_of_squares)(rows.numpy(), others.numpy(), start, total.numpy())
     else:
-        total += (rows * others[:, start : start + rows.shape[1]].double().square()).sum(1)
+        total += _dots(rows, others[:, start : start + rows.shape[1]], squared=True)
+
+
+def _dots(rows: torch.Tensor, others: torch.Tensor, *, squared: bool) -> torch.Tensor:
+    """Return each row's dot product with `others`' same row, or with its squares, rounded up."""
+    if upper_bounds.are_summable(rows):
+        return upper_bounds.dots(rows, others, squared=squared)
+    numbers = others.double()
+    return (rows * (numbers.square() if squared else numbers)).sum(1)
 
 
 def normalized_squares(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Scale each row to norm 1 and square its entries; also return the rows' squared norms.
 
     A row of zeros stays one. Squares that would underflow are rounded up to the smallest normal
-    number, because a large D² may multiply them later.
+    number, because a large D² may multiply them later. On an accelerator the squared norms are
+    rounded up, and the entries are divided by them.
     """
     least = float(torch.finfo(rows.dtype).tiny)
     if is_on_cpu(rows):
         squares = torch.empty_like(rows)
         return squares, _run_row_loop(_normalized_squares, rows, squares.numpy(), least)
+    if upper_bounds.are_summable(rows):
+        return upper_bounds.normalized_squares(rows)
     exact = rows.double().square()
     norms = exact.sum(1)
     inverse = norms.reciprocal().masked_fill_(norms == 0, 0.0)

@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
+from tests.support.cuda_streams import COPIES, DEVICE, USERS, stub_cuda
 from tests.support.stub_service import linear_accountant, service
 from training_client.budget import Budget, NoBudget
 from training_client.errors import DataError, NoGuaranteeError, UnsupportedModelError
@@ -257,6 +258,79 @@ def with_shared_values(records: list[dict[str, torch.Tensor]]) -> dict[str, Any]
 @pytest.mark.parametrize("collate", [masked, with_shared_values])
 def test_a_collate_may_be_random_and_may_add_shared_values(collate: Any) -> None:
     next(private_batches(optimizer_of(poisson(40, 0.5), 7), Records(40), collate=collate))
+
+
+# --- batches on a device
+
+
+def seeded(plan: Plan) -> Any:
+    """Return a sampler of the plan that draws the same batches each time."""
+    generator = torch.Generator().manual_seed(1)
+    if plan is BINS:
+        return BallsInBinsSampler(plan.dataset_size, plan.steps_per_charge, generator)
+    return PoissonSampler(plan.dataset_size, plan.sample_rate, generator)
+
+
+def used_records(plan: Plan, **options: Any) -> list[list[int]]:
+    """Train until the budget ends; return the records of each batch."""
+    optimizer, used = claiming(plan), []
+    batches = private_batches(optimizer, Records(40), sampler=seeded(plan), **options)
+    for made, batch in enumerate(batches, start=1):
+        assert optimizer.allowance.taken == made
+        used.append([int(row[0]) for row in batch["input"].tolist()])
+        optimizer.step({"input": batch["input"]}, batch["label"], cross_entropy)
+    assert optimizer.steps_made == optimizer.allowance.taken == len(used)
+    return used
+
+
+@pytest.mark.parametrize("plan", [poisson(40, 0.1), poisson(40, 0.02), BINS])
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("device", ["cpu", DEVICE])
+def test_batches_on_a_device_are_those_without_one(
+    plan: Plan, workers: int, device: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some of the second plan are empty; the last plan has epochs."""
+    wanted = used_records(plan)
+    assert len(wanted) >= 10
+    stub_cuda(monkeypatch)
+    assert used_records(plan, device=device, workers=workers) == wanted
+
+
+def test_the_next_batch_is_copied_after_the_stream_waits_for_the_last(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """So it does not wait for the next; and it is named as a user of the memory."""
+    events = stub_cuda(monkeypatch)
+    optimizer = optimizer_of(poisson(40, 1.0), 3)
+    firsts = iter(range(100))
+
+    def collate(records: list[Any]) -> torch.Tensor:
+        return torch.full((len(records), 6), float(next(firsts)))
+
+    batches = private_batches(optimizer, Records(40), collate=collate, device=DEVICE)
+    monkeypatch.setitem(private_batches.__globals__, "_check_collate", lambda *_: None)
+    labels = torch.zeros(40, dtype=torch.int64)
+    for number, batch in enumerate(batches):
+        assert bool((batch == number).all())
+        events.append(("use", number))
+        optimizer.step(batch, labels, cross_entropy)
+    assert events[:2] == [("pin", True), ("copy", COPIES, 0.0)]
+    assert events[2:] == [
+        each
+        for number in range(3)
+        for each in [
+            ("wait", USERS, COPIES), ("record", USERS, float(number)),
+            ("copy", COPIES, number + 1.0), ("use", number),
+        ]
+    ]  # fmt: skip
+
+
+def test_other_devices_need_no_stream() -> None:
+    batch = next(private_batches(optimizer_of(poisson(40, 0.5), 7), Records(40), device="meta"))
+    assert {name: each.device.type for name, each in batch.items()} == {
+        "input": "meta",
+        "label": "meta",
+    }
 
 
 # --- batches that no sampler of the plan drew

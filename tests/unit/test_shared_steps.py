@@ -13,6 +13,7 @@ from scipy.stats import chi2
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from tests.support.cuda_streams import DEVICE, stub_cuda
 from tests.support.process_groups import run_in_processes
 from tests.support.shared_runs import (
     CASES,
@@ -69,7 +70,10 @@ def stub_budget() -> Budget:
 
 
 def asked_once(rank: int) -> Any:
-    """Train until the budget ends; return the steps made, its state and the calls to make it."""
+    """Train until the budget ends; return the steps made, its state and the calls to make it.
+
+    Each batch is copied ahead, as to a device of CUDA.
+    """
     calls: list[int] = []
 
     def make() -> Allowance:
@@ -78,8 +82,10 @@ def asked_once(rank: int) -> Any:
 
     budget = share_budget(make)
     optimizer = make_optimizer("dp_sgd", Model(1), budget)
-    for batch in private_batches(optimizer, Records()):
-        step_with(optimizer, batch)
+    with pytest.MonkeyPatch.context() as patch:
+        stub_cuda(patch)
+        for batch in private_batches(optimizer, Records(), device=DEVICE):
+            step_with(optimizer, batch)
     with pytest.raises(BudgetExhaustedError, match="20 steps fit"):
         optimizer.take()
     claim = budget.guarantee(optimizer.steps_made)

@@ -29,6 +29,7 @@ def private_batches(
     collate: Collate = default_collate,
     sampler: Sampler | None = None,
     workers: int = 0,
+    device: torch.device | str | None = None,
 ) -> Iterator[Any]:
     """Yield batches until the budget is spent; each is paid for before its records are loaded.
 
@@ -49,6 +50,9 @@ def private_batches(
         sampler: draws the records; by default a new one that draws as the plan says.
         workers: processes that load records ahead; none by default. What they loaded ahead is lost
             when the loop ends, and with it the place in an epoch of balls-in-bins sampling.
+        device: where batches are copied to; by default they stay where `collate` makes them. For a
+            CUDA device they are pinned in memory, and the next one is loaded and copied while the
+            step of the current one runs. What was copied ahead is lost like what workers loaded.
 
     Yields:
         What `collate` makes of the drawn records. A batch without records has the tensors of a
@@ -81,8 +85,9 @@ def private_batches(
         batch_sampler=drawn,
         collate_fn=_CollateOrEmpty(dataset, collate),
         num_workers=workers,
+        pin_memory=_is_on_cuda(device),
     )
-    batches, is_first = iter(loader), True
+    batches, is_first = _moved(loader, device), True
     while True:
         try:
             optimizer.take()
@@ -94,6 +99,54 @@ def private_batches(
             is_first = False
         optimizer.expect_examples(drawn.use_next())
         yield batch
+
+
+def _is_on_cuda(device: torch.device | str | None) -> bool:
+    """Return whether a device is one of CUDA: pinned memory is copied there beside a step."""
+    return device is not None and torch.device(device).type == "cuda"
+
+
+def _moved(loader: DataLoader[Any], device: torch.device | str | None) -> Iterator[Any]:
+    """Iterate over an endless loader's batches, copied to a device unless it is None."""
+    if device is None:
+        return iter(loader)
+    if _is_on_cuda(device):
+        return _copied_ahead(iter(loader), torch.device(device))
+    return (_copy(batch, device) for batch in loader)
+
+
+def _copied_ahead(batches: Iterator[Any], device: torch.device) -> Iterator[Any]:
+    """Yield endless batches on a CUDA device; load and copy each while the one before is used.
+
+    Copies have a stream of their own. The stream that uses a batch waits for its copy, and not for
+    the next one, which begins after. The memory of a batch is used again only after that stream has
+    done what was given to it while the batch was held.
+    """
+    copies: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    def copy_next() -> Any:
+        """Begin to copy the next batch, which is pinned in memory."""
+        batch = next(batches)
+        with torch.cuda.stream(copies):
+            return _copy(batch, device, non_blocking=True)
+
+    ahead = copy_next()
+    while True:
+        users = torch.cuda.current_stream(device)
+        users.wait_stream(copies)
+        batch = ahead
+        for each in _tensors(batch):
+            each.record_stream(users)
+        ahead = copy_next()
+        yield batch
+
+
+def _copy(batch: Any, device: torch.device | str, *, non_blocking: bool = False) -> Any:
+    """Return a batch with its tensors on a device."""
+    batch = dict(batch) if isinstance(batch, Mapping) else batch
+    return tree_map_only(
+        torch.Tensor, lambda each: each.to(device, non_blocking=non_blocking), batch
+    )
 
 
 def _check_collate(batch: Any, dataset: Any, collate: Collate) -> None:

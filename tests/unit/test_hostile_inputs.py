@@ -163,6 +163,20 @@ def test_no_hostile_example_exceeds_the_bound(kind: str, seed: int, cases: int) 
     assert max(shares) > 0.99  # most are clipped, so that the bound is tried
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("seed", "cases"),
+    [(10, 60), *(pytest.param(seed, 600, marks=pytest.mark.nightly) for seed in range(11, 16))],
+)
+def test_no_hostile_example_exceeds_the_bound_on_an_accelerator(
+    kind: str, seed: int, cases: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tensors say that they are not on a CPU, as in `test_accelerator_branches`."""
+    monkeypatch.setattr(torch.Tensor, "is_cpu", property(lambda _: False), raising=False)
+    test_no_hostile_example_exceeds_the_bound(kind, seed, cases)
+
+
 def test_without_the_allowance_for_rounding_they_would(monkeypatch: pytest.MonkeyPatch) -> None:
     """The largest shares are less than the allowance below 1: an allowance of 0 is too small."""
     monkeypatch.setattr(clipper, "weight_rounding", lambda _: 0.0)

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._pytree import tree_map_only
 
 from tests.support.accelerator_counts import AcceleratorCounts
 from tests.support.layer_models import LAYER_MODELS, build, clipped_sum_by_definition, select
@@ -115,9 +116,14 @@ def test_adaptive_clipping_waits_once_more_for_the_noisy_count(no_cpu: list[None
 
 
 # reads of sums that scale the noise (AdaDP, Adan), of a public or raw loss, which must be finite,
-# and of PyTorch's step counters in dp_adagrad, which are on the CPU
+# and of PyTorch's step counters in dp_adagrad; these are on the CPU, and no accelerator waits
 MORE_WAITS = {"dp_adagrad": 4, "adadp": 1, "adan": 1, "adadps": 1, "dp_r_pub": 1, "dp_adam_pub": 1}
-PARTS_IN_DOUBLE_PRECISION = 1024  # sums of 64 squares, 16 for each example; 25 600 squares before
+# sums of up to 64 squares, 10 to 20 for each example, and after a map some powers of two; the sums
+# for damping, of 9,110 squares for each example, are more
+PARTS_IN_DOUBLE_PRECISION, PARTS_AFTER_A_MAP, PARTS_OF_DAMPING = 640, 2000, 9300
+# the parameters, in the mean squares that scale the noise (AdaDP, Adan), and where a shift is added
+# to a sum (pi_adam)
+PARAMETERS = {"adadp": 9110, "adan": 9110, "pi_adam": 9110}
 
 
 CASES = [
@@ -154,22 +160,69 @@ def test_an_optimizer_trains_the_model_that_it_trains_on_a_cpu(
     assert asked
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize(("name", "state", "options"), CASES)
 def test_few_numbers_of_a_step_are_read_or_copied_in_double_precision(
-    name: str, no_cpu: list[None]
+    name: str, state: str, options: dict[str, Any], no_cpu: list[None]
 ) -> None:
     torch.manual_seed(0)
-    net, state = mlp(80, 100, 10), OPTIMIZERS[name].states[0]
+    net = mlp(80, 100, 10)
     examples, labels = torch.randn(64, 80), torch.arange(64) % 10
     optimizer = make_optimizer(
         name, net, unbudgeted(PLAN), state=state, public=(examples[:16] + 1, labels[:16]),
-        public_batch_size=16,
+        public_batch_size=16, **options,
     )  # fmt: skip
     for _ in range(2):
         optimizer.step(examples, labels, cross_entropy)
     with AcceleratorCounts() as counts:
         optimizer.step(examples, labels, cross_entropy)
-    assert counts.waits.total() <= 1 + MORE_WAITS.get(name, 0)
-    if name.startswith("dp_"):  # a ball, without a map
-        assert counts.doubles <= PARTS_IN_DOUBLE_PRECISION
+    more = MORE_WAITS.get(name, 0) + (state != OPTIMIZERS[name].states[0])  # for a finite loss
+    assert counts.waits.total() <= 1 + more
+    most = PARTS_IN_DOUBLE_PRECISION if name.startswith("dp_") else PARTS_AFTER_A_MAP
+    is_damped = options.get("own_squares", False)
+    most = PARTS_OF_DAMPING if is_damped else most + PARAMETERS.get(name, 0)
+    assert counts.doubles <= most
+    assert counts.largest_double <= PARAMETERS.get(name, 256)
     assert no_cpu
+
+
+def in_single_precision(given: Any) -> Any:
+    """Return a batch with its numbers in single precision."""
+    return tree_map_only(
+        torch.Tensor, lambda each: each.float() if each.is_floating_point() else each, given
+    )
+
+
+def train_layers(name: str) -> tuple[list[torch.Tensor], AcceleratorCounts]:
+    """Return the parameters after two steps of pi_adam, and what the second counts."""
+    torch.manual_seed(0)
+    net, examples, labels = build(name)
+    net, examples = net.float(), in_single_precision(examples)
+    generator = torch.Generator().manual_seed(3)
+    optimizer = make_optimizer("pi_adam", net, unbudgeted(PLAN), generator=generator)
+    optimizer.step(examples, labels, cross_entropy)
+    with AcceleratorCounts() as counts:
+        optimizer.step(examples, labels, cross_entropy)
+    return [each.detach().clone() for each in net.parameters()], counts
+
+
+@pytest.mark.parametrize("name", LAYER_MODELS)
+def test_a_map_of_layers_in_single_precision_copies_parameters_at_most(
+    name: str, request: pytest.FixtureRequest
+) -> None:
+    """They are copied to double precision where a shift is added to the sum."""
+    before, _ = train_layers(name)
+    asked = request.getfixturevalue("no_cpu")
+    after, counts = train_layers(name)
+    for one, other in zip(before, after, strict=True):
+        assert torch.allclose(one, other, rtol=1e-3, atol=1e-4)
+    size = sum(each.numel() for each in after)
+    assert counts.largest_double <= size
+    assert counts.doubles <= 4 * size  # with sums of parts, which are as many in so small models
+    assert asked
+
+
+def test_pytorchs_step_counter_of_adagrad_is_on_the_cpu() -> None:
+    """So no accelerator waits when PyTorch reads it in a step of dp_adagrad."""
+    parameter = torch.nn.Parameter(torch.zeros(3, device="meta"))
+    state = torch.optim.Adagrad([parameter]).state[parameter]
+    assert (state["sum"].device.type, state["step"].device.type) == ("meta", "cpu")

@@ -7,6 +7,7 @@ from typing import Any, Self
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 _SYNCHRONIZING = {  # their results' values or shapes are read by the CPU
     "_local_scalar_dense", "item", "equal", "nonzero", "masked_select", "unique_consecutive",
@@ -21,12 +22,13 @@ class AcceleratorCounts(TorchDispatchMode):
         waits: for each operation whose result the CPU reads, how often it ran; boolean masks as
             indices are among them.
         doubles: elements of floating-point tensors that were copied in double precision.
+        largest_double: elements of the largest tensor in double precision that was returned.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.waits: Counter[str] = Counter()
-        self.doubles = 0
+        self.doubles = self.largest_double = 0
         self._to_list = torch.Tensor.tolist
 
     def __enter__(self) -> Self:
@@ -53,6 +55,9 @@ class AcceleratorCounts(TorchDispatchMode):
         found = function(*args, **kwargs)
         if name == "_to_copy" and kwargs.get("dtype") == torch.float64:
             self.doubles += args[0].numel() if args[0].is_floating_point() else 0
+        for each in tree_leaves(found):
+            if isinstance(each, torch.Tensor) and each.dtype == torch.float64:
+                self.largest_double = max(self.largest_double, each.numel())
         return found
 
 

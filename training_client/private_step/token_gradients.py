@@ -196,7 +196,7 @@ class TokenGradients(ChunkedGradients):
         """Return each example's squared norm of its mapped gradient on the embeddings in `rows`."""
         assert affine.scale is not None
         if not is_on_cpu(self.rows):
-            return self._mapped_upper_bounds(affine.scale, affine.shift)
+            return self._mapped_upper_bounds(rows, affine.scale, affine.shift)
         found, pairs = self._zeros(), self._pairs(rows)
         if affine.shift is not None:
             found += mapped_squared_norms(*_reshape_to_rows(affine.shift, affine.scale))
@@ -213,21 +213,22 @@ class TokenGradients(ChunkedGradients):
             found.index_add_(0, self.examples[part], squares)
         return found
 
-    def _mapped_upper_bounds(self, scale: torch.Tensor, shift: torch.Tensor | None) -> torch.Tensor:
-        """Return `_mapped_squares` of all embeddings, rounded up.
+    def _mapped_upper_bounds(
+        self, rows: slice, scale: torch.Tensor, shift: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Return `_mapped_squares`, rounded up.
 
-        The squared norm of D∘b is computed once for each embedding, rounded up, and what is added
-        for all is subtracted again for each token that occurs: their difference is an upper bound
-        for those that do not. A row of zeros may stand for a token that is there more than once.
-        It changes nothing.
+        The squared norm of D∘b on each embedding is computed once, rounded up. It is added for all
+        of them, and the same number is subtracted again for a token that occurs. A row of zeros may
+        stand for a token that occurs in another row too, and changes nothing.
         """
-        found = self._zeros()
+        found, pairs = self._zeros(), self._pairs(rows)
         of_shift = None if shift is None else mapped_squared_norms(shift, scale)
         if of_shift is not None:
             found += of_shift.sum()
-        for start in range(0, len(self.rows), _ROWS):
-            part = slice(start, start + _ROWS)
-            each, token = self.rows[part], self.tokens[part]
+        for start in range(pairs.start, pairs.stop, _ROWS):
+            part = slice(start, min(start + _ROWS, pairs.stop))
+            each, token = self.rows[part], self.tokens[part] - rows.start
             shifts = None if shift is None else shift[token]
             squares = mapped_squared_norms(each, scale[token], shifts)
             if of_shift is not None:

@@ -24,6 +24,7 @@ from training_client.optimizers import OPTIMIZERS, make_optimizer
 from training_client.plan import AdaptiveClipping, Plan
 from training_client.private_step import Clipper
 from training_client.private_step.kernels import compiled
+from training_client.private_step.sequence_products import SequenceProducts
 from training_client.testing import clipped_sum
 
 pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections is not supported")
@@ -219,6 +220,18 @@ def test_a_map_of_layers_in_single_precision_copies_parameters_at_most(
     assert counts.largest_double <= size
     assert counts.doubles <= 4 * size  # with sums of parts, which are as many in so small models
     assert asked
+
+
+@pytest.mark.parametrize(
+    ("device", "positions", "by_gram"),
+    [("cpu", 50, True), ("meta", 50, False), ("meta", 5, True), ("cpu", 60, False)],
+)
+def test_an_accelerator_takes_gram_matrices_of_short_sequences_only(
+    device: str, positions: int, by_gram: bool
+) -> None:
+    """They are in double precision."""
+    factor = torch.zeros(1, positions, 400, device=device)
+    assert SequenceProducts(factor, factor).uses_gram_matrices == by_gram
 
 
 def test_pytorchs_step_counter_of_adagrad_is_on_the_cpu() -> None:

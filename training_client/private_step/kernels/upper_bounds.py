@@ -3,7 +3,8 @@
 PyTorch would copy a tensor into double precision before it adds it up so, and many accelerators
 compute slowly there. Here 64 terms at a time are added up in single precision, and only these
 partial sums in double precision. Let u = 2⁻²⁴ and τ = 2⁻¹²⁶, the smallest normal number. A result
-of an operation may lose a share u of itself, or τ if it underflows.
+of an operation may lose a share u of itself, or τ if it underflows; numbers below τ are read as
+they are.
 
 **The squared norm** S = Σx² of a row x of n values (`squared_norms`):
 

@@ -15,9 +15,9 @@ clipping bound, whatever values an example has. Every source of error, and what 
 - overflow of sums that D would make small again: `overflow_guard` is added to the norm, so that
   weighted gradients stay far below it.
 
-`safe_bound_range` gives the clipping bounds at which all of this holds. On an accelerator sums of
-squares in single precision are rounded up where they are computed (`kernels/upper_bounds.py`), and
-need no more from here. No other file makes allowances for floating point.
+`safe_bound_range` gives the clipping bounds at which all of this holds. On an accelerator sums
+along rows in single precision are rounded up where they are computed (`kernels/upper_bounds.py`),
+and need no more from here. No other file makes allowances for floating point.
 """
 
 from __future__ import annotations

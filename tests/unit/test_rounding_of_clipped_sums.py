@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from dataclasses import replace
+from fractions import Fraction
 from functools import partialmethod
 
 import pytest
@@ -19,6 +20,7 @@ from tests.support.small_models import (
 from training_client.private_step import Clipper, Transform, example_gradients, gradient_factors
 from training_client.private_step.kernels import elementwise, per_coordinate_sums, row_sums
 from training_client.private_step.layer_uses import EnginePath
+from training_client.private_step.rounding_bounds import rounding_error, sequence_rounding
 
 
 @pytest.mark.parametrize("size", [1e17, 1e19, 1e21, 1e22, 2e38])
@@ -407,3 +409,21 @@ def test_an_embedding_of_random_magnitude_keeps_the_bound(monkeypatch: pytest.Mo
                 Clipper(layer), tokens, of, lambda p, g: (p * g).flatten(1).sum(1), by
             )
             assert float(sums[0].double().norm()) <= bound
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("terms", [0, 1, 300, 30_000, 1_000_000, 4_000_000])
+def test_allowances_cover_products_of_roundings(dtype: torch.dtype, terms: int) -> None:
+    """Also of very long sums, in exact arithmetic; 32 pays for the roundings of a term."""
+    half_epsilon = Fraction(torch.finfo(dtype).eps) / 2
+    of_sum = (terms + 32) * half_epsilon
+    of_sum /= 1 - of_sum  # Higham's bound on a sum of this many terms, in any order
+    assert Fraction(rounding_error(dtype, terms)) * (1 - of_sum) >= 2 * of_sum
+    terms = max(terms, 1)
+    of_product = (terms + 16) * half_epsilon
+    assert Fraction(sequence_rounding(dtype, terms)) >= of_product / (1 - of_product)
+
+
+def test_sums_that_are_too_long_for_a_bound_count_as_infinite() -> None:
+    assert rounding_error(torch.float32, 1 << 23) == math.inf
+    assert sequence_rounding(torch.float32, 1 << 24) == math.inf

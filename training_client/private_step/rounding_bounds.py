@@ -68,26 +68,42 @@ def smallest_safe_factor(dtype: torch.dtype) -> float:
 
 
 def rounding_error(dtype: torch.dtype, terms: int = 0) -> float:
-    """Return an upper bound on a sum's rounding error, relative to the sum of its |terms|.
+    """Return an upper bound on the rounding errors of two sums, relative to a computed sum.
+
+    With k = (n + 32)u for n terms and u half an epsilon, a sum loses at most γ = k/(1 − k) of the
+    sum P of its |terms|, in any order; 32 pays for the roundings of a term. A squared norm with a
+    shift is P plus a sum that may cancel, whose |terms| are at most P: so both lose at most 2γP.
+    The computed P is at least (1 − γ)P, and 2γ/(1 − γ) = 2k/(1 − 2k) of it is at least 2γP.
 
     Args:
         dtype: the precision in which the terms are computed.
-        terms: the number of terms added up in that precision; 0 if they are added up in double.
+        terms: n, the number of terms added up in that precision; 0 if they are added up in double.
+
+    Returns:
+        2k/(1 − 2k), with more than 32 extra roundings; ∞ if there are too many terms for a bound.
     """
-    return (terms + _EXTRA_ROUNDINGS) * float(torch.finfo(dtype).eps)
+    return _with_products((terms + _EXTRA_ROUNDINGS) * float(torch.finfo(dtype).eps))
 
 
 def sequence_rounding(dtype: torch.dtype, terms: int) -> float:
     """Bound the rounding error of a matrix product over positions, relative to its Σ|terms|.
 
     Each of the additions, in any order, and each rounding of a term or of its weight takes at most
-    half an epsilon of the sum of magnitudes, and 1 % more pays for products of roundings.
+    half an epsilon of the sum of magnitudes; 1 % is added.
 
     Args:
         dtype: the precision of the product.
         terms: the number of terms added up for one example.
+
+    Returns:
+        The bound; ∞ if there are too many terms for one.
     """
-    return (0.505 * terms + _SEQUENCE_ROUNDINGS) * float(torch.finfo(dtype).eps)
+    return _with_products((0.505 * terms + _SEQUENCE_ROUNDINGS) * float(torch.finfo(dtype).eps))
+
+
+def _with_products(share: float) -> float:
+    """Return k/(1 − k) for a sum k of roundings: it bounds their products too."""
+    return share / (1 - share) if share < 1 else math.inf
 
 
 def sequence_underflow(

@@ -31,7 +31,7 @@ def private_batches(
     workers: int = 0,
     device: torch.device | str | None = None,
 ) -> Iterator[Any]:
-    """Yield batches until the budget is spent; each is paid for before its records are loaded.
+    """Yield batches until the budget is spent; each is paid for before it is yielded.
 
     Make exactly one `optimizer.step` with each batch, also with an empty one: a step that is taken
     but not made ends the run.
@@ -65,7 +65,7 @@ def private_batches(
         NoGuaranteeError: another run took steps of the same budget, a batch was not used for a
             step, or the sampler is at another place in its epoch than the optimizer, or in another
             epoch.
-        ServiceError: the service gave no usable answer; no batch was drawn without one.
+        ServiceError: the service gave no usable answer; no batch is yielded without one.
     """
     if isinstance(dataset, DataLoader):
         raise DataError(

@@ -318,11 +318,14 @@ def test_a_late_answer_is_charged_and_not_used(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("method", ["a-ddp", "adadps", "fedavg"])
 def test_the_demo_charges_what_each_site_records(method: str, tmp_path: Path) -> None:
-    printed = run_demo(COMMANDS.strip(), tmp_path, f"--method {method}")
+    printed = run_demo(COMMANDS.strip(), tmp_path, f"--method {method} --simulate 20")
     assert re.search(r"^site-1 +3 +3$", printed, re.MULTILINE)
     assert re.search(r"^site-8 +6 +6$", printed, re.MULTILINE)
-    found, simulated = map(float, re.findall(r"accuracy (\S+)$", printed, re.MULTILINE))
-    assert found == pytest.approx(simulated, abs=0.1)
+    found, simulated = re.findall(r"accuracy (.+)$", printed, re.MULTILINE)
+    # the noise of fedavg moves it by 0.075, in standard deviations; 20 runs span almost 4 of them
+    runs = [float(each) for each in simulated.split(", ")]
+    assert len(runs) == 20
+    assert min(runs) - 0.1 <= float(found) <= max(runs) + 0.1
 
 
 def test_simulated_sites_are_charged_as_others(tmp_path: Path) -> None:

@@ -18,20 +18,31 @@ COPIES = "the stream of copies"
 
 
 class StubStream:
-    """A stream that lists for which other streams it waits."""
+    """A stream whose events are listed when a program waits for them."""
 
     def __init__(self, events: list[tuple[Any, ...]], name: str) -> None:
-        self.events, self.name = events, name
+        self.events, self.name, self.copied = events, name, 0
 
-    def wait_stream(self, other: StubStream) -> None:
-        self.events.append(("wait", self.name, other.name))
+    def record_event(self) -> StubEvent:
+        self.copied += 1
+        return StubEvent(self.events, self.copied - 1)
+
+
+class StubEvent:
+    """An event after the copy of a batch with this number."""
+
+    def __init__(self, events: list[tuple[Any, ...]], number: int) -> None:
+        self.events, self.number = events, number
+
+    def synchronize(self) -> None:
+        self.events.append(("wait", self.number))
 
 
 def stub_cuda(patch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     """Replace streams, copies to `DEVICE` and pinned memory; return the list of what they do.
 
     Copies stay on the CPU. Entries: ("pin", whether loaders pin), ("copy", stream, first value),
-    ("wait", stream, other stream), ("record", stream, first value).
+    ("wait", number of the batch), ("record", stream, first value).
     """
     events: list[tuple[Any, ...]] = []
     streams = [StubStream(events, USERS)]

@@ -296,10 +296,10 @@ def test_batches_on_a_device_are_those_without_one(
     assert used_records(plan, device=device, workers=workers) == wanted
 
 
-def test_the_next_batch_is_copied_after_the_stream_waits_for_the_last(
+def test_the_next_batch_is_copied_beside_a_step_that_waited_for_its_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """So it does not wait for the next; and it is named as a user of the memory."""
+    """The step does not wait for the next; and its stream is named as a user of the memory."""
     events = stub_cuda(monkeypatch)
     optimizer = optimizer_of(poisson(40, 1.0), 3)
     firsts = iter(range(100))
@@ -319,8 +319,8 @@ def test_the_next_batch_is_copied_after_the_stream_waits_for_the_last(
         each
         for number in range(3)
         for each in [
-            ("wait", USERS, COPIES), ("record", USERS, float(number)),
-            ("copy", COPIES, number + 1.0), ("use", number),
+            ("copy", COPIES, number + 1.0), ("wait", number),
+            ("record", USERS, float(number)), ("use", number),
         ]
     ]  # fmt: skip
 

@@ -427,3 +427,32 @@ def test_allowances_cover_products_of_roundings(dtype: torch.dtype, terms: int) 
 def test_sums_that_are_too_long_for_a_bound_count_as_infinite() -> None:
     assert rounding_error(torch.float32, 1 << 23) == math.inf
     assert sequence_rounding(torch.float32, 1 << 24) == math.inf
+
+
+def test_norms_have_full_precision_wherever_the_targets_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As with a model on a GPU, under autocast there, and targets on the CPU without it."""
+    is_enabled = torch.is_autocast_enabled
+    monkeypatch.setattr(
+        torch, "is_autocast_enabled", lambda device: device != "meta" and is_enabled(device)
+    )
+    torch.manual_seed(0)
+    worst = 0.0
+    for _ in range(50):
+        layer = nn.Linear(9, 7, bias=False)
+        transform = Transform.fixed(1.0, [0.3 + 3 * torch.rand(7, 9)], [torch.randn(7, 9)])
+        heights = torch.randn(1, 7)
+        clipper = Clipper(layer)
+        with torch.autocast("cpu", torch.bfloat16):
+            found = clipper.clip(
+                torch.randn(1, 9),
+                torch.zeros(1, device="meta"),
+                lambda outputs, _, heights=heights: (outputs.float() * heights).sum(1),
+                transform,
+            )
+            total = clipper.zeros()
+            for block in clipper.blocks:
+                found.write_block(block, transform.for_block(block), block.view_in(total))
+        worst = max(worst, float(total.double().norm()))
+    assert 0.9 < worst <= 1.0

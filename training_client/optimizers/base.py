@@ -148,7 +148,7 @@ class PrivateOptimizer(ABC):
             NoGuaranteeError: another run took the step, the step before was not finished, or
                 several processes train that do not share the budget.
             ProcessLostError: another process ended or did not answer in time.
-            ServiceError: no usable answer; no batch may be drawn.
+            ServiceError: no usable answer; no batch may be used.
         """
         self.private_sum.take()
 

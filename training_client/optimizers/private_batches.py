@@ -51,8 +51,10 @@ def private_batches(
         workers: processes that load records ahead; none by default. What they loaded ahead is lost
             when the loop ends, and with it the place in an epoch of balls-in-bins sampling.
         device: where batches are copied to; by default they stay where `collate` makes them. For a
-            CUDA device they are pinned in memory, and the next one is loaded and copied while the
-            step of the current one runs. What was copied ahead is lost like what workers loaded.
+            CUDA device `collate` makes new tensors on the CPU. They are pinned in memory, and the
+            next batch is loaded before a batch is yielded, and copied while its step runs. If it
+            cannot be loaded, the step before is charged and not made. What was copied ahead is lost
+            like what workers loaded.
 
     Yields:
         What `collate` makes of the drawn records. A batch without records has the tensors of a
@@ -116,28 +118,28 @@ def _moved(loader: DataLoader[Any], device: torch.device | str | None) -> Iterat
 
 
 def _copied_ahead(batches: Iterator[Any], device: torch.device) -> Iterator[Any]:
-    """Yield endless batches on a CUDA device; load and copy each while the one before is used.
+    """Yield endless batches on a CUDA device; copy each while the step of the one before runs.
 
-    Copies have a stream of their own. The stream that uses a batch waits for its copy, and not for
-    the next one, which begins after. The memory of a batch is used again only after that stream has
-    done what was given to it while the batch was held.
+    Copies have a stream of their own. A batch is yielded when it has been copied, so that any
+    stream may use it. Its memory is used again only after the stream that is current now has done
+    what was given to it while the batch was held.
     """
     copies: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
-    def copy_next() -> Any:
-        """Begin to copy the next batch, which is pinned in memory."""
+    def copy_next() -> tuple[Any, torch.cuda.Event]:
+        """Begin to copy the next batch; return it, and an event that waits for the copy."""
         batch = next(batches)
         with torch.cuda.stream(copies):
-            return _copy(batch, device, non_blocking=True)
+            copied = _copy(batch, device, non_blocking=True)
+            return copied, copies.record_event()
 
     ahead = copy_next()
     while True:
-        users = torch.cuda.current_stream(device)
-        users.wait_stream(copies)
-        batch = ahead
-        for each in _tensors(batch):
-            each.record_stream(users)
+        batch, copied = ahead
         ahead = copy_next()
+        copied.synchronize()  # it began a step ago
+        for each in _tensors(batch):
+            each.record_stream(torch.cuda.current_stream(each.device))
         yield batch
 
 

@@ -134,7 +134,7 @@ class Clipper:
             gradients, mean_loss = self._example_gradients(examples, targets, loss, check)
             if transform.box:
                 return ClippedSum(gradients, None, mean_loss)
-            with full_precision(targets.device):
+            with full_precision(self.parameters[0].device):
                 weights = self._clip_weights(gradients, transform)
             unclipped = as_scalar((weights == 1).sum()) if transform.counts else 0
             kept = weights > 0  # an excluded gradient may not be finite, and 0·∞ is NaN

@@ -20,7 +20,7 @@ from training_client.private_step.kernels.compiled import compile_loop, is_on_cp
 
 
 def squared_norms(rows: torch.Tensor) -> torch.Tensor:
-    """Return each row's squared norm, in double precision; on an accelerator rounded up."""
+    """Return each row's squared norm, in double precision; single is rounded up on an accelerator."""
     if is_on_cpu(rows):
         return _run_row_loop(_squared_norms, rows)
     if upper_bounds.are_summable(rows):
@@ -33,7 +33,7 @@ def mapped_squared_norms(
 ) -> torch.Tensor:
     """Return each row's squared norm after `shift` is added and the sum multiplied by `scale`.
 
-    On an accelerator it is rounded up.
+    Single precision is rounded up on an accelerator.
 
     Args:
         rows: r.
@@ -55,7 +55,7 @@ def add_row_dots(
 ) -> None:
     """Add each row's dot product with `others`' same row, from column `start` on, to `total`.
 
-    On an accelerator it is rounded up.
+    Single precision is rounded up on an accelerator.
     """
     if is_on_cpu(rows):
         compile_loop(_add_row_dots)(rows.numpy(), others.numpy(), start, total.numpy())
@@ -68,7 +68,7 @@ def add_row_dots_of_squares(
 ) -> None:
     """Add each row's dot product with `others`' squared row, from column `start`, to `total`.
 
-    On an accelerator it is rounded up.
+    Single precision is rounded up on an accelerator.
     """
     if is_on_cpu(rows):
         compile_loop(_add_row_dots_of_squares)(rows.numpy(), others.numpy(), start, total.numpy())

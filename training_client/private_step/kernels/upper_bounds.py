@@ -31,7 +31,7 @@ they are.
    share u or τ. In all, the computed v has |y·e| ≤ (1 + 3u)|v| + 32τ.
 3. By the triangle inequality √S·st ≤ (1 + 3u)‖v‖ + √n·32τ. ‖v‖² is bounded as above, with a power
    of two of its own. The factor 1 + 4u also pays for the double precision of this last line.
-4. The result is at most 1 + 9·10⁻⁶ times S, but for √n·2⁻¹²¹ times the largest |x| or |b| (no less
+4. The result is at most 1 + 9·10⁻⁶ times S, but for √n·2⁻¹²⁰ times the largest |x| or |b| (no less
    than 2⁻¹²⁶) times the largest |d| (likewise) in the norm.
 
 **Dot products** Σxz and Σxz² (`dots`): x and z are scaled as above, to values below 4.

@@ -20,7 +20,7 @@ from training_client.private_step.kernels.compiled import compile_loop, is_on_cp
 
 
 def squared_norms(rows: torch.Tensor) -> torch.Tensor:
-    """Return each row's squared norm, in double precision; single is rounded up on an accelerator."""
+    """Return each row's squared norm; of single precision, rounded up on an accelerator."""
     if is_on_cpu(rows):
         return _run_row_loop(_squared_norms, rows)
     if upper_bounds.are_summable(rows):

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from training_client.private_step import noise
+from training_client.private_step import model_checks, noise
 from training_client.private_step.kernels.matmul import full_precision
 from training_client.private_step.noise import FreshGenerator
 from training_client.private_step.random_state import random_state, restored_random_state
@@ -61,6 +61,22 @@ def test_the_random_state_of_a_device_is_restored(
         draw(states)
         assert not torch.equal(before, random_state(CUDA))
     assert torch.equal(before, random_state(CUDA))
+
+
+def test_a_model_on_a_device_is_checked_with_its_random_numbers_wherever_the_targets_are(
+    states: dict[torch.device, torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, batch = random_state(CUDA), (torch.ones(4, 2), torch.zeros(4))
+
+    def run(examples: torch.Tensor, targets: torch.Tensor, **_: Any) -> torch.Tensor:
+        draw(states)
+        return examples.sum(1) + targets
+
+    model_checks.losses_beside_others(run, batch, CUDA)
+    assert torch.equal(before, random_state(CUDA))
+    monkeypatch.setattr(model_checks, "_require_equal_passes", lambda *_: None)
+    _, is_random = model_checks._run_beside_others(run, batch, CUDA)  # type: ignore[arg-type]
+    assert is_random
 
 
 @dataclass(eq=False)

@@ -326,7 +326,7 @@ class Clipper:
             return []
         batch = select_examples(examples, first), targets[first]
         run_losses = partial(compute_losses, self._model, self._layers, **options)
-        return [losses_beside_others(run_losses, batch)]
+        return [losses_beside_others(run_losses, batch, self.parameters[0].device)]
 
     def _clip_weights(
         self, gradients: list[ExampleGradients], transform: Transform

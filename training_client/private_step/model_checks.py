@@ -114,9 +114,10 @@ def check_model(
         UnsupportedModelError: examples depend on each other, and the message names the layer; or
             the per-example gradients do not add up.
     """
-    with restored_random_state(batch[1].device):
+    device = parameters[0].device
+    with restored_random_state(device):
         with _unchanged_values(model) if is_first else nullcontext():
-            original, is_random = _run_beside_others(run, batch, parameters)
+            original, is_random = _run_beside_others(run, batch, device, parameters)
         if not is_random:
             _require_same_in_other_batches(run, batch, original, reversed_too=is_first)
             require_complete_gradients(original, parameters)
@@ -125,25 +126,31 @@ def check_model(
         del original  # frees its memory before the next pass
         is_small = len(batch[1]) <= _SMALL_BATCH
         for _ in range(_RANDOM_REPETITIONS if is_first and is_small else 1):
-            _run_beside_others(run, batch)
+            _run_beside_others(run, batch, device)
         with evaluation_mode(model):
             _require_same_in_other_batches(run, batch, run(*batch), reversed_too=is_first)
 
 
 def _run_beside_others(
-    run: RunModel, batch: Batch, parameters: Sequence[nn.Parameter] = ()
+    run: RunModel, batch: Batch, device: torch.device, parameters: Sequence[nn.Parameter] = ()
 ) -> tuple[ModelPass, bool]:
     """Run a batch; raise if examples pass differently beside others, with equal random numbers.
+
+    Args:
+        run: as in `check_model`.
+        batch: likewise.
+        device: of the model, and of its random numbers; targets may be elsewhere.
+        parameters: those to differentiate.
 
     Returns:
         The pass, and whether it drew random numbers.
     """
     few, labels = batch
     kept = torch.arange(len(labels), device=labels.device) % 2 == 0
-    with restored_random_state(labels.device):
-        before = random_state(labels.device)
+    with restored_random_state(device):
+        before = random_state(device)
         original = run(few, labels, differentiate=parameters)
-        is_random = not torch.equal(before, random_state(labels.device))
+        is_random = not torch.equal(before, random_state(device))
     altered = run(_replace_others(few, kept), _replace_rows(labels, kept))
     _require_equal_passes(original, kept, altered, kept)
     return original, is_random
@@ -183,7 +190,9 @@ def _require_same_in_other_batches(
         del found  # frees its memory before the next pass
 
 
-def losses_beside_others(run: RunLosses, batch: Batch) -> Callable[[torch.Tensor], None]:
+def losses_beside_others(
+    run: RunLosses, batch: Batch, device: torch.device
+) -> Callable[[torch.Tensor], None]:
     """Replace most examples of a batch; return a check that the rest has the same losses.
 
     Half of a small batch, or three quarters of a large one, are replaced by a multiple of its last
@@ -194,6 +203,7 @@ def losses_beside_others(run: RunLosses, batch: Batch) -> Callable[[torch.Tensor
     Args:
         run: computes the losses of examples and targets.
         batch: at least two examples, and their targets.
+        device: of the model, and of its random numbers.
 
     Returns:
         A function that raises `UnsupportedModelError` unless the batch's losses, computed with the
@@ -202,7 +212,7 @@ def losses_beside_others(run: RunLosses, batch: Batch) -> Callable[[torch.Tensor
     examples, targets = batch
     interval = 4 if len(targets) >= LARGE_BATCH else 2
     kept = torch.arange(len(targets), device=targets.device).flip(0) % interval == 0
-    with restored_random_state(targets.device), _explained_order():
+    with restored_random_state(device), _explained_order():
         altered = run(_replace_others(examples, kept, -1), _replace_rows(targets, kept, -1))
 
     def require_equal(losses: torch.Tensor) -> None:

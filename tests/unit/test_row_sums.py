@@ -14,6 +14,7 @@ import mpmath
 import pytest
 import torch
 
+from tests.support.helpers import slow_after
 from training_client.private_step.kernels import upper_bounds
 from training_client.private_step.kernels.row_sums import (
     add_row_dots,
@@ -23,7 +24,7 @@ from training_client.private_step.kernels.row_sums import (
     squared_norms,
 )
 
-WIDTHS = (1, 2, 63, 64, 65, 1000, 4097)
+WIDTHS = slow_after(6, (1, 2, 63, 64, 65, 1000, 4097))
 LARGEST, SMALLEST = 3.4e38, 1.4e-45  # the last is denormal
 
 

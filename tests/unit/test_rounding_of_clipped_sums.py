@@ -414,10 +414,10 @@ def test_an_embedding_of_random_magnitude_keeps_the_bound(monkeypatch: pytest.Mo
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("terms", [0, 1, 300, 30_000, 1_000_000, 4_000_000])
 def test_allowances_cover_products_of_roundings(dtype: torch.dtype, terms: int) -> None:
-    """Also of very long sums, in exact arithmetic; 32 pays for the roundings of a term."""
+    """Also of very long sums, in exact arithmetic; of 64 roundings one pays for the allowance."""
     half_epsilon = Fraction(torch.finfo(dtype).eps) / 2
-    of_sum = (terms + 32) * half_epsilon
-    of_sum /= 1 - of_sum  # Higham's bound on a sum of this many terms, in any order
+    of_sum = (terms + 63) * half_epsilon
+    of_sum /= 1 - of_sum  # Higham, Lemma 3.1
     assert Fraction(rounding_error(dtype, terms)) * (1 - of_sum) >= 2 * of_sum
     terms = max(terms, 1)
     of_product = (terms + 16) * half_epsilon

@@ -50,23 +50,27 @@ def exact(row: torch.Tensor) -> Fraction:
     return sum((Fraction(each) ** 2 for each in row.tolist()), Fraction(0))
 
 
-@pytest.fixture
+@pytest.fixture(params=WIDTHS)
+def width(request: pytest.FixtureRequest) -> int:
+    """Return the number of values of a row; random numbers are those of this number."""
+    found: int = request.param
+    random.seed(found)
+    torch.manual_seed(found)
+    return found
+
+
+@pytest.fixture(autouse=True)
 def _no_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.Tensor, "is_cpu", property(lambda _: False), raising=False)
 
 
-@pytest.mark.usefixtures("_no_cpu")
-@pytest.mark.parametrize("width", WIDTHS)
 def test_squared_norms_are_upper_bounds_and_close(width: int) -> None:
-    random.seed(width)
-    torch.manual_seed(width)
     rows = torch.stack([hostile_row(width) for _ in range(60)])
     for row, found in zip(rows, squared_norms(rows).tolist(), strict=True):
         wanted = exact(row)
         assert wanted <= Fraction(found) <= wanted * (1 + Fraction(8, 10**6))
 
 
-@pytest.mark.usefixtures("_no_cpu")
 def test_values_that_are_not_finite_stay_so() -> None:
     rows = torch.tensor([[1.0, math.inf], [-math.inf, 0.0], [math.nan, 1.0], [0.0, 0.0]])
     found = squared_norms(rows).tolist()
@@ -75,14 +79,12 @@ def test_values_that_are_not_finite_stay_so() -> None:
     assert found[3] == 0.0
 
 
-@pytest.mark.usefixtures("_no_cpu")
 def test_the_largest_and_smallest_numbers_neither_overflow_nor_underflow() -> None:
     rows = torch.tensor([[LARGEST] * 70, [SMALLEST] * 70])
     for row, found in zip(rows, squared_norms(rows).tolist(), strict=True):
         assert exact(row) <= Fraction(found) < math.inf
 
 
-@pytest.mark.usefixtures("_no_cpu")
 def test_double_precision_and_empty_rows_are_added_up_in_double_precision() -> None:
     rows = torch.tensor([[1e-160, 1e160]], dtype=torch.float64)
     assert squared_norms(rows).tolist() == [math.inf]
@@ -127,12 +129,8 @@ def root(number: Fraction) -> mpmath.mpf:
         return mpmath.sqrt(mpmath.mpf(number.numerator) / number.denominator)
 
 
-@pytest.mark.usefixtures("_no_cpu")
-@pytest.mark.parametrize("width", WIDTHS)
 def test_mapped_squared_norms_are_upper_bounds_and_close(width: int) -> None:
-    """They are close but for 2⁻¹²¹ of the largest value, shift and scale."""
-    random.seed(width)
-    torch.manual_seed(width)
+    """They are close but for 2⁻¹²¹ of the largest value, shift and scale, as denormals are kept."""
     for _ in range(60):
         row = hostile_row(width)
         scale, shift = hostile_map(row)
@@ -144,7 +142,6 @@ def test_mapped_squared_norms_are_upper_bounds_and_close(width: int) -> None:
         assert root(found) <= root(wanted * (1 + Fraction(9, 10**6))) + 1.001 * lost
 
 
-@pytest.mark.usefixtures("_no_cpu")
 def test_every_row_may_have_a_map_of_its_own() -> None:
     random.seed(0)
     torch.manual_seed(0)
@@ -158,14 +155,12 @@ def test_every_row_may_have_a_map_of_its_own() -> None:
 MIXED = torch.tensor([2.0**50, 2.0**-90 * (1 + 2.0**-11)]), torch.tensor([2.0**-149, 1.0])
 
 
-@pytest.mark.usefixtures("_no_cpu")
 def test_what_underflows_beside_a_large_value_is_allowed_for() -> None:
     row, scale = MIXED
     found = mapped_squared_norms(row[None], scale[None])
     assert Fraction(float(found)) >= exact_mapped(row, scale, None)
 
 
-@pytest.mark.usefixtures("_no_cpu")
 @pytest.mark.parametrize(
     ("row", "scale", "shift"),
     [([1.0, math.inf], [1.0, 1.0], [0.0, 0.0]), ([math.nan, 1.0], [1.0, 1.0], [1.0, 1.0]),
@@ -179,7 +174,6 @@ def test_what_is_not_finite_has_no_finite_norm_after_a_map(
     assert not bool(found.isfinite().any())
 
 
-@pytest.mark.usefixtures("_no_cpu")
 def test_the_largest_numbers_do_not_overflow_after_a_map() -> None:
     row = torch.full((70,), LARGEST)
     found = float(mapped_squared_norms(row[None], row[None], row[None]))
@@ -189,12 +183,8 @@ def test_the_largest_numbers_do_not_overflow_after_a_map() -> None:
 # --- dot products, squares of unit rows, and sums over positions
 
 
-@pytest.mark.usefixtures("_no_cpu")
-@pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("squared", [False, True])
 def test_dot_products_are_upper_bounds_and_close(width: int, squared: bool) -> None:
-    random.seed(width)
-    torch.manual_seed(width)
     add = add_row_dots_of_squares if squared else add_row_dots
     for _ in range(40):
         row, other = hostile_row(width), hostile_row(width)
@@ -211,11 +201,7 @@ def test_dot_products_are_upper_bounds_and_close(width: int, squared: bool) -> N
         assert 0 <= excess <= sum(map(abs, terms)) * Fraction(8, 10**6) + lost
 
 
-@pytest.mark.usefixtures("_no_cpu")
-@pytest.mark.parametrize("width", WIDTHS)
 def test_squares_of_unit_rows_lose_three_roundings_at_most(width: int) -> None:
-    random.seed(width)
-    torch.manual_seed(width)
     rows = torch.stack([hostile_row(width) for _ in range(40)])
     squares, norms = normalized_squares(rows)
     assert bool(((squares >= torch.finfo(torch.float32).tiny) == (rows != 0)).all())
@@ -274,7 +260,6 @@ def without_allowance_for_dots() -> bool:
     return Fraction(float(total)) >= exact(row)
 
 
-@pytest.mark.usefixtures("_no_cpu")
 @pytest.mark.parametrize(
     ("name", "value", "holds"),
     [("_ROUNDED_UP", 1.0, without_rounding_up), ("_ROUNDED_UP", 1.0, without_allowance_for_dots),

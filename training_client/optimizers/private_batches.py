@@ -51,7 +51,7 @@ def private_batches(
         workers: processes that load records ahead; none by default. What they loaded ahead is lost
             when the loop ends, and with it the place in an epoch of balls-in-bins sampling.
         device: where batches are copied to; by default they stay where `collate` makes them. For a
-            CUDA device `collate` makes new tensors on the CPU. They are pinned in memory, and the
+            CUDA device `collate` must make new tensors on the CPU, which are pinned in memory. The
             next batch is loaded before a batch is yielded, and copied while its step runs. If it
             cannot be loaded, the step before is charged and not made. What was copied ahead is lost
             like what workers loaded.
@@ -145,9 +145,8 @@ def _copied_ahead(batches: Iterator[Any], device: torch.device) -> Iterator[Any]
 
 def _copy(batch: Any, device: torch.device | str, *, non_blocking: bool = False) -> Any:
     """Return a batch with its tensors on a device."""
-    batch = dict(batch) if isinstance(batch, Mapping) else batch
     return tree_map_only(
-        torch.Tensor, lambda each: each.to(device, non_blocking=non_blocking), batch
+        torch.Tensor, lambda each: each.to(device, non_blocking=non_blocking), _as_tree(batch)
     )
 
 
@@ -183,8 +182,12 @@ def _check_collate(batch: Any, dataset: Any, collate: Collate) -> None:
 
 def _tensors(batch: Any) -> list[torch.Tensor]:
     """Return the tensors of a batch of any structure."""
-    batch = dict(batch) if isinstance(batch, Mapping) else batch
-    return [each for each in tree_leaves(batch) if isinstance(each, torch.Tensor)]
+    return [each for each in tree_leaves(_as_tree(batch)) if isinstance(each, torch.Tensor)]
+
+
+def _as_tree(batch: Any) -> Any:
+    """Return a batch whose tensors PyTorch finds: a mapping of any class becomes a dictionary."""
+    return dict(batch) if isinstance(batch, Mapping) else batch
 
 
 def _rows(pair: list[torch.Tensor], place: int) -> list[torch.Tensor]:
@@ -244,6 +247,5 @@ class _CollateOrEmpty:
         """Return the batch of these records."""
         if records:
             return self._collate(list(records))
-        one = self._collate([self._dataset[0]])
-        one = dict(one) if isinstance(one, Mapping) else one
+        one = _as_tree(self._collate([self._dataset[0]]))
         return tree_map_only(torch.Tensor, lambda each: each[:0], one)

@@ -70,17 +70,18 @@ def smallest_safe_factor(dtype: torch.dtype) -> float:
 def rounding_error(dtype: torch.dtype, terms: int = 0) -> float:
     """Return an upper bound on the rounding errors of two sums, relative to a computed sum.
 
-    With k = (n + 32)u for n terms and u half an epsilon, a sum loses at most γ = k/(1 − k) of the
-    sum P of its |terms|, in any order; 32 pays for the roundings of a term. A squared norm with a
-    shift is P plus a sum that may cancel, whose |terms| are at most P: so both lose at most 2γP.
-    The computed P is at least (1 − γ)P, and 2γ/(1 − γ) = 2k/(1 − 2k) of it is at least 2γP.
+    With k = (n + 64)u for n terms and u half an epsilon, a sum loses at most γ = k/(1 − k) of the
+    sum P of its |terms|, in any order (Higham, Accuracy and Stability of Numerical Algorithms, 2nd
+    edition, Lemma 3.1); 64 pays for the roundings of a term. A squared norm with a shift is P plus
+    a sum that may cancel, whose |terms| add up to at most P. So both lose at most 2γP. The computed
+    P is at least (1 − γ)P, and 2γ/(1 − γ) = 2k/(1 − 2k) of it is at least 2γP.
 
     Args:
         dtype: the precision in which the terms are computed.
         terms: n, the number of terms added up in that precision; 0 if they are added up in double.
 
     Returns:
-        2k/(1 − 2k), with more than 32 extra roundings; ∞ if there are too many terms for a bound.
+        2k/(1 − 2k); ∞ if there are too many terms for a bound.
     """
     return _with_products((terms + _EXTRA_ROUNDINGS) * float(torch.finfo(dtype).eps))
 

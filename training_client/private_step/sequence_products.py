@@ -1,8 +1,10 @@
 """Per-example gradients of a weight that is applied to every position of a sequence.
 
 The gradient of one example is ∇ = Σₜ gₜaₜᵀ over its positions t, with g the output gradients and a
-the inputs. Its squared norm is computed in one of two ways, whichever multiplies less. In double
-precision a multiplication counts as 4, and on an accelerator, as many are slow there, as 64:
+the inputs. Its squared norm is computed in one of two ways, whichever multiplies less. A
+multiplication in double precision counts as 4. On an accelerator it counts as 64: many have so many
+times fewer units for it (CUDA programming guide, arithmetic instructions, capability 8.6), which
+was not measured here:
 
     ‖∇‖² = Σₜₛ (gₜ·gₛ)(aₜ·aₛ)          for short sequences, by two Gram matrices in double precision
     ‖∇‖² = Σₒᵢ (Σₜ gₜₒaₜᵢ)²              for long ones, from a few examples' ∇ at a time

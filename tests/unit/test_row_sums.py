@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from tests.support.helpers import slow_after
-from training_client.private_step.kernels import upper_bounds
+from training_client.private_step.kernels import accelerator_sums
 from training_client.private_step.kernels.row_sums import (
     add_row_dots,
     add_row_dots_of_squares,
@@ -223,8 +223,8 @@ def test_products_of_sums_over_positions_are_upper_bounds_and_close(
         left = hostile_row(positions * rows).view(1, positions, rows)
         right = hostile_row(positions * columns).view(1, positions, columns)
         scale = hostile_row(rows * columns).view(rows, columns)
-        sums = upper_bounds.square_sums(left), upper_bounds.square_sums(right)
-        found = Fraction(float(upper_bounds.mapped_products(*sums, scale)))
+        sums = accelerator_sums.square_sums(left), accelerator_sums.square_sums(right)
+        found = Fraction(float(accelerator_sums.mapped_products(*sums, scale)))
         of_left, of_right = ([exact(each) for each in one[0].T] for one in (left, right))
         wanted = sum(
             g * a * Fraction(float(scale[o, i])) ** 2
@@ -269,5 +269,5 @@ def test_without_their_allowances_they_would_be_no_upper_bounds(
     name: str, value: float, holds: Callable[[], bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert holds()
-    monkeypatch.setattr(upper_bounds, name, value)
+    monkeypatch.setattr(accelerator_sums, name, value)
     assert not holds()

@@ -16,8 +16,8 @@ clipping bound, whatever values an example has. Every source of error, and what 
   weighted gradients stay far below it.
 
 `safe_bound_range` gives the clipping bounds at which all of this holds. On an accelerator sums
-along rows in single precision are rounded up where they are computed (`kernels/upper_bounds.py`),
-and need no more from here. No other file makes allowances for floating point.
+along rows in single precision are rounded up where they are computed, and need no more from here
+(`kernels/accelerator_sums.py`). No other file makes allowances for floating point.
 """
 
 from __future__ import annotations

@@ -27,10 +27,10 @@ import torch
 
 from training_client.private_step.chunked_gradients import ChunkedGradients
 from training_client.private_step.example_gradients import OuterProducts, zero_rows
-from training_client.private_step.kernels import upper_bounds
+from training_client.private_step.kernels import accelerator_sums
+from training_client.private_step.kernels.accelerator_sums import SquareSums
 from training_client.private_step.kernels.compiled import is_on_cpu
 from training_client.private_step.kernels.matmul import weighted_product
-from training_client.private_step.kernels.upper_bounds import SquareSums
 from training_client.private_step.rounding_bounds import (
     gram_underflow,
     mapped_magnitude_underflow,
@@ -141,10 +141,10 @@ class SequenceProducts(ChunkedGradients):
 
     def mapped_magnitudes(self, rows: slice, scale: torch.Tensor) -> torch.Tensor:
         """Bound ‖Σ|tᵢ|·scale‖² per example, whose gradient on `rows` is the sum of terms tᵢ."""
-        if not is_on_cpu(scale) and upper_bounds.are_multipliable(self.gradients, self.inputs):
+        if not is_on_cpu(scale) and accelerator_sums.are_multipliable(self.gradients, self.inputs):
             left, right = self._square_sums
             left = left._replace(sums=left.sums[:, rows])
-            return upper_bounds.mapped_products(left, right, scale)
+            return accelerator_sums.mapped_products(left, right, scale)
         g, a = (each[:, rows] if at == 0 else each for at, each in enumerate(self._column_squares))
         found = torch.mm(a, scale.double().square().T).mul_(g).sum(1)
         size = scale.numel()
@@ -154,7 +154,9 @@ class SequenceProducts(ChunkedGradients):
     @cached_property
     def _square_sums(self) -> tuple[SquareSums, SquareSums]:
         """Sums over positions as `_column_squares`, but scaled, and in single precision."""
-        return upper_bounds.square_sums(self.gradients), upper_bounds.square_sums(self.inputs)
+        return accelerator_sums.square_sums(self.gradients), accelerator_sums.square_sums(
+            self.inputs
+        )
 
     @cached_property
     def _column_squares(self) -> tuple[torch.Tensor, torch.Tensor]:

@@ -4,7 +4,7 @@ In double precision the squares of single-precision values neither overflow nor 
 allow for other rounding with `rounding_bounds`. PyTorch would first copy a tensor into double
 precision, which takes longer than the sum.
 
-On an accelerator single precision is added up in parts, and rounded up (`upper_bounds`).
+On an accelerator single precision is added up in parts, and rounded up (`accelerator_sums`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from numpy import float64
 
-from training_client.private_step.kernels import upper_bounds
+from training_client.private_step.kernels import accelerator_sums
 from training_client.private_step.kernels.compiled import compile_loop, is_on_cpu
 
 
@@ -23,8 +23,8 @@ def squared_norms(rows: torch.Tensor) -> torch.Tensor:
     """Return each row's squared norm; of single precision, rounded up on an accelerator."""
     if is_on_cpu(rows):
         return _run_row_loop(_squared_norms, rows)
-    if upper_bounds.are_summable(rows):
-        return upper_bounds.squared_norms(rows)
+    if accelerator_sums.are_summable(rows):
+        return accelerator_sums.squared_norms(rows)
     return rows.double().square().sum(1)
 
 
@@ -41,8 +41,8 @@ def mapped_squared_norms(
         shift: b, likewise; None for 0.
     """
     if not is_on_cpu(rows):
-        if upper_bounds.are_summable(rows):
-            return upper_bounds.mapped_squared_norms(rows, scale, shift)
+        if accelerator_sums.are_summable(rows):
+            return accelerator_sums.mapped_squared_norms(rows, scale, shift)
         shifted = rows.double() if shift is None else rows.double() + shift
         return (shifted * scale).square_().sum(1)
     if shift is None:
@@ -78,8 +78,8 @@ def add_row_dots_of_squares(
 
 def _dots(rows: torch.Tensor, others: torch.Tensor, *, squared: bool) -> torch.Tensor:
     """Return each row's dot product with `others`' same row, or with its squares, rounded up."""
-    if upper_bounds.are_summable(rows):
-        return upper_bounds.dots(rows, others, squared=squared)
+    if accelerator_sums.are_summable(rows):
+        return accelerator_sums.dots(rows, others, squared=squared)
     numbers = others.double()
     return (rows * (numbers.square() if squared else numbers)).sum(1)
 
@@ -95,8 +95,8 @@ def normalized_squares(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     if is_on_cpu(rows):
         squares = torch.empty_like(rows)
         return squares, _run_row_loop(_normalized_squares, rows, squares.numpy(), least)
-    if upper_bounds.are_summable(rows):
-        return upper_bounds.normalized_squares(rows)
+    if accelerator_sums.are_summable(rows):
+        return accelerator_sums.normalized_squares(rows)
     exact = rows.double().square()
     norms = exact.sum(1)
     inverse = norms.reciprocal().masked_fill_(norms == 0, 0.0)

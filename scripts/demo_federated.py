@@ -342,6 +342,7 @@ class Federation:
 
         If the server's process ends before, start it again: on a slow machine Flower's SuperLink
         answers with an error when its database is locked for five seconds, and that ends the run.
+        Sites that end are started again too.
 
         Raises:
             TimeoutError: it is not within the limit for the training.
@@ -352,11 +353,19 @@ class Federation:
             if self._server_was_seen and not is_running and not is_done():
                 self.submit()
             self._server_was_seen = is_running
+            self._restart_ended_sites()
             if time.monotonic() > deadline:
                 raise TimeoutError(
                     f"no {what} within {self.options.seconds:g} s; see {self.folder}"
                 )
             time.sleep(_POLL_SECONDS)
+
+    def _restart_ended_sites(self) -> None:
+        """Start each site again whose process ended, as when another program took its port."""
+        for name in self.sites:
+            process = self.processes.running.get(name)  # none if it was killed on purpose
+            if process is not None and process.poll() is not None:
+                self.start_site(name)
 
     def _is_server_running(self) -> bool:
         """Return whether the process of the server's app runs."""

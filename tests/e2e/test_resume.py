@@ -178,6 +178,7 @@ def wait_for(bench: Bench, steps: int, trainer: subprocess.Popen[str]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("optimizer", "more", "projections"),
     [nightly("adadp", (), 0), ("dp_adam", ("--pca", "20", "--pca-noise", "20"), 1)],
@@ -212,6 +213,7 @@ def test_kills_and_resumes_never_make_a_step_that_was_not_charged(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_kills_in_any_phase_of_scheduled_noise_leave_no_step_uncharged(bench: Bench) -> None:
     """Each phase has its reservation; the run goes on in the phase that the ledger is in."""
     chance = random.Random(5)
@@ -254,6 +256,7 @@ def life(tmp_path_factory: pytest.TempPathFactory) -> float:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("seed", [1, 2, nightly(3), nightly(4)])
 def test_a_kill_at_any_moment_of_a_process_leaves_no_step_uncharged(
     bench: Bench, life: float, seed: int
@@ -279,6 +282,7 @@ def test_a_kill_at_any_moment_of_a_process_leaves_no_step_uncharged(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("question", "turn", "answered"),
     [

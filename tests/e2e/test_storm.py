@@ -114,17 +114,16 @@ def _is_reference(policy: ReferenceFilter, plan: dict[str, Any]) -> bool:
     return policy.reference == from_json(plan | {"steps": 1})
 
 
-def few_or_many(slow: int, *more: int) -> list[Any]:
+def few_or_many(slow: list[int], nightly: int) -> list[Any]:
     """Return how often to kill, in the slow and in the nightly suite."""
-    nightly = [pytest.mark.nightly, pytest.mark.timeout(900)]
     return [
-        pytest.param(slow, marks=pytest.mark.slow),
-        *(pytest.param(each, marks=nightly) for each in more),
+        *(pytest.param(each, marks=pytest.mark.slow) for each in slow),
+        pytest.param(nightly, marks=[pytest.mark.nightly, pytest.mark.timeout(900)]),
     ]
 
 
 @pytest.mark.parametrize(("kind", "servers"), [("sqlite", 1), ("postgresql", 2)])
-@pytest.mark.parametrize("kills", few_or_many(4, 10, 60))
+@pytest.mark.parametrize("kills", few_or_many([4, 10], 60))
 def test_servers_are_killed(kind: str, servers: int, kills: int, tmp_path: Path) -> None:
     with database(kind, tmp_path) as url:
         epsilon = 1.5 if kills < 10 else 60.0  # used up, or more than the storm can use
@@ -142,7 +141,7 @@ def test_servers_are_killed(kind: str, servers: int, kills: int, tmp_path: Path)
         print(f"{kind}: {killed} kills, {storm.end()}")
 
 
-@pytest.mark.parametrize("crashes", few_or_many(4, 10))
+@pytest.mark.parametrize("crashes", few_or_many([4], 10))
 def test_the_database_crashes(crashes: int, tmp_path: Path) -> None:
     """Without it nothing is granted; with it again everything goes on, nobody restarts a server."""
     with private_server() as postgresql:

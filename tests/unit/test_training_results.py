@@ -252,14 +252,14 @@ def called(command: str, *options: object) -> str:
         capture_output=True,
         text=True,
         check=False,
-        timeout=1100,
+        timeout=560,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1200)  # a minute on a usual machine, five beside other work on a slow one
+@pytest.mark.timeout(600)  # a minute on a usual machine, five beside other work on a slow one
 def test_the_training_command_writes_results() -> None:
     kept = (DOCS / "training-results.jsonl").read_bytes()
     printed = called("python benchmarks/training_results.py run", "--quick", "--only", "adult")

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import subprocess
 import sys
-import time
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,6 +18,8 @@ import pytest
 from accountant_service.app import create_app
 from accountant_service.ledger.api_keys import Scope
 from accountant_service.settings import Settings
+from tests.support.databases import free_port
+from tests.support.programs import awake
 
 ROOT = Path(__file__).parents[2]
 HTML_NAME = "<b>bold</b><script>alert(1)</script>"
@@ -55,22 +55,10 @@ def _keys(url: str) -> dict[str, str]:
     return made
 
 
-def _wait(url: str) -> None:
-    for _ in range(100):
-        try:
-            httpx.get(f"{url}/healthz", timeout=1)
-            return
-        except httpx.TransportError:
-            time.sleep(0.1)
-    raise TimeoutError(url)
-
-
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     database = f"sqlite:///{tmp_path_factory.mktemp('site')}/ledger.db"
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     keys = _keys(database)
     server = subprocess.Popen(
         [Path(sys.executable).parent / "accountant", "serve", "--port", str(port)],
@@ -78,8 +66,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         cwd=ROOT,
     )
     try:
-        url = f"http://127.0.0.1:{port}"
-        _wait(url)
+        url = awake(f"http://127.0.0.1:{port}")
         yield _furnished(Site(url, keys, "", ""))
     finally:
         server.terminate()

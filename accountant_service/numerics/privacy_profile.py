@@ -143,6 +143,7 @@ class PrivacyProfile:
         most = int(self.repetitions.max())
         self.largest = [(release, count * most) for release, count in releases]
         self._found: list[ProfileBounds] = []
+        self._last: tuple[Array, Array, Array] | None = None  # ε of the last `cover`, its answer
         self._work = 0
         self._hopeless = math.inf  # the least ε near which no engine gives bounds
 
@@ -151,6 +152,8 @@ class PrivacyProfile:
 
         They are widened by the margin of floating-point errors.
         """
+        if self._last is not None and np.array_equal(self._last[0], epsilons):
+            return self._last[1], self._last[2]
         shape = (len(self.repetitions), len(epsilons))
         lower, upper = np.zeros(shape), np.ones(shape)
         for found in self._found:
@@ -203,6 +206,7 @@ class PrivacyProfile:
             lower, upper = _intersect(lower, upper, found, epsilons)
             if (upper - lower > relative * upper + absolute_width)[:, pending[-1]].any():
                 tried |= (epsilons <= epsilon) & (epsilons > _RETREAT * epsilon)  # no better there
+        self._last = epsilons, lower, upper
         return lower, upper
 
     def _add_near(self, epsilon: float) -> ProfileBounds | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from accountant_service.numerics import domination
+from accountant_service.numerics import domination, privacy_profile
 from accountant_service.numerics.domination import (
     dominates,
     fewest_repetitions,
@@ -53,6 +54,25 @@ PAIRS = [
     (steps(0.02, 0.8, 601), steps(0.01, 1.1, 4200)),
     (steps(0.01, 1.1, 1000) + steps(0.02, 2.0, 100), steps(0.02, 1.5, 290)),
 ]
+
+
+def test_the_bounds_at_the_last_points_are_kept_and_those_at_others_are_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A search compares one composition at the same ε again and again: it is bounded there once."""
+    evaluations = Mock(wraps=privacy_profile._intersect)
+    monkeypatch.setattr(privacy_profile, "_intersect", evaluations)
+    profile, points = PrivacyProfile(steps(0.01, 1.1, 200), "removing"), np.linspace(0.0, 1.0, 7)
+    first, others = profile.cover(points, 1e-3, 0.0), profile.cover(points + 0.5, 1e-3, 0.0)
+    assert (others[1][0] < first[1][0]).all()  # δ decreases: the kept bounds are not taken here
+    evaluations.reset_mock()
+    for found, again in zip(others, profile.cover(points + 0.5, 1e-3, 0.0), strict=True):
+        assert (found == again).all()
+    evaluations.assert_not_called()
+    fresh = profile.cover(points, 1e-3, 0.0)
+    evaluations.assert_called()
+    assert (first[0] <= fresh[0]).all()
+    assert (fresh[1] <= first[1]).all()
 
 
 @pytest.mark.parametrize(("larger", "smaller"), PAIRS)

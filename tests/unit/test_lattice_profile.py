@@ -14,7 +14,7 @@ from accountant_service.numerics.engines.fft_lattice import LatticeProfile
 @settings(max_examples=60, deadline=None)
 @given(
     seed=st.integers(0, 10**6),
-    points=st.integers(1, 3000),
+    points=st.integers(1, 3000) | st.integers(3000, 20_000),  # one block of thresholds, and many
     floor=st.sampled_from([-math.inf, -1.0]),
     noise=st.sampled_from([0.0, 1e-3]),
 )

@@ -47,6 +47,7 @@ _LOG_CUT: Final = -21.0  # natural log of the share of δ that may lie beyond th
 _TILTED_REACH: Final = 60.0  # natural log of the tilted mass above 0 over that below the cells
 POINTS_MAX: Final = 1 << 20  # points of one window, and cells of one release
 _CELLS_MAX: Final = 1 << 22  # cells of all releases together: 32 MiB
+_BLOCK_MIN: Final = 4096  # thresholds compared at once: fewer take NumPy as long
 _WORK_MAX: Final = 1 << 26  # points of the window times different releases: a few seconds
 
 
@@ -153,7 +154,9 @@ def _largest_gains(p: Array, q: Array, factors: Array) -> Array:
     Every t counts: rounding makes plateaus on which a search that assumes one peak stops. A block
     of neighbouring t is looked at only if its largest p and least q allow more than what is found.
     """
-    length = math.isqrt(len(p)) + 1
+    if len(p) <= _BLOCK_MIN:
+        return np.array([(p - factor * q).max() for factor in factors])
+    length = max(math.isqrt(len(p)) + 1, _BLOCK_MIN)
     starts = np.arange(0, len(p), length)
     highest_p, lowest_q = np.maximum.reduceat(p, starts), np.minimum.reduceat(q, starts)
     found = np.empty(len(factors))

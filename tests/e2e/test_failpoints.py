@@ -172,7 +172,7 @@ def faults_at_every_point(bench: Bench, kind: str, mutant: str = "none") -> list
         try:
             answer = bench.send(path, body, key, port)
         except (httpx.NetworkError, httpx.ProtocolError):
-            pass  # it was killed; one that is only slow is none of these
+            pass  # it was killed; a slow answer raises another exception
         else:  # the point lies beyond the write
             found += [] if answer.is_success else [f"at last: {answer.text}"]
             found += [] if bench.version() == before + 1 else ["acknowledged and not stored"]

@@ -93,7 +93,7 @@ test-nightly: $(READY)  ## 10 000 random mechanisms, more kills and generated re
 
 bench: $(READY)  ## print the benchmark tables
 	$(BIN)/python benchmarks/accounting.py $(BENCH_OPTIONS)
-	$(BIN)/python benchmarks/http.py
+	$(BIN)/python benchmarks/http.py $(filter --quick,$(BENCH_OPTIONS))
 	$(BIN)/python benchmarks/hostile_load.py $(filter --quick,$(BENCH_OPTIONS))
 
 ##@ Write the documentation

@@ -1,11 +1,11 @@
 """Compare the service's request rate and latency with a bare FastAPI endpoint, in one run.
 
-    python benchmarks/http.py
+    python benchmarks/http.py [--quick]
     python benchmarks/http.py --sustained 60
 
 Both run in one server process with one worker. The same clients call them alternately, so that
 other load on the machine affects both alike. Then many uncached requests are sent, and the latency
-of the health check is measured meanwhile.
+of the health check is measured meanwhile. With --quick there are fewer and shorter rounds.
 
 With --sustained SECONDS, the load is 80 % of the capacity measured just before, and one request in
 fifty is uncached. Latencies count from the time when a request was due, so that a stall shows in
@@ -46,8 +46,9 @@ from accountant_service.app import create_app
 from accountant_service.settings import Settings
 
 CLIENTS = 16
-SECONDS = 2.0
-ROUNDS = 5
+QUICK = sys.argv[1:] == ["--quick"]
+SECONDS = 0.5 if QUICK else 2.0
+ROUNDS = 2 if QUICK else 5
 SUSTAINED_SHARE = 0.8
 UNCACHED_EVERY = 50
 CACHE_ENTRIES = 256

@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import httpx
 import pytest
@@ -809,9 +810,18 @@ def test_signals_end_a_run_between_two_steps(kind: signal.Signals) -> None:
     assert signal.getsignal(kind) is before
 
 
-def test_accuracy_is_evaluated_during_training() -> None:
-    result, _ = run(service(linear_accountant), evaluate_every=5)
-    assert [step for step, _ in result.scores] == [5, 10, 15, 20]
+@pytest.mark.parametrize(("every", "steps"), [(5, [5, 10, 15, 20]), (6, [6, 12, 18, 20])])
+def test_accuracy_is_evaluated_during_training(
+    every: int, steps: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And after the last step: once, even if both fall together."""
+    evaluated = Mock(wraps=training.evaluate)
+    monkeypatch.setattr(training, "evaluate", evaluated)
+    result, _ = run(service(linear_accountant), evaluate_every=every)
+    assert [step for step, _ in result.scores] == [each for each in steps if each % every == 0]
+    assert evaluated.call_count == len(steps)
+    if every == 5:
+        assert result.scores[-1] == (20, result.test_score)
 
 
 def test_public_rows_are_not_trained_on() -> None:

@@ -118,10 +118,11 @@ def train(
             report(Progress(step, loss, budget.spent))
             if evaluate_every is not None and step % evaluate_every == 0:
                 scores.append((step, evaluate(model, data, objective)))
+    is_evaluated = bool(scores) and scores[-1][0] == done
     return Result(
         done,
         budget.guarantee(done),
-        evaluate(model, data, objective),
+        scores[-1][1] if is_evaluated else evaluate(model, data, objective),
         objective.measure,
         exhausted,
         requested,

@@ -143,14 +143,15 @@ class PrivacyProfile:
         most = int(self.repetitions.max())
         self.largest = [(release, count * most) for release, count in releases]
         self._found: list[ProfileBounds] = []
-        self._last: tuple[Array, Array, Array] | None = None  # ε of the last `cover`, its answer
+        self._last: tuple[Array, Array, Array] | None = None  # ε and bounds of `cover`
         self._work = 0
         self._hopeless = math.inf  # the least ε near which no engine gives bounds
 
     def delta(self, epsilons: Array) -> tuple[Array, Array]:
         """Return lower and upper bounds on δ: a row per number of repetitions, a column per ε.
 
-        They are widened by the margin of floating-point errors.
+        They are widened by the margin of floating-point errors. At the points of the last `cover`
+        its answer is returned, which nobody can write to.
         """
         if self._last is not None and np.array_equal(self._last[0], epsilons):
             return self._last[1], self._last[2]
@@ -206,7 +207,9 @@ class PrivacyProfile:
             lower, upper = _intersect(lower, upper, found, epsilons)
             if (upper - lower > relative * upper + absolute_width)[:, pending[-1]].any():
                 tried |= (epsilons <= epsilon) & (epsilons > _RETREAT * epsilon)  # no better there
-        self._last = epsilons, lower, upper
+        lower.setflags(write=False)
+        upper.setflags(write=False)
+        self._last = epsilons.copy(), lower, upper
         return lower, upper
 
     def _add_near(self, epsilon: float) -> ProfileBounds | None:

@@ -39,7 +39,7 @@ KINDS = ("reserve", "grant", "commit", "release", "renew", "reserve-other", "gra
 DATABASES = ("sqlite", "postgresql")
 FAST = {("sqlite", "grant"), ("postgresql", "commit-other")}
 POINTS_MAX = 40
-ANSWER_SECONDS = 120  # a busy machine: an answer that is still to come is not a killed server
+ANSWER_SECONDS = 120  # a server that is slow on a busy machine was not killed
 
 
 class Forge:

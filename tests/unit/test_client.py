@@ -814,7 +814,7 @@ def test_signals_end_a_run_between_two_steps(kind: signal.Signals) -> None:
 def test_accuracy_is_evaluated_during_training(
     every: int, steps: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And after the last step: once, even if both fall together."""
+    """The last step is evaluated once, even if it is one of those evaluated during training."""
     evaluated = Mock(wraps=training.evaluate)
     monkeypatch.setattr(training, "evaluate", evaluated)
     result, _ = run(service(linear_accountant), evaluate_every=every)

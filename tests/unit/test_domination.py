@@ -59,7 +59,7 @@ PAIRS = [
 def test_the_bounds_at_the_last_points_are_kept_and_those_at_others_are_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A search compares one composition at the same ε again and again: it is bounded there once."""
+    """A search that asks at the same points again gets the bounds of before, not computed anew."""
     evaluations = Mock(wraps=privacy_profile._intersect)
     monkeypatch.setattr(privacy_profile, "_intersect", evaluations)
     profile, points = PrivacyProfile(steps(0.01, 1.1, 200), "removing"), np.linspace(0.0, 1.0, 7)
@@ -69,7 +69,13 @@ def test_the_bounds_at_the_last_points_are_kept_and_those_at_others_are_not(
     for found, again in zip(others, profile.cover(points + 0.5, 1e-3, 0.0), strict=True):
         assert (found == again).all()
     evaluations.assert_not_called()
-    fresh = profile.cover(points, 1e-3, 0.0)
+    with pytest.raises(ValueError, match="read-only"):
+        others[1][0, 0] = 0.0
+    asked = points + 0.5
+    profile.cover(asked, 1e-3, 0.0)
+    asked[:] = points  # the caller's own array: it changes, the kept points do not
+    evaluations.reset_mock()
+    fresh = profile.cover(asked, 1e-3, 0.0)
     evaluations.assert_called()
     assert (first[0] <= fresh[0]).all()
     assert (fresh[1] <= first[1]).all()

@@ -47,7 +47,7 @@ _LOG_CUT: Final = -21.0  # natural log of the share of δ that may lie beyond th
 _TILTED_REACH: Final = 60.0  # natural log of the tilted mass above 0 over that below the cells
 POINTS_MAX: Final = 1 << 20  # points of one window, and cells of one release
 _CELLS_MAX: Final = 1 << 22  # cells of all releases together: 32 MiB
-_BLOCK_MIN: Final = 4096  # thresholds compared at once: fewer take NumPy as long
+_BLOCK: Final = 4096  # thresholds compared in one call of NumPy; fewer take as long
 _WORK_MAX: Final = 1 << 26  # points of the window times different releases: a few seconds
 
 
@@ -154,10 +154,9 @@ def _largest_gains(p: Array, q: Array, factors: Array) -> Array:
     Every t counts: rounding makes plateaus on which a search that assumes one peak stops. A block
     of neighbouring t is looked at only if its largest p and least q allow more than what is found.
     """
-    if len(p) <= _BLOCK_MIN:
+    if len(p) <= _BLOCK:
         return np.array([(p - factor * q).max() for factor in factors])
-    length = max(math.isqrt(len(p)) + 1, _BLOCK_MIN)
-    starts = np.arange(0, len(p), length)
+    starts = np.arange(0, len(p), _BLOCK)
     highest_p, lowest_q = np.maximum.reduceat(p, starts), np.minimum.reduceat(q, starts)
     found = np.empty(len(factors))
     for i, factor in enumerate(factors):
@@ -166,7 +165,7 @@ def _largest_gains(p: Array, q: Array, factors: Array) -> Array:
         for block in np.argsort(-limits):
             if not limits[block] > best:
                 break
-            part = slice(starts[block], starts[block] + length)
+            part = slice(starts[block], starts[block] + _BLOCK)
             best = max(best, float((p[part] - factor * q[part]).max()))
         found[i] = best
     return found

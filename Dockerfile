@@ -10,16 +10,19 @@ ENV PATH=/opt/accountant/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 
 FROM base AS build
 WORKDIR /source
-RUN python3 -m venv /opt/accountant
-COPY pyproject.toml constraints.txt README.md LICENSE ./
+# uv has an environment of its own, so it is not in the image of the service
+RUN python3 -m venv /opt/accountant && python3 -m venv /opt/uv
+COPY pyproject.toml constraints.txt README.md LICENSE scripts/install.py ./
+RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
+    /opt/uv/bin/pip install --no-cache-dir --constraint constraints.txt uv
 COPY accountant_service accountant_service
 COPY training_client training_client
-RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
-    pip install --no-cache-dir --constraint constraints.txt '.[postgres,otel,report]'
+RUN --mount=type=secret,id=pip,target=/etc/pip.conf /opt/uv/bin/python3 install.py \
+    /opt/accountant --no-cache --constraint constraints.txt '.[postgres,otel,report]'
 
 FROM build AS train
-RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
-    pip install --no-cache-dir --constraint constraints.txt '.[train]'
+RUN --mount=type=secret,id=pip,target=/etc/pip.conf /opt/uv/bin/python3 install.py \
+    /opt/accountant --no-cache --constraint constraints.txt '.[train]'
 USER accountant
 WORKDIR /data
 ENTRYPOINT ["accountant-train"]

@@ -13,11 +13,24 @@ DEMO_LEDGER := ACCOUNTANT_DATABASE_URL=sqlite:///runs/mnist/ledger.db
 PICTURES ?= docs/images
 # Three test processes: tests start servers and databases, which are processes too, and often wait for them
 PARALLEL := -n 3 --dist worksteal
+# make test ORDER=7 runs tests in a random order, with this seed
+ORDER_OPTIONS = $(if $(ORDER),-p randomly --randomly-seed=$(ORDER) --randomly-dont-reset-seed)
 # The tests start hundreds of processes: without compiled modules on disk each start takes 2.5 times as long
 unexport PYTHONDONTWRITEBYTECODE
+EXTRAS := train,postgres,dev
+FLOWER_EXTRAS := train,flower,postgres
+LOCKED := train postgres dev images opacus lightning huggingface lora mlflow wandb
 SITE := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs
 
-.PHONY: help install flower-environment demo demo-federated look data serve test test-slow test-flower \
+# An environment with what its constraints say: folder, constraints, packages
+define make_environment
+$(PYTHON) -m venv $(1)
+$(1)/bin/python -m pip install --quiet --disable-pip-version-check --constraint $(2) uv
+$(1)/bin/python scripts/install.py $(1) --constraint $(2) $(3)
+@touch $(1)/.ready
+endef
+
+.PHONY: help install flower-environment lock demo demo-federated look data serve test test-slow test-flower \
 	test-browser test-all test-nightly check docs pictures drawings bench clean
 
 # A line "##@" starts a group, a line "target:  ## text" is an entry of it.
@@ -47,19 +60,17 @@ install: $(READY)  ## create .venv with all dependencies
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "Python 3.11 or newer is needed; name it with: make PYTHON=python3.11"; exit 1; }
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
-		--constraint constraints.txt --editable '.[train,postgres,dev]'
-	@touch $(READY)
+	$(call make_environment,$(VENV),constraints.txt,--editable '.[$(EXTRAS)]')
 
 flower-environment: $(FLOWER_READY)  ## create .venv-flower, for Flower and its own dependencies
 
 $(FLOWER_READY): pyproject.toml constraints-flower.txt
-	$(PYTHON) -m venv $(FLOWER)
-	$(FLOWER)/bin/python -m pip install --quiet --disable-pip-version-check \
-		--constraint constraints-flower.txt --editable '.[train,flower,postgres]' 'flwr[simulation]' \
-		pytest pytest-timeout httpx2
-	@touch $(FLOWER_READY)
+	$(call make_environment,$(FLOWER),constraints-flower.txt,\
+		--editable '.[$(FLOWER_EXTRAS)]' 'flwr[simulation]' pytest pytest-timeout httpx2)
+
+lock: $(READY)  ## write constraints.txt again: the versions of everything that an environment may hold
+	UV_CUSTOM_COMPILE_COMMAND='make lock' $(BIN)/uv pip compile pyproject.toml --quiet --no-annotate \
+		$(addprefix --extra ,$(LOCKED)) $(LOCK_OPTIONS) --output-file constraints.txt
 
 data: $(READY)  ## download the datasets into data/ and check their hashes
 	$(BIN)/accountant-train data --data-dir data
@@ -72,24 +83,24 @@ check: $(READY)  ## formatting, lint, types, import contracts; build the documen
 	$(BIN)/lint-imports
 	$(SITE) build --strict --quiet --site-dir build/site
 
-test: $(READY)  ## all tests except slow, browser and nightly ones
-	$(BIN)/python -m pytest $(PARALLEL) -m "not slow and not nightly and not browser"
+test: $(READY)  ## the first tier, before every push (three minutes)
+	$(BIN)/python -m pytest $(PARALLEL) $(ORDER_OPTIONS) -m "not slow and not nightly and not browser"
 
-test-slow: $(READY)  ## only the slow tests (20 minutes)
-	$(BIN)/python -m pytest $(PARALLEL) -m "slow and not nightly"
+test-slow: $(READY)  ## the second tier, without make test and the browser (ten minutes)
+	$(BIN)/python -m pytest $(PARALLEL) $(ORDER_OPTIONS) -m "slow and not nightly"
+
+test-browser: $(READY)  ## the second tier's web pages in Chromium; screenshots in build/screenshots
+	$(BIN)/python -m pytest -n 2 --dist worksteal $(ORDER_OPTIONS) -m "browser and not nightly"
+
+test-all: $(READY)  ## the first and the second tier
+	$(BIN)/python -m pytest $(PARALLEL) $(ORDER_OPTIONS) -m "not nightly"
+
+test-nightly: $(READY)  ## the third tier; random cases take the date as seed, or NIGHT=20261127 (hours)
+	$(BIN)/python -m pytest $(PARALLEL) -m nightly -rfEP $(if $(NIGHT),--night-seed $(NIGHT))
 
 test-flower: $(READY) $(FLOWER_READY)  ## Flower's messages, and eight sites that are killed (minutes)
 	$(FLOWER)/bin/python -m pytest -W default tests/integration/test_flower.py
 	$(BIN)/python -m pytest tests/e2e/test_federated_sites.py
-
-test-browser: $(READY)  ## the web pages in Chromium; screenshots in build/screenshots
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m browser
-
-test-all: $(READY)  ## all tests except the nightly ones
-	$(BIN)/python -m pytest $(PARALLEL) -m "not nightly"
-
-test-nightly: $(READY)  ## 10 000 random mechanisms, more kills and generated requests (an hour)
-	$(BIN)/python -m pytest -m nightly -s
 
 bench: $(READY)  ## print the benchmark tables
 	$(BIN)/python benchmarks/accounting.py $(BENCH_OPTIONS)

@@ -1,0 +1,93 @@
+"""The tests patch public names or say why not, and share their helpers in tests/support/."""
+
+from __future__ import annotations
+
+import ast
+import functools
+from collections import defaultdict
+from collections.abc import Iterator
+
+from tests.support.pages import ROOT
+
+PATCHES = ("setattr", "delattr", "setitem", "delitem")
+REASON = "# private: "
+
+
+@functools.cache
+def modules() -> dict[str, tuple[ast.Module, list[str]]]:
+    """Return every file of the tests: its tree and its lines."""
+    files = sorted((ROOT / "tests").rglob("*.py"))
+    texts = {str(file.relative_to(ROOT)): file.read_text() for file in files}
+    return {name: (ast.parse(text), text.splitlines()) for name, text in texts.items()}
+
+
+def is_private(name: str) -> bool:
+    """Return whether a part of a dotted name is private."""
+    return any(each.startswith("_") and not each.startswith("__") for each in name.split("."))
+
+
+def private_patches(tree: ast.AST) -> Iterator[ast.Call]:
+    """Yield the patches of a private name, or of something inside one."""
+    for node in ast.walk(tree):
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr in PATCHES
+            and isinstance(node.func.value, ast.Name)
+            and "patch" in node.func.value.id
+        ):
+            names = [
+                each.value if isinstance(each, ast.Constant) else ast.unparse(each)
+                for each in node.args[:2]
+            ]
+            if any(isinstance(name, str) and is_private(name) for name in names):
+                yield node
+
+
+def unexplained(tree: ast.AST, lines: list[str]) -> list[int]:
+    """Return the lines of private patches without a reason in them or right above them."""
+    found = []
+    for call in private_patches(tree):
+        first = call.lineno - 1
+        while first > 0 and lines[first - 1].lstrip().startswith("#"):
+            first -= 1
+        if not any(REASON in line for line in lines[first : call.end_lineno]):
+            found.append(call.lineno)
+    return found
+
+
+def test_a_patch_of_a_private_name_says_why() -> None:
+    findings = [
+        f"{name}:{line}"
+        for name, (tree, lines) in modules().items()
+        for line in unexplained(tree, lines)
+    ]
+    assert findings == [], f"test through what is public, or say why not: {REASON}…"
+
+
+def test_unexplained_patches_are_found() -> None:
+    text = (
+        "monkeypatch.setattr(module, '_name', 1)\n"
+        "# private: it has no other door\n"
+        "monkeypatch.setattr(module, '_name', 1)\n"
+        "patch.setattr(module._inner, 'name', 1)\n"
+        "patch.setattr(module, '__code__', 1)  # a public name\n"
+        "patch.setattr('module.Class._name', 1)  # private: the same\n"
+    )
+    assert unexplained(ast.parse(text), text.splitlines()) == [1, 4]
+
+
+def test_no_two_modules_define_the_same_helper() -> None:
+    places = defaultdict(set)
+    for name, (tree, _) in modules().items():
+        for node in tree.body:
+            if isinstance(node, ast.FunctionDef) and not node.name.startswith("test_"):
+                body = [each for each in node.body if not is_docstring(each)]
+                places["\n".join(map(ast.unparse, body))].add(f"{name}:{node.name}")
+    shared = {body: sorted(where) for body, where in places.items() if len(where) > 1}
+    assert list(shared.values()) == [], "what two modules need stands in tests/support/"
+
+
+def is_docstring(node: ast.stmt) -> bool:
+    """Return whether a statement is a string by itself."""
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)

@@ -1,0 +1,90 @@
+"""The tiers of the tests: the CPU time that a test may take in each, and the seed of the night.
+
+A test's marker is its tier: none for `make test`, `slow` and `browser` for CI, `nightly` for the
+night. The summary says what all tests took, and which took more than their tier allows.
+"""
+
+from __future__ import annotations
+
+import datetime
+import resource
+from collections.abc import Iterator
+
+import pytest
+
+# CPU seconds of one test with its fixtures and the processes that it ended, on a quick machine
+LIMITS = {"nightly": 1800.0, "slow": 20.0, "browser": 20.0, "": 1.5}
+_STARTED = pytest.StashKey[float]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the night's seed."""
+    today = int(f"{datetime.datetime.now(tz=datetime.UTC):%Y%m%d}")
+    parser.addoption(
+        "--night-seed", type=int, default=today, help="of the night's random cases (default: date)"
+    )
+
+
+@pytest.fixture(scope="session")
+def night_seed(request: pytest.FixtureRequest) -> int:
+    """The seed of random cases of the night; the date, or `--night-seed`."""
+    return int(request.config.getoption("--night-seed"))
+
+
+def tier_of(item: pytest.Item) -> str:
+    """Return the marker that decides in which tier a test runs."""
+    return next((tier for tier in LIMITS if tier and item.get_closest_marker(tier)), "")
+
+
+def cpu_seconds() -> float:
+    """Return the CPU time of this process and of its processes that have ended."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(each.ru_utime + each.ru_stime for each in used)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Note when a test starts."""
+    item.stash[_STARTED] = cpu_seconds()
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    """Put a test's CPU time into its last report, which comes from any worker to the summary."""
+    report = yield
+    if report.when == "teardown":
+        spent = cpu_seconds() - item.stash[_STARTED]
+        report.user_properties.append(("cpu", (tier_of(item), spent)))
+    return report
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Collect the CPU times where the summary is printed."""
+    config.pluginmanager.register(_Sums(config.getoption("--night-seed")))
+
+
+class _Sums:
+    """The CPU time of each test, and their summary."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._spent: dict[str, tuple[str, float]] = {}
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Collect what a test took."""
+        spent = dict(report.user_properties).get("cpu")
+        if spent:
+            self._spent[report.nodeid] = spent
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Print the sum, the tests above their tier's limit, and how to repeat a night."""
+        tests = self._spent.items()
+        above = sorted((-spent, name) for name, (tier, spent) in tests if spent > LIMITS[tier])
+        terminalreporter.section("CPU time")
+        total = sum(spent for _, spent in self._spent.values())
+        terminalreporter.line(f"{len(tests)} tests took {total:.0f} CPU seconds")
+        for spent, name in above:
+            terminalreporter.line(f"{-spent:7.1f} s, more than its tier allows: {name}")
+        if any(tier == "nightly" for tier, _ in self._spent.values()):
+            terminalreporter.line(f"the night's seed: repeat with --night-seed {self._seed}")

@@ -108,8 +108,7 @@ def test_copies_do_not_share_an_epoch() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong",
-    [{"sample_rate": 0.3}, {"sample_rate": 0.30000001}, {"sampling": "shuffled"}],
+    "wrong", [{"sample_rate": 0.3}, {"sample_rate": 0.30000001}, {"sampling": "shuffled"}]
 )
 def test_a_plan_has_whole_epochs_of_a_known_sampling(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"sample_rate = 1/b|expected sampling"):

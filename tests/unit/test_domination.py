@@ -14,11 +14,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from accountant_service.numerics import domination, privacy_profile
-from accountant_service.numerics.domination import (
-    dominates,
-    fewest_repetitions,
-    most_repetitions,
-)
+from accountant_service.numerics.domination import dominates, fewest_repetitions, most_repetitions
 from accountant_service.numerics.engines import saddle_point
 from accountant_service.numerics.engines.line_integral import (
     IntegrationSettings,

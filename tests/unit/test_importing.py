@@ -73,8 +73,7 @@ def test_a_tree_costs_the_nodes_of_one_record(steps: Any) -> None:
     event = EVENT.SingleEpochTreeAggregationDpEvent(2.0, steps)
     relation = dp_accounting.NeighboringRelation.REPLACE_SPECIAL
     mechanism = lint(
-        f"Plan(event={event!r}, neighboring_relation={relation})",
-        delta=1e-5,
+        f"Plan(event={event!r}, neighboring_relation={relation})", delta=1e-5
     ).mechanism
     assert mechanism is not None
     nodes = EVENT.SelfComposedDpEvent(EVENT.GaussianDpEvent(2.0), mechanism["count"])

@@ -103,10 +103,7 @@ def test_every_kind_has_rows_and_every_relation_a_truth_or_no_proof() -> None:
         found = covered.setdefault(row.mechanism["kind"], set())
         found |= row.relations | row.unproved
     missing = {kind: ALL - found for kind, found in covered.items() if ALL - found}
-    assert missing == {
-        "balls_in_bins": {REPLACED},
-        "truncated_poisson_sampled": {REPLACED},
-    }
+    assert missing == {"balls_in_bins": {REPLACED}, "truncated_poisson_sampled": {REPLACED}}
     assert covered.keys() == set(KINDS)
 
 
@@ -533,10 +530,7 @@ def test_the_worst_part_counts_at_each_delta() -> None:
         (composed(PARTS, parallel(PURE, WIDE)), [[2, 0], [1, 1], [0, 2]]),
         (composed(PARTS, PARTS), [[2, 0], [1, 1], [0, 2]]),
         (repeated(2, PARTS), [[2, 0], [0, 2]]),
-        (
-            composed(repeated(2, PARTS), parallel(PURE, WIDE)),
-            [[3, 0], [2, 1], [1, 2], [0, 3]],
-        ),
+        (composed(repeated(2, PARTS), parallel(PURE, WIDE)), [[3, 0], [2, 1], [1, 2], [0, 3]]),
         (repeated(2, composed(PARTS, parallel(PURE, WIDE))), [[4, 0], [2, 2], [0, 4]]),
         (parallel(composed(PARTS, PURE), repeated(3, PURE)), [[1, 1], [0, 2], [0, 3]]),
         (parallel(repeated(2, WIDE), parallel()), [[2, 0]]),

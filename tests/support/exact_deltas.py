@@ -117,7 +117,6 @@ def truncated_laplace(epsilon: float, scale: float, bound: float, sensitivity: f
     kept = 2 * scale * (1 - mp.exp(-mpf(bound) / scale))
 
     def density(x: Any) -> Any:
-        """Return the density of the noise."""
         return mp.exp(-abs(x) / scale) / kept if abs(x) <= bound else mpf(0)
 
     end = max(min((epsilon * scale + sensitivity) / 2, sensitivity), sensitivity - bound)
@@ -133,7 +132,6 @@ def revealing_gaussian(epsilon: float, local: float, reveal: float, mu: float) -
     """Return δ of an (ε₀, δ₀)-DP release and a Gaussian one: the latter's at ε − l."""
 
     def rest(x: Any) -> Any:
-        """Return δ of the Gaussian release at any real x."""
         if x >= 0:
             return oracles.gaussian_delta(x, mu)
         return 1 - mp.exp(x) + mp.exp(x) * oracles.gaussian_delta(-x, mu)
@@ -152,13 +150,11 @@ def mixture_deltas(weights: Sequence[Any], shifts: Sequence[Any], epsilon: float
     """Return δ(ε) of Σ w·N(shift·μ) and N(0): removing, and adding."""
 
     def ratio(z: Any) -> Any:
-        """Return the ratio of the densities, which increases."""
         return mp.fsum(
             w * mp.exp(s * mu * z - (s * mu) ** 2 / 2) for w, s in zip(weights, shifts, strict=True)
         )
 
     def above(threshold: Any) -> Any:
-        """Return where the ratio reaches the threshold."""
         low, high = mpf(-40), mpf(40)
         for _ in range(120):
             middle = (low + high) / 2
@@ -166,7 +162,6 @@ def mixture_deltas(weights: Sequence[Any], shifts: Sequence[Any], epsilon: float
         return low
 
     def tail(z: Any) -> Any:
-        """Return the mixture's probability above z."""
         return mp.fsum(w * mp.ncdf(s * mu - z) for w, s in zip(weights, shifts, strict=True))
 
     factor = mp.exp(epsilon)
@@ -190,7 +185,6 @@ def replaced_person(epsilon: float, records: int, rate: float, sigma: float) -> 
         weights, mu = binomial(records, rate), 1 / mpf(sigma)
 
         def density(z: Any) -> Any:
-            """Return the density of the output of the person before."""
             return mp.fsum(w * mp.npdf(z, j * mu) for j, w in enumerate(weights))
 
         edge = mp.findroot(
@@ -247,14 +241,12 @@ def epoch(epsilon: float, bins: int, sigma: float) -> Any:
         mu = 1 / mpf(sigma)
 
         def call(strike: Any) -> Any:
-            """Return E[(X − strike)₊] of a lognormal X of mean 1."""
             if strike <= 0:
                 return 1 - strike
             d = (-mp.log(strike) + mu * mu / 2) / mu
             return mp.ncdf(d) - strike * mp.ncdf(d - mu)
 
         def excess(strike: Any, others: int) -> Any:
-            """Return E[(X₁ + … − strike)₊] of one summand more than `others`."""
             if others == 0:
                 return call(strike)
             # where the strike is used up, the integrand has a kink
@@ -285,7 +277,6 @@ def selected(epsilon: float, distribution: str, mean: float, shape: float, sigma
     orders, rho = 1 + np.logspace(-2, 3, 2500), 1 / (2 * sigma**2)
 
     def log_delta(log_moments: Array, at: Array) -> Array:
-        """Return the logarithm of the least δ at each ε, given (α − 1)·D_α at the orders."""
         fixed = log_moments + orders * np.log1p(-1 / orders) - np.log(orders - 1)
         return np.asarray((fixed - np.multiply.outer(at, orders - 1)).min(axis=1))
 
@@ -295,7 +286,6 @@ def selected(epsilon: float, distribution: str, mean: float, shape: float, sigma
     else:
 
         def excess(g: float) -> float:
-            """Return how far the mean is above its value, of the success probability γ."""
             if shape == 0:
                 return (1 / g - 1) / math.log(1 / g) - mean
             return shape * (1 - g) / (g * (1 - g**shape)) - mean

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -55,10 +55,9 @@ from tests.support.kinds import (
 )
 
 Truth = Callable[[float, NeighbouringRelation], Any]
-Relations = frozenset[NeighbouringRelation]
+Relations = Set[NeighbouringRelation]
 ALL, NONE = frozenset(NeighbouringRelation), frozenset[NeighbouringRelation]()
-IN_PLACE = frozenset({REPLACED, ZEROED})
-ABSENT = frozenset({ADDED, ZEROED})  # a record that is zeroed costs what one that goes away does
+ABSENT = {ADDED, ZEROED}  # a record that is zeroed costs what one that goes away does
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,7 +154,6 @@ def pair_row(name: str, mechanism: Json, pair: Callable[[], Pair], **fields: Any
     """Return a row of finitely many outcomes, compared over the whole range of ε."""
 
     def epsilons() -> list[float]:
-        """Return shares of the largest loss of outcomes that are not far too improbable."""
         finite = [(abs(mp.log(p / q)), p) for p, q in pair() if p > 0 and q > 0]
         largest = max(loss for loss, mass in finite if mass > 1e-9)
         return [share * float(largest) for share in (0.0, 0.3, 0.8)]
@@ -174,7 +172,6 @@ def of_sampled_gaussian(rate: float, sigma: float) -> Truth:
     """Return the truth of a Gaussian release on a Poisson sample."""
 
     def truth(epsilon: float, relation: NeighbouringRelation) -> Any:
-        """Return the closed form: of a mixture against another, or the larger direction."""
         if relation is REPLACED:
             return oracles.replaced_record_delta(epsilon, rate, sigma)
         return max(
@@ -188,7 +185,6 @@ def of_fixed_size(size: int, batch: int, sigma: float) -> Truth:
     """Return the truth of a Gaussian release on a sample of fixed size, not all of the data."""
 
     def truth(epsilon: float, relation: NeighbouringRelation) -> Any:
-        """Return the closed form; a record in the sample takes the place of another."""
         if relation is REPLACED:
             return oracles.fixed_size_replacement_delta(epsilon, batch / size, sigma)
         return of_sampled_gaussian(batch / size, sigma / 2)(epsilon, relation)
@@ -235,12 +231,10 @@ def by_brute_force(tree: Json) -> Truth:
     """Return the truth of Gaussian and Laplace releases on nested samples of tiny datasets."""
 
     def truth(epsilon: float, relation: NeighbouringRelation) -> float:
-        """Return the largest δ over datasets of each size."""
         return largest(relation)[BRUTE_EPSILONS.index(epsilon)]
 
     @cache
     def largest(relation: NeighbouringRelation) -> list[float]:
-        """Return the same at every ε."""
         sizes = _larger_sizes(tree, relation)
         found = [definition.delta(tree, relation, n, BRUTE_EPSILONS) for n in sizes]
         return [max(each) for each in zip(*found, strict=True)]
@@ -314,12 +308,11 @@ def _atomic_rows() -> Iterable[Row]:
                 f"sampled {name}",
                 poisson(0.2, mechanism),
                 lambda pair=pair: exact.sampled(pair(), 0.2),
-                relations=frozenset({ADDED}),
+                relations={ADDED},
                 tier=tier,
             )
 
     def different() -> Pair:
-        """Return the joint outcomes of three kinds and of a fourth on a sample."""
         pairs = [_ATOMIC[at][2]() for at in (0, 5, 10)]
         return exact.product([*pairs, exact.sampled(_ATOMIC[3][2](), 0.5)])
 
@@ -327,7 +320,7 @@ def _atomic_rows() -> Iterable[Row]:
         "different kinds",
         composed(*(_ATOMIC[at][1] for at in (0, 5, 10)), poisson(0.5, _ATOMIC[3][1])),
         cache(different),
-        relations=frozenset({ADDED}),
+        relations={ADDED},
         width=1e-2,
     )
     for reveal, epsilon in ((0.01, 0.5), (1e-6, 2.0)):
@@ -383,7 +376,7 @@ def _noise_rows() -> Iterable[Row]:
         "the worst of disjoint parts",
         parallel(laplace(1.0), gaussian(2.0)),
         largest(of(oracles.laplace_delta, 1.0), of_gaussian(0.5)),
-        unproved=frozenset({REPLACED}),
+        unproved={REPLACED},
     )
 
 
@@ -415,8 +408,8 @@ def _sampled_rows() -> Iterable[Row]:
             fixed_size(size, batch, gaussian(sigma)),
             of_fixed_size(size, batch, sigma),
             (0.0, 0.3, 2.0),
-            unproved=frozenset({ZEROED}),
-            bounded=frozenset({REPLACED}),
+            unproved={ZEROED},
+            bounded={REPLACED},
             width=2e-2,
             tier=tier,
         )
@@ -424,7 +417,7 @@ def _sampled_rows() -> Iterable[Row]:
         "a batch of all the data has the record for certain",
         fixed_size(1000, 1000, gaussian(2.0)),
         of_gaussian(0.5),
-        relations=IN_PLACE,
+        relations={REPLACED, ZEROED},
         width=1e-6,
         epsilon_width=1e-8,
     )
@@ -433,7 +426,7 @@ def _sampled_rows() -> Iterable[Row]:
             f"a batch of all {size} leaves one of one more out",
             fixed_size(size, size, gaussian(2.0)),
             of_sampled_gaussian(size / (size + 1), 1.0),
-            relations=frozenset({ADDED}),
+            relations={ADDED},
             width=1e-3,
             epsilon_width=1e-3,
             tier=tier,
@@ -443,16 +436,16 @@ def _sampled_rows() -> Iterable[Row]:
         banded(1.5, [1.0, 0.5], 2, 2, 0.3),
         of_sampled_gaussian(0.3, 1.5 / math.hypot(1.0, 0.5)),
         tier=SLOW,
-        unproved=frozenset({REPLACED}),
+        unproved={REPLACED},
     )
     yield Row(
         "a cut Poisson sample",
         truncated_poisson(12, 0.3, 4, gaussian(2.0)),
         of(exact.truncated_poisson, 12, 0.3, 4, 2.0),
         (0.0, 0.5, 1.0),
-        relations=frozenset({ADDED}),
-        unproved=frozenset({ZEROED}),
-        bounded=frozenset({ADDED}),
+        relations={ADDED},
+        unproved={ZEROED},
+        bounded={ADDED},
         error=1e-9,
     )
     for records, rate, sigma, tier in (
@@ -505,15 +498,12 @@ def _brute_rows() -> Iterable[Row]:
     yield brute_row("Poisson of Poisson", poisson(0.5, poisson(0.4, gaussian(1.0))), tier=SLOW)
     yield brute_row("the only record", fixed_size(1, 1, gaussian(2.0)))
     yield brute_row(
-        "two of three",
-        fixed_size(3, 2, gaussian(2.0)),
-        unproved=frozenset({ZEROED}),
-        bounded=frozenset({REPLACED}),
+        "two of three", fixed_size(3, 2, gaussian(2.0)), unproved={ZEROED}, bounded={REPLACED}
     )
     yield brute_row(
         "all of two, Laplace: one more is taken for a replacement",
         fixed_size(2, 2, laplace(2.0)),
-        bounded=frozenset({ADDED}),
+        bounded={ADDED},
         most=of(oracles.laplace_delta, 1.0),
     )
     yield brute_row("all of two, twice", fixed_size(2, 2, repeated(2, gaussian(2.0))), tier=SLOW)
@@ -523,12 +513,7 @@ def _brute_rows() -> Iterable[Row]:
     yield brute_row("Poisson and all of two", composed(sample, all_two), tier=SLOW)
     parts = composed(fixed_size(3, 3, gaussian(2.0)), fixed_size(3, 1, gaussian(0.7)))
     yield brute_row(
-        "all and a part",
-        parts,
-        unproved=frozenset({ZEROED}),
-        bounded=frozenset({ADDED, REPLACED}),
-        width=0.35,
-        tier=SLOW,
+        "all and a part", parts, unproved={ZEROED}, bounded={ADDED, REPLACED}, width=0.35, tier=SLOW
     )
     yield brute_row("Gaussian and Laplace", composed(gaussian(1.0), laplace(2.0)), tier=SLOW)
     twice = repeated(2, poisson(0.2, gaussian(0.7)))
@@ -573,7 +558,7 @@ def _bound_rows() -> Iterable[Row]:
         poisson(0.3, truncated_laplace(1.0, 5.0, 1.0)),
         lambda at, _: 0.3 * exact.truncated_laplace(at, 1.0, 5.0, 1.0),
         (0.0,),
-        relations=frozenset({ADDED}),
+        relations={ADDED},
         error=1e-9,
     )
     for reports, local in ((1, 1.0), (2, 0.5), (7, 1.0), (12, 3.0)):
@@ -641,7 +626,7 @@ def _curve_rows() -> Iterable[Row]:
         width=5e-2,
         epsilon_width=3e-3,
         error=1e-3,
-        relations=frozenset({REPLACED}),
+        relations={REPLACED},
         bounded=ALL,
     )
 

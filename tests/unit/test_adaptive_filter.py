@@ -66,9 +66,13 @@ def test_one_step_nearly_attains_the_budget_of_a_mixture() -> None:
 
 
 def test_filters_that_break_a_rule_are_unsound() -> None:
-    assert attained(CUNNING, some_order_has_room) > 1.5
-    assert attained_at_once(with_weights(1.0, 1.0)) > 1.5
-    assert attained_at_once(holds_on_a_coarse_grid) > 1.2
+    late = attained(CUNNING, some_order_has_room)
+    heavy = attained_at_once(with_weights(1.0, 1.0))
+    coarse = attained_at_once(holds_on_a_coarse_grid)
+    print(f"of δ: some order has room {late:.2f}, weights 2 {heavy:.2f}, two losses {coarse:.2f}")
+    assert late > 1.5
+    assert heavy > 1.5
+    assert coarse > 1.2
 
 
 def best(gate: Gate, seed: int, maxiter: int, popsize: int) -> float:

@@ -319,6 +319,7 @@ def test_the_terms_left_out(
 
         with monkeypatch.context() as patch:
             patch.setattr(lognormal_sum, "TERMS_MAX", 1)
+            # private: the fault that the term covers is made here
             patch.setattr(lognormal_sum, "_binomial_terms", first)
             found = masses()
         return all((found[side] >= genuine[side] * (1 - 1e-9)).all() for side in ("above", "upper"))
@@ -343,6 +344,7 @@ def test_the_error_of_cell_masses(
             return tuple(found)
 
         with monkeypatch.context() as patch:
+            # private: the fault that the term covers is made here
             patch.setattr(lognormal_sum, "_cell_masses", off)
             found = masses()["above"]
         return bool((found >= genuine["above"] * (1 - 1e-9) - 1e-18).all())
@@ -371,6 +373,7 @@ def test_the_error_of_cell_masses_in_lower_bounds(
             )
 
         with monkeypatch.context() as patch:
+            # private: the fault that the term covers is made here
             patch.setattr(lognormal_sum, "_cell_masses", off)
             found, _, _ = lognormal_sum.sum_below(MU, BINS, LATTICES, tilted=tilted)
         return bool((found <= genuine * (1 + 1e-9) + 1e-18).all())
@@ -501,6 +504,7 @@ def test_merging_steep_masses_loses_no_small_share(
 ) -> None:
     """The smaller of a block's two masses decides the moment once the rate outweighs the slope."""
     pairs = lambda points, *_: np.arange(0, points, 2)  # noqa: E731
+    # private: blocks of two masses show the share
     monkeypatch.setattr(lognormal_sum, "_block_starts", pairs)
     rate = -math.copysign(20.0, slope)
     for points in range(1000, 1020, 2):
@@ -523,6 +527,7 @@ def test_the_frequencies_that_are_neglected(side: str, monkeypatch: pytest.Monke
             return kept, [share * each for each in neglected]
 
         with monkeypatch.context() as patch:
+            # private: so few frequencies show what is neglected
             patch.setattr(lognormal_sum, "_FREQUENCY_LEAST", 1e-4)
             patch.setattr(lognormal_sum, "_choose_frequencies", few)
             found = smooth_masses()[side]

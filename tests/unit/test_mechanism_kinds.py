@@ -84,7 +84,7 @@ def upper_delta(document: Json, epsilon: float) -> float:
         for row in ROWS
     ],
 )
-def test_intervals_of_delta_and_epsilon_enclose_the_truth_in_each_relation(row: Row) -> None:
+def test_intervals_enclose_the_truth_in_each_relation(row: Row) -> None:
     for relation in row.known:
         assert_encloses(row, relation)
     for relation in row.unproved:

@@ -250,7 +250,7 @@ def brute_row(name: str, mechanism: Json, tree: Json | None = None, **fields: An
 
 # --- the rows
 
-SLOW = "slow"
+SLOW, NIGHTLY = "slow", "nightly"
 
 
 def _lazy(pair: Callable[..., Pair], *fields: Any) -> Callable[[], Pair]:
@@ -382,36 +382,26 @@ def _noise_rows() -> Iterable[Row]:
 
 def _sampled_rows() -> Iterable[Row]:
     """Yield Gaussian releases on samples, in closed form or by integrals."""
-    for q, sigma, tier in (
-        (0.3, 2.0, ""),
-        (0.4, 0.6, SLOW),
-        (0.01, 1.0, SLOW),
-        (0.97, 2.0, SLOW),
-        (1e-3, 0.5, SLOW),
-    ):
+    three = (0.0, 0.3, 2.0)
+    for q, sigma in ((0.3, 2.0), (0.4, 0.6), (0.01, 1.0), (0.97, 2.0), (1e-3, 0.5)):
         yield Row(
             f"a Poisson sample at {q}",
             poisson(q, gaussian(sigma)),
             of_sampled_gaussian(q, sigma),
-            (0.0, 0.3, 2.0),
+            three,
             width=1e-3,
-            tier=tier,
+            tier="" if q == 0.3 else SLOW,
         )
-    for size, batch, sigma, tier in (
-        (10, 4, 0.6, SLOW),
-        (1000, 10, 1.0, SLOW),
-        (100, 97, 2.0, SLOW),
-        (10_000, 1, 0.5, SLOW),
-    ):
+    for size, batch, sigma in ((10, 4, 0.6), (1000, 10, 1.0), (100, 97, 2.0), (10_000, 1, 0.5)):
         yield Row(
             f"{batch} of {size}",
             fixed_size(size, batch, gaussian(sigma)),
             of_fixed_size(size, batch, sigma),
-            (0.0, 0.3, 2.0),
+            three,
             unproved={ZEROED},
             bounded={REPLACED},
             width=2e-2,
-            tier=tier,
+            tier=NIGHTLY if sigma == 0.5 else SLOW,
         )
     yield Row(
         "a batch of all the data has the record for certain",
@@ -421,7 +411,7 @@ def _sampled_rows() -> Iterable[Row]:
         width=1e-6,
         epsilon_width=1e-8,
     )
-    for size, tier in ((2, ""), (1, SLOW), (60_000, SLOW)):
+    for size in (2, 1, 60_000):
         yield Row(
             f"a batch of all {size} leaves one of one more out",
             fixed_size(size, size, gaussian(2.0)),
@@ -429,7 +419,7 @@ def _sampled_rows() -> Iterable[Row]:
             relations={ADDED},
             width=1e-3,
             epsilon_width=1e-3,
-            tier=tier,
+            tier="" if size == 2 else SLOW,
         )
     yield Row(
         "groups in turn, one round",
@@ -448,19 +438,13 @@ def _sampled_rows() -> Iterable[Row]:
         bounded={ADDED},
         error=1e-9,
     )
-    for records, rate, sigma, tier in (
-        (2, 0.3, 1.0, ""),
-        (5, 0.05, 2.0, SLOW),
-        (3, 0.9, 4.0, SLOW),
-        (12, 0.03, 1.5, SLOW),
-    ):
+    for records, rate, sigma in ((2, 0.3, 1.0), (5, 0.05, 2.0), (3, 0.9, 4.0), (12, 0.03, 1.5)):
         yield Row(
             f"{records} records of a person",
             user_level(records, poisson(rate, gaussian(sigma))),
             of_person(records, rate, sigma),
             (0.0, 0.5, 2.0, 3.0),
-            error=1e-9,
-            tier=tier,
+            tier="" if records == 2 else SLOW,
         )
     for sigma, epsilon in ((1.0, 0.5), (1.0, 4.0), (0.9, 1.0), (4.0, 0.3), (2.0, 2.2)):
         yield Row(
@@ -538,20 +522,15 @@ def _bound_rows() -> Iterable[Row]:
     pure, permuted = _lazy(exact.approximate, 0.5, 0.0), permute_and_flip(0.5)
     yield pair_row("permute and flip is any pure release", permuted, pure, **bounds)
     yield Row("five of permute and flip", repeated(5, permuted), of_pair(five), (1.0,), **bounds)
-    for scale, bound, sensitivity, tier in (
-        (1.0, 5.0, 1.0, ""),
-        (2.0, 1.5, 1.5, SLOW),
-        (0.5, 3.0, 2.0, SLOW),
-    ):
-        noise = (scale, bound, sensitivity)
+    for noise in ((1.0, 5.0, 1.0), (2.0, 1.5, 1.5), (0.5, 3.0, 2.0)):
         yield Row(
             f"truncated Laplace {noise}",
             truncated_laplace(*noise),
             of(exact.truncated_laplace, *noise),
-            tuple(share * sensitivity / scale for share in (0.0, 0.4, 0.9, 1.1)),
+            tuple(share * noise[2] / noise[0] for share in (0.0, 0.4, 0.9, 1.1)),
             width=3e-3,
             error=1e-9,
-            tier=tier,
+            tier="" if noise[0] == 1.0 else SLOW,
         )
     yield Row(
         "sampled truncated Laplace",
@@ -582,12 +561,12 @@ def _bound_rows() -> Iterable[Row]:
 
 def _curve_rows() -> Iterable[Row]:
     """Yield releases of which a Rényi curve is known, converted at many orders."""
-    fields = {"bounded": ALL, "width": 3e-3, "error": 1e-4}
+    fields = {"bounded": ALL, "width": 3e-3}
     fine, orders = [1 + mpf(i) / 50 for i in range(1, 3000)], [2, 4, 8, 16]
     together = composed(zcdp(0.02), repeated(3, zcdp(0.01)))
     for name, tree in (("ρ-zCDP", zcdp(0.05)), ("zCDP adds up to one curve", together)):
         truth = of(lambda at: exact.converted(lambda a: mpf("0.05") * a, fine, at))
-        yield Row(name, tree, truth, (0.5, 2.0), **fields)
+        yield Row(name, tree, truth, (0.5, 2.0), error=1e-4, **fields)
     curve = rdp(orders, [0.1, 0.2, 0.4, 0.8])
     for name, tree, slope, epsilons in (
         ("Rényi curve", curve, 0.05, (0.5, 2.0)),
@@ -598,37 +577,28 @@ def _curve_rows() -> Iterable[Row]:
             of(lambda at, each, slope=slope: exact.converted(lambda a: slope * mpf(a), each, at), o)
             for o in (between, orders)
         )
-        yield Row(name, tree, every, epsilons, most=some, **fields)
-    for distribution, shape, epsilon, tier in (
-        ("geometric", 1.0, 2.15, ""),
-        ("logarithmic", 0.0, 1.85, SLOW),
-        ("negative_binomial", 0.5, 2.05, SLOW),
-        ("poisson", 0.0, 2.5, ""),
+        yield Row(name, tree, every, epsilons, most=some, error=1e-6, **fields)
+    selected = {"bounded": ALL, "width": 5e-2, "error": 1e-3}
+    for distribution, shape, epsilon in (
+        ("geometric", 1.0, 2.15),
+        ("logarithmic", 0.0, 1.85),
+        ("negative_binomial", 0.5, 2.05),
+        ("poisson", 0.0, 2.5),
     ):
         more = {"shape": shape} if distribution == "negative_binomial" else {}
-        yield Row(
-            f"the best of a {distribution} number of runs",
-            selection(distribution, 10, gaussian(4.0), **more),
-            of(exact.selected, distribution, 10, shape, 4.0),
-            (epsilon,),
-            width=5e-2,
-            epsilon_width=5e-3 if distribution == "poisson" else 3e-3,
-            error=1e-3,
-            relations=ABSENT,
-            bounded=ALL,
-            tier=tier,
-        )
-    yield Row(
-        "the best of runs of which a record is replaced has half their noise",
-        selection("geometric", 10, gaussian(8.0)),
-        of(exact.selected, "geometric", 10, 1.0, 4.0),
-        (2.15,),
-        width=5e-2,
-        epsilon_width=3e-3,
-        error=1e-3,
-        relations={REPLACED},
-        bounded=ALL,
-    )
+        width = 5e-3 if distribution == "poisson" else 3e-3
+        truth = of(exact.selected, distribution, 10, shape, 4.0)
+        # of a Gaussian release with half the noise, a replaced record is as a removed one
+        for relations, noise in ((ABSENT, 4.0), ({REPLACED}, 8.0)):
+            yield Row(
+                f"the best of a {distribution} number of runs, σ = {noise}",
+                selection(distribution, 10, gaussian(noise), **more),
+                truth,
+                (epsilon,),
+                relations,
+                epsilon_width=width,
+                **selected,
+            )
 
 
 ROWS: list[Row] = [

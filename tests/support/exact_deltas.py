@@ -114,6 +114,11 @@ def two_of_bounded_range(epsilon: float, bound: float) -> Any:
 
 def truncated_laplace(epsilon: float, scale: float, bound: float, sensitivity: float) -> Any:
     """Return δ of truncated Laplace noise, by integration."""
+    with mp.workdps(25):
+        return _truncated_laplace(epsilon, scale, bound, sensitivity)
+
+
+def _truncated_laplace(epsilon: float, scale: float, bound: float, sensitivity: float) -> Any:
     kept = 2 * scale * (1 - mp.exp(-mpf(bound) / scale))
 
     def density(x: Any) -> Any:

@@ -30,6 +30,7 @@ from accountant_service.numerics.laws.truncated_poisson import binomial_below, b
 from accountant_service.numerics.privacy_profile import bounds_near
 from tests.support import exact_deltas as exact
 from tests.support import oracles
+from tests.support.helpers import slow_after
 from tests.support.kind_rows import ALL, ROWS, THREE_BINS, Row, assert_encloses
 from tests.support.kinds import (
     REPLACED,
@@ -116,12 +117,7 @@ def test_the_integrals_of_three_bins(sigma: float, epsilon: float, delta: float)
 # --------------------------------------------------------------------- all kinds, all methods
 
 
-SAMPLED = ["poisson_sampled", "fixed_size_sampled", "balls_in_bins", "banded_matrix_factorization"]
-
-
-@pytest.mark.parametrize(
-    "kind", [pytest.param(k, marks=[pytest.mark.slow] if k in SAMPLED else []) for k in KINDS]
-)
+@pytest.mark.parametrize("kind", slow_after(1, KINDS))
 def test_every_method_answers_or_names_the_kind_and_the_trade_off_holds_delta_at_zero(
     kind: str,
 ) -> None:
@@ -574,6 +570,7 @@ def test_parts_are_doubted_where_a_record_may_move_and_refused_where_they_are_to
         assert one.epsilon == epsilon_at(alone, 1e-5, relation).epsilon
 
 
+@pytest.mark.slow
 def test_equal_parts_and_parts_without_releases_have_the_trade_off_of_one_part() -> None:
     """Nested parts too. Different parts have none in common."""
 

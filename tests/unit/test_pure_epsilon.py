@@ -11,6 +11,7 @@ from accountant_service import mechanisms
 from accountant_service.accountants import Question, release_laws
 from accountant_service.guarantee import NeighbouringRelation
 from accountant_service.numerics.laws.dominating_pair import LaplacePair, Release, total_variation
+from tests.support.helpers import slow_cases_after
 from tests.support.kinds import (
     ADDED,
     REPLACED,
@@ -45,10 +46,15 @@ def pure_epsilon(described: Json, relation: NeighbouringRelation = ADDED) -> flo
 @pytest.mark.parametrize(
     ("described", "relation", "pure", "deltas"),
     [
-        (LAPLACE, ADDED, 1.0, [1e-5, 1e-200]),
-        (LAPLACE, REPLACED, 2.0, [1e-12]),
-        pytest.param(repeated(3, LAPLACE), ADDED, 3.0, [1e-5, 1e-60], marks=pytest.mark.slow),
-        (composed(LAPLACE, DISCRETE, repeated(2, EXPONENTIAL)), ADDED, 2.25, [1e-12]),
+        *slow_cases_after(
+            1,
+            [
+                (LAPLACE, ADDED, 1.0, [1e-5]),
+                (LAPLACE, REPLACED, 2.0, [1e-12, 1e-200]),
+                (repeated(3, LAPLACE), ADDED, 3.0, [1e-5, 1e-60]),
+                (composed(LAPLACE, DISCRETE, repeated(2, EXPONENTIAL)), ADDED, 2.25, [1e-12]),
+            ],
+        ),
         (DISCRETE, ADDED, 0.25, [1e-5, 1e-60]),
         (EXPONENTIAL, ADDED, 0.5, [1e-5, 1e-200]),
         (repeated(30, EXPONENTIAL), REPLACED, 15.0, [1e-12]),

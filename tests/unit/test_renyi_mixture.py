@@ -133,7 +133,7 @@ every_mixture = pytest.mark.parametrize("policy", slow_after(1, MIXTURES))
 
 @every_mixture
 @given(data=st.data())
-@settings(max_examples=15, deadline=None, derandomize=True)
+@settings(max_examples=8, deadline=None, derandomize=True)
 def test_larger_amounts_are_never_admitted_where_smaller_were_not(
     policy: RenyiMixtureFilter, data: st.DataObject
 ) -> None:

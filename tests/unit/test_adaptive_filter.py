@@ -76,7 +76,7 @@ def test_filters_that_break_a_rule_are_unsound() -> None:
 
 
 def best(gate: Gate, seed: int, maxiter: int, popsize: int) -> float:
-    """What a search for the best adversary reaches."""
+    """Return δ, over the promised one, of the best adversary that a search finds."""
     found = optimize.differential_evolution(
         lambda by: -attained(by, gate),
         BOUNDS,

@@ -30,7 +30,7 @@ from accountant_service.numerics.laws.truncated_poisson import binomial_below, b
 from accountant_service.numerics.privacy_profile import bounds_near
 from tests.support import exact_deltas as exact
 from tests.support import oracles
-from tests.support.helpers import slow_after
+from tests.support.helpers import nightly, slow_after
 from tests.support.kind_rows import ALL, ROWS, THREE_BINS, Row, assert_encloses
 from tests.support.kinds import (
     REPLACED,
@@ -463,7 +463,7 @@ RARE = pairwise(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", RARE, ids=str)
+@pytest.mark.parametrize("case", [*RARE[:3], *map(nightly, RARE[3:])], ids=str)
 def test_rare_samples_cost_the_total_variation_at_epsilon_0(case: Json) -> None:
     """A sampled release has δ(0) = q·TV, and δ falls with ε by at most e^ε − 1."""
     (inner, total_variation), rate, epsilon = case["kind"], case["rate"], case["epsilon"]

@@ -70,3 +70,9 @@ def slow_after(count: int, values: Iterable[Any]) -> list[Any]:
     """Return test parameters of which those after the first `count` run with the slow tests."""
     found = list(values)
     return found[:count] + [pytest.param(each, marks=pytest.mark.slow) for each in found[count:]]
+
+
+def slow_cases_after(count: int, cases: Iterable[tuple[Any, ...]]) -> list[Any]:
+    """Return the same for cases of several parameters."""
+    found = list(cases)
+    return found[:count] + [pytest.param(*each, marks=pytest.mark.slow) for each in found[count:]]

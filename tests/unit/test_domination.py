@@ -14,11 +14,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from accountant_service.numerics import domination, privacy_profile
-from accountant_service.numerics.domination import (
-    dominates,
-    fewest_repetitions,
-    most_repetitions,
-)
+from accountant_service.numerics.domination import dominates, fewest_repetitions, most_repetitions
 from accountant_service.numerics.engines import saddle_point
 from accountant_service.numerics.engines.line_integral import (
     IntegrationSettings,
@@ -35,6 +31,7 @@ from accountant_service.numerics.laws.dominating_pair import (
 )
 from accountant_service.numerics.privacy_profile import PrivacyProfile
 from accountant_service.numerics.time_limit import limit_time
+from tests.support.helpers import slow_cases_after
 
 SLACK = 1e-8
 
@@ -61,6 +58,7 @@ def test_the_bounds_at_the_last_points_are_kept_and_those_at_others_are_not(
 ) -> None:
     """A search that asks at the same points again gets the bounds of before, not computed anew."""
     evaluations = Mock(wraps=privacy_profile._intersect)
+    # private: an answer does not say what was computed anew
     monkeypatch.setattr(privacy_profile, "_intersect", evaluations)
     profile, points = PrivacyProfile(steps(0.01, 1.1, 200), "removing"), np.linspace(0.0, 1.0, 7)
     first, others = profile.cover(points, 1e-3, 0.0), profile.cover(points + 0.5, 1e-3, 0.0)
@@ -81,7 +79,7 @@ def test_the_bounds_at_the_last_points_are_kept_and_those_at_others_are_not(
     assert (fresh[1] <= first[1]).all()
 
 
-@pytest.mark.parametrize(("larger", "smaller"), PAIRS)
+@pytest.mark.parametrize(("larger", "smaller"), slow_cases_after(2, PAIRS))
 def test_proved_domination_holds_at_random_points(
     larger: Composition, smaller: Composition
 ) -> None:
@@ -195,7 +193,7 @@ def gap_on_grid(seed: int, points: int) -> tuple[float, float, float]:
 
 
 @given(st.integers(0, 10**9), st.integers(3, 12))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=60, deadline=None, derandomize=True)
 def test_gap_between_points_is_counted(seed: int, points: int) -> None:
     """The gap found on a coarse grid is at least the true one, whatever lies between its points."""
     found, true, _ = gap_on_grid(seed, points)
@@ -247,6 +245,7 @@ def test_both_directions_must_hold(monkeypatch: pytest.MonkeyPatch, failing: str
         order = (high, low) if larger.direction == failing else (low, high)
         return synthetic_bounds(x, *order)
 
+    # private: no pair of mechanisms is known that fails in one direction only
     monkeypatch.setattr(domination, "_bound_profiles", bounds)
     larger, smaller = PAIRS[0]
     assert not dominates(larger, smaller, 1e-3)
@@ -270,6 +269,7 @@ def test_reflexive_and_monotone_in_counts() -> None:
 
 def test_numerics_alone_are_reflexive(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bounds of H prove that a composition dominates itself and fewer steps."""
+    # private: what is evident would be decided before
     monkeypatch.setattr(domination, "_is_evident", lambda *_: False)
     assert dominates(steps(0.01, 1.1, 301), steps(0.01, 1.1, 300), SLACK)
     assert not dominates(steps(0.01, 1.1, 299), steps(0.01, 1.1, 300), SLACK)
@@ -291,13 +291,12 @@ RELEASES = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("release", "other"),
-    [pair for pair in itertools.permutations(RELEASES, 2) if domination._can_imitate(*pair)],
-)
-def test_channels_never_increase_the_hockey_stick(release: Release, other: Release) -> None:
+def test_channels_never_increase_the_hockey_stick() -> None:
     """If one release can imitate another, its H is at least as large at every x."""
-    for direction in DIRECTIONS:
+    pairs = itertools.permutations(RELEASES, 2)
+    imitated = [pair for pair in pairs if domination._can_imitate(*pair)]
+    assert len(imitated) >= 20
+    for (release, other), direction in itertools.product(imitated, DIRECTIONS):
         larger, smaller = (each.cells(direction, -4000, 8000, 1e-3) for each in (release, other))
         for x in (-1.5, -0.3, 0.0, 0.2, 0.7, 1.4):
             gaps = [np.maximum(c.p - math.exp(x) * c.q, 0.0).sum() for c in (larger, smaller)]
@@ -328,7 +327,9 @@ def test_nothing_is_dominated_by_everything() -> None:
 # ------------------------------------------------------------------------------------- searches
 
 
-@pytest.mark.parametrize(("larger", "smaller"), [pair for pair in PAIRS if len(pair[0]) == 1])
+@pytest.mark.parametrize(
+    ("larger", "smaller"), slow_cases_after(1, [pair for pair in PAIRS if len(pair[0]) == 1])
+)
 def test_searches_find_the_boundary(larger: Composition, smaller: Composition) -> None:
     """The numbers found are proved, and numbers one per cent beyond are not."""
     ((reference, free),), ((other, block),) = larger, smaller
@@ -361,6 +362,7 @@ def test_searches_are_exact_for_the_same_step() -> None:
     assert most_repetitions(step, steps(0.01, 1.1, 137), SLACK, 10**6) == 137
 
 
+@pytest.mark.slow
 def test_searches_of_few_rare_steps() -> None:
     """Lattices decide where no line integral can be computed."""
     most = most_repetitions(steps(0.02, 1.4), steps(0.01, 0.8, 8), SLACK / 10, 10**4)
@@ -368,10 +370,9 @@ def test_searches_of_few_rare_steps() -> None:
     assert dominates(steps(0.01, 0.8, 8), steps(0.02, 1.4, most), SLACK / 10)
 
 
-@pytest.mark.parametrize("guess", [1.0, 70.0, 299.0, 5000.0])
 @pytest.mark.parametrize("together", [True, False])
 @pytest.mark.parametrize("least", [1, 2, 3, 299, 4567])
-def test_search_finds_every_boundary(guess: float, together: bool, least: int) -> None:
+def test_search_finds_every_boundary(together: bool, least: int) -> None:
     """Any guess leads to the boundary, even if numbers cannot be compared together."""
 
     def excess(numbers: Array, up: bool = True) -> tuple[Array, np.ndarray]:
@@ -380,12 +381,13 @@ def test_search_finds_every_boundary(guess: float, together: bool, least: int) -
         gap = least - numbers if up else numbers - least
         return np.where(decided, gap, 1.0), decided
 
-    found = domination._search_proved_number(excess, guess, unproved=0, proved=10**6)
-    assert least <= found <= 1.0011 * least
-    found = domination._search_proved_number(
-        lambda each: excess(each, up=False), guess, unproved=10**6, proved=0
-    )
-    assert 0.9989 * least <= found <= least
+    for guess in (1.0, 70.0, 299.0, 5000.0):
+        found = domination._search_proved_number(excess, guess, unproved=0, proved=10**6)
+        assert least <= found <= 1.0011 * least
+        found = domination._search_proved_number(
+            lambda each: excess(each, up=False), guess, unproved=10**6, proved=0
+        )
+        assert 0.9989 * least <= found <= least
 
 
 def test_laplace_releases_are_compared() -> None:

@@ -26,7 +26,7 @@ from accountant_service.numerics.laws.characteristic_function import (
 )
 from accountant_service.numerics.laws.dominating_pair import GaussianPair, LaplacePair, Release
 from tests.support import oracles
-from tests.support.helpers import log_uniform
+from tests.support.helpers import log_uniform, slow_after
 
 TOLERANCE = 1e-3
 
@@ -57,7 +57,7 @@ def test_holds_the_line_integral_and_what_is_found_one_by_one() -> None:
     """Random runs, mostly sampled: each point holds δ by an independent sum, and is narrow."""
     rng = random.Random(32)
     judged = 0
-    for _ in range(12):
+    for _ in range(6):
         q, sigma = log_uniform(rng, 1e-4, 0.5), log_uniform(rng, 0.5, 20)
         delta = log_uniform(rng, 1e-12, 1e-3)
         times = evenly(int(log_uniform(rng, 100, 3e5)), 30)
@@ -68,7 +68,7 @@ def test_holds_the_line_integral_and_what_is_found_one_by_one() -> None:
             assert max(bounds.lower, alone.lower) <= min(bounds.upper, alone.upper), case
             assert relative_width(bounds) <= TOLERANCE, case
             judged += _judged_by_line_integral([(q, sigma, each)], delta, bounds)
-    assert judged > 20
+    assert judged > 10
 
 
 def _judged_by_line_integral(run: list[oracles.Run], delta: float, bounds: Bounds) -> bool:
@@ -101,7 +101,7 @@ def test_a_repeated_mixture_is_what_it_is_one_by_one(releases: list[tuple[Releas
         assert relative_width(bounds) <= TOLERANCE
 
 
-@pytest.mark.parametrize("method", list(ACCOUNTANTS))
+@pytest.mark.parametrize("method", slow_after(1, ACCOUNTANTS))
 def test_every_method_draws_the_curve_that_it_answers(method: str) -> None:
     unit = canonical_form(DpSgd(1.1, sample_rate=0.02, steps=1))
     step = Question(unit, NeighbouringRelation.ADD_OR_REMOVE_ONE)
@@ -136,6 +136,7 @@ def test_a_hundred_points_cost_a_few_evaluations_of_the_integrand(
 def run_with_few_frequencies(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, Bounds]]:
     """Bounds from a line that leaves out much, and the exact ε of each point."""
     coarse = engine.IntegrationSettings(math.log(0.3), 0.0, 1 << 18)
+    # private: so coarse a line shows each term
     monkeypatch.setattr(epsilon_curve, "_SETTINGS", (coarse,))
     mu, times = 0.05, np.arange(100.0, 401.0, 20.0)
     found = epsilon_curve._bounds_of_group([(Release(GaussianPair(mu)), 1)], times, 1e-5)
@@ -180,6 +181,7 @@ def test_aliases_are_subtracted_at_each_point(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(engine, "choose_line", short)
     assert violations(run_with_few_frequencies(monkeypatch)) == 0
+    # private: the term is left out to show that it is needed
     monkeypatch.setattr(
         engine.EvaluatedIntegral,
         "_aliasing_error",
@@ -192,6 +194,7 @@ def test_a_point_that_the_shared_search_misses_is_computed_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A search that finds nothing costs time, not validity."""
+    # private: no question is known at which the search fails
     monkeypatch.setattr(engine, "_SECANTS", 0)
     monkeypatch.setattr(engine, "_WIDENINGS", (1e-3,))
     times = evenly(1000, 10)

@@ -63,6 +63,7 @@ def test_the_accountants_that_are_known_to_be_wrong_are_found() -> None:
     assert found["Opacus test, PRV accountant"] == set()
 
 
+@pytest.mark.slow
 def test_the_table_names_refused_fields_targets_and_refuted_claims() -> None:
     found = {row.entry["name"]: row for row in rows()}
     assert describe_cost(found["TensorFlow Privacy, language model, defaults"]) == (
@@ -75,6 +76,7 @@ def test_the_table_names_refused_fields_targets_and_refuted_claims() -> None:
             assert ": refuted" in describe_claims(row), row.entry["name"]
 
 
+@pytest.mark.slow
 def test_the_neighbours_of_every_row_are_those_that_the_page_states() -> None:
     for row in rows():
         if not row.is_refused and row.answer["guarantee"] is not None:

@@ -10,33 +10,37 @@ from typing import Any
 import numpy as np
 import pytest
 
-from accountant_service import calculator, mechanisms
+from accountant_service import mechanisms
 from accountant_service.errors import MethodNotApplicableError
 from accountant_service.guarantee import NeighbouringRelation, Status
 from accountant_service.mechanisms.canonical import SAMPLED_IN_TURN
 from accountant_service.mechanisms.tree import BandedMatrixFactorization, TreeAggregation
-
-Json = dict[str, Any]
+from tests.support import kinds
+from tests.support.kinds import (
+    REPLACED,
+    Json,
+    composed,
+    epsilon_at,
+    factorization,
+    gaussian,
+    poisson,
+    proved_delta,
+    repeated,
+    tree_aggregation,
+    user_level,
+)
 
 
 def banded(**fields: Any) -> Json:
-    return {
-        "kind": "banded_matrix_factorization",
-        "noise_multiplier": 1.5,
-        "coefficients": [1.0, 0.5],
-        "steps": 6,
-        "groups": 2,
-        "sample_rate": 0.3,
-    } | fields
+    return kinds.banded(1.5, [1.0, 0.5], 6, 2, 0.3) | fields
 
 
 def tree(**fields: Any) -> Json:
-    return {"kind": "tree_aggregation", "noise_multiplier": 6.0, "steps": 8} | fields
+    return tree_aggregation(6.0, 8) | fields
 
 
 def round_of(sigma: float, rate: float) -> Json:
-    noise = {"kind": "gaussian", "noise_multiplier": sigma}
-    return {"kind": "poisson_sampled", "sample_rate": rate, "mechanism": noise}
+    return poisson(rate, gaussian(sigma))
 
 
 def releases_of(mechanism: Json, groups: str = "") -> set[tuple[mechanisms.Atom, int]]:
@@ -46,23 +50,18 @@ def releases_of(mechanism: Json, groups: str = "") -> set[tuple[mechanisms.Atom,
     return {(replace(release, inner=""), count) for release, count in counted}
 
 
-def hash_of(mechanism: Json) -> str:
-    return mechanisms.canonical_form(mechanisms.from_json(mechanism)).hash
-
-
 # ------------------------------------------------------- banded matrices, groups in turn
 
 
 def test_a_banded_run_is_the_sampled_gaussian_releases_of_its_rounds() -> None:
     norm = math.hypot(1.0, 0.5)
-    rounds = {"kind": "repeated", "count": 3, "mechanism": round_of(1.5 / norm, 0.3)}
+    rounds = repeated(3, round_of(1.5 / norm, 0.3))
     assert releases_of(banded(), SAMPLED_IN_TURN) == releases_of(rounds)
 
 
 def test_the_last_round_is_cut_off_at_the_end_of_the_run() -> None:
     norm = math.hypot(1.0, 0.5)
-    whole = {"kind": "repeated", "count": 3, "mechanism": round_of(1.5 / norm, 0.3)}
-    parts = {"kind": "composed", "mechanisms": [whole, round_of(1.5, 0.3)]}
+    parts = composed(repeated(3, round_of(1.5 / norm, 0.3)), round_of(1.5, 0.3))
     assert releases_of(banded(steps=7), SAMPLED_IN_TURN) == releases_of(parts)
 
 
@@ -105,34 +104,22 @@ def test_a_simulated_run_costs_as_much(adding: bool) -> None:
     log_ratio = np.log1p(rate * np.expm1(exponent)).sum(axis=1) * (-1 if adding else 1)
     losses = np.maximum(-np.expm1(epsilon - log_ratio), 0.0)
     simulated, error = float(losses.mean()), float(losses.std()) / math.sqrt(trials)
-    found = calculator.delta(mechanisms.from_json(banded()), epsilon).certified
-    assert found is not None
+    found = proved_delta(banded(), epsilon)
     assert simulated <= found.upper + 5 * error
     if not adding:  # the costlier direction here
         assert simulated >= found.lower - 5 * error
 
 
 def test_a_replaced_record_stays_in_its_group() -> None:
-    relation = NeighbouringRelation.REPLACE_ONE
-    rounds = {"kind": "repeated", "count": 3, "mechanism": round_of(1.5 / math.hypot(1, 0.5), 0.3)}
-    one, other = (
-        calculator.epsilon(mechanisms.from_json(each), 1e-5, relation=relation)
-        for each in (banded(), rounds)
-    )
-    assert one.epsilon == other.epsilon
-    added = calculator.epsilon(mechanisms.from_json(banded()), 1e-5)
-    assert one.epsilon > added.epsilon
+    rounds = repeated(3, round_of(1.5 / math.hypot(1, 0.5), 0.3))
+    one, other = (epsilon_at(each, 1e-5, REPLACED).epsilon for each in (banded(), rounds))
+    assert one == other > epsilon_at(banded(), 1e-5).epsilon
 
 
-@pytest.mark.parametrize("rate", [0.0, 1.0])
-def test_the_ends_of_the_sample_rate(rate: float) -> None:
-    found = calculator.epsilon(mechanisms.from_json(banded(sample_rate=rate)), 1e-5).epsilon
-    if rate == 0.0:
-        assert found == 0.0
-        return
-    all_rounds = {"kind": "gaussian", "noise_multiplier": 1.5 / math.hypot(1, 0.5)}
-    three = {"kind": "repeated", "count": 3, "mechanism": all_rounds}
-    assert found == calculator.epsilon(mechanisms.from_json(three), 1e-5).epsilon
+def test_the_ends_of_the_sample_rate() -> None:
+    assert epsilon_at(banded(sample_rate=0.0), 1e-5).epsilon == 0.0
+    three = repeated(3, gaussian(1.5 / math.hypot(1, 0.5)))
+    assert epsilon_at(banded(sample_rate=1.0), 1e-5).epsilon == epsilon_at(three, 1e-5).epsilon
 
 
 # --------------------------------------------------------------------- sums over a tree
@@ -167,67 +154,72 @@ def test_the_bounds_hold_the_worst_of_all_patterns(steps: int) -> None:
     assert exact
 
 
-def test_an_exact_tree_is_the_gaussian_release_of_its_nodes() -> None:
-    """Four steps, two apart, in a tree of eight: 4·1 + 4·1 + 2·4 + 16 squares."""
-    gaussian = {"kind": "gaussian", "noise_multiplier": 6.0 / math.sqrt(4 + 4 + 8 + 16)}
-    assert hash_of(tree(participations=4, min_separation=2)) == hash_of(gaussian)
-    once = {"kind": "gaussian", "noise_multiplier": 6.0 / math.sqrt(4)}
-    assert hash_of(tree()) == hash_of(once)
-
-
 def test_a_bound_above_the_worst_pattern_is_said_to_be_one() -> None:
     run = tree(steps=1000, participations=10, min_separation=100)
     lower, upper = mechanisms.from_json(run).squared_sensitivity_bounds()  # type: ignore[union-attr]
     assert lower < upper < lower * 1.5
-    found = calculator.epsilon(mechanisms.from_json(run), 1e-6)
-    gaussian = {"kind": "gaussian", "noise_multiplier": 6.0 / math.sqrt(upper)}
-    closed = calculator.epsilon(mechanisms.from_json(gaussian), 1e-6)
-    assert found.epsilon == closed.epsilon
+    found = epsilon_at(run, 1e-6)
+    assert found.epsilon == epsilon_at(gaussian(6.0 / math.sqrt(upper)), 1e-6).epsilon
     assert found.certified is not None
     assert found.certified.lower == 0.0
     assert any("only an upper bound" in each for each in found.warnings)
-
-
-BAD: list[tuple[Json, str]] = [
-    (banded(coefficients=[1.0, 0.5, 0.1]), "/coefficients"),
-    (banded(coefficients=[]), "/coefficients"),
-    (banded(coefficients=[1.0, -0.5]), "/coefficients/1"),
-    (banded(coefficients=[0.0, 0.5], steps=7), "/noise_multiplier"),
-    (banded(sample_rate=1.5), "/sample_rate"),
-    (banded(groups=0), "/groups"),
-    (banded(steps=0), "/steps"),
-    (banded(noise_multiplier=0.0), "/noise_multiplier"),
-    (banded(min_separation=2), "/min_separation"),
-    (tree(steps=0), "/steps"),
-    (tree(steps=10**6), "/steps"),
-    (tree(participations=0), "/participations"),
-    (tree(participations=9), "/participations"),
-    (tree(participations=3, min_separation=4), "/participations"),
-    (tree(noise_multiplier=0.01), "/noise_multiplier"),
-]
-
-
-@pytest.mark.parametrize(("mechanism", "pointer"), BAD, ids=lambda each: str(each)[9:90])
-def test_bad_fields_are_refused_with_their_pointer(mechanism: Json, pointer: str) -> None:
-    with pytest.raises(mechanisms.MechanismError) as refused:
-        mechanisms.from_json(mechanism)
-    assert pointer in [each for each, _ in refused.value.faults]
 
 
 @pytest.mark.parametrize("relation", NeighbouringRelation)
 def test_a_record_that_may_move_to_another_group_has_an_estimate_only(
     relation: NeighbouringRelation,
 ) -> None:
-    found = calculator.epsilon(mechanisms.from_json(banded()), 1e-5, relation=relation)
-    moves = relation is NeighbouringRelation.REPLACE_ONE
+    found = epsilon_at(banded(), 1e-5, relation)
+    moves = relation is REPLACED
     assert found.status is (Status.ESTIMATE if moves else Status.PROVEN)
     (group,) = (each for each in found.assumptions if "one group of steps" in each.statement)
     assert group.holds == (not moves)
 
 
-def test_records_of_a_person_in_several_groups_have_no_proof() -> None:
-    tree = {"kind": "user_level", "records": 2, "mechanism": banded()}
-    with pytest.raises(MethodNotApplicableError, match="groups sampled in turn"):
-        calculator.epsilon(mechanisms.from_json(tree), 1e-5)
-    one = {"kind": "user_level", "records": 1, "mechanism": banded()}
-    assert calculator.epsilon(mechanisms.from_json(one), 1e-5).status is Status.PROVEN
+def test_one_record_of_a_person_is_in_one_group() -> None:
+    assert epsilon_at(user_level(1, banded()), 1e-5).status is Status.PROVEN
+
+
+# ------------------------------------------------------------- noise of a whole matrix
+
+
+@pytest.mark.parametrize("coefficients", [[1.0], [1.0, 0.5, 0.25], [1.0] * 7, [0.9, 0.3, 0.3, 0.1]])
+def test_correlated_noise_is_the_gaussian_of_the_worst_pattern(coefficients: list[float]) -> None:
+    """Over all patterns of three participations in seven steps, at least two apart, and signs."""
+    steps, separation, most = 7, 2, 3
+    columns = np.zeros((steps, steps))
+    for start in range(steps):
+        column = coefficients[: steps - start]
+        columns[start, start : start + len(column)] = column
+    worst = max(
+        float(np.linalg.norm(np.array(signs) @ columns[list(pattern)]))
+        for number in range(1, most + 1)
+        for pattern in itertools.combinations(range(steps), number)
+        if all(b - a >= separation for a, b in itertools.pairwise(pattern))
+        for signs in itertools.product((1, -1), repeat=number)
+    )
+    read = mechanisms.from_json(factorization(4.0, coefficients, steps, separation, most))
+    ((atom, count),) = mechanisms.canonical_form(read).atom_counts
+    assert (atom.noise, count) == ("gaussian", 1)
+    assert atom.noise_multiplier == pytest.approx(4.0 / worst, rel=1e-12)
+
+
+@pytest.mark.parametrize("separation", [2, 5])
+@pytest.mark.parametrize(
+    "kind",
+    [{"kind": "matrix_factorization", "coefficients": [1, 0.5]}, {"kind": "tree_aggregation"}],
+)
+def test_correlated_noise_states_the_participation_that_it_rests_on(
+    kind: Json, separation: int
+) -> None:
+    """Most such releases are Gaussian to every method, and any method states it."""
+    fields = {"noise_multiplier": 2.0, "steps": 10, "participations": 2}
+    document = {**kind, **fields, "min_separation": separation}
+    for method in ("pld", "subsampled_rdp"):
+        try:
+            found = epsilon_at(document, 1e-5, method=method)
+        except MethodNotApplicableError:
+            assert (kind["kind"], method) == ("tree_aggregation", "subsampled_rdp")
+            continue
+        stated = [each.statement for each in found.assumptions]
+        assert sum("at least `min_separation` steps apart" in each for each in stated) == 1

@@ -3,36 +3,39 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
-import mpmath
 import pytest
+from mpmath import mp, mpf
 
-from accountant_service import calculator, mechanisms
+from accountant_service import mechanisms
 from accountant_service.accountants import Question, release_laws
 from accountant_service.guarantee import NeighbouringRelation
 from accountant_service.numerics.laws.dominating_pair import LaplacePair, Release, total_variation
+from tests.support.helpers import slow_cases_after
+from tests.support.kinds import (
+    ADDED,
+    REPLACED,
+    Json,
+    approximate_dp,
+    composed,
+    discrete_laplace,
+    epsilon_at,
+    exponential,
+    gaussian,
+    laplace,
+    permute_and_flip,
+    poisson,
+    privacy_profile,
+    proved_delta,
+    randomized_response,
+    repeated,
+    shuffled_reports,
+    truncated_laplace,
+    zcdp,
+)
 
-Json = dict[str, Any]
-ADDED, REPLACED = NeighbouringRelation.ADD_OR_REMOVE_ONE, NeighbouringRelation.REPLACE_ONE
-LAPLACE: Json = {"kind": "laplace", "noise_multiplier": 1.0}
-EXPONENTIAL: Json = {"kind": "exponential", "epsilon": 0.5}
-DISCRETE: Json = {"kind": "discrete_laplace", "scale": 8, "sensitivity": 2}
-PERMUTE: Json = {"kind": "permute_and_flip", "epsilon": 0.5}
-PURE: Json = {"kind": "approximate_dp", "epsilon": 0.5, "delta": 0}
-PROFILE: Json = {"kind": "privacy_profile", "epsilons": [0, 1], "deltas": [0.2, 0]}
-
-
-def repeated(count: int, inner: Json) -> Json:
-    return {"kind": "repeated", "count": count, "mechanism": inner}
-
-
-def composed(*inner: Json) -> Json:
-    return {"kind": "composed", "mechanisms": list(inner)}
-
-
-def sampled(rate: float, inner: Json) -> Json:
-    return {"kind": "poisson_sampled", "sample_rate": rate, "mechanism": inner}
+LAPLACE, EXPONENTIAL = laplace(1.0), exponential(0.5)
+DISCRETE = discrete_laplace(8, 2)
 
 
 def pure_epsilon(described: Json, relation: NeighbouringRelation = ADDED) -> float:
@@ -40,29 +43,33 @@ def pure_epsilon(described: Json, relation: NeighbouringRelation = ADDED) -> flo
     return release_laws.pure_epsilon(Question(form, relation).release_groups, relation)
 
 
-@pytest.mark.parametrize("delta", [1e-5, 1e-12, 1e-60, 1e-200])
 @pytest.mark.parametrize(
-    ("described", "relation", "pure"),
+    ("described", "relation", "pure", "deltas"),
     [
-        (LAPLACE, ADDED, 1.0),
-        (LAPLACE, REPLACED, 2.0),
-        (repeated(3, LAPLACE), ADDED, 3.0),
-        (composed(LAPLACE, DISCRETE, repeated(2, EXPONENTIAL)), ADDED, 2.25),
-        (DISCRETE, ADDED, 0.25),
-        (EXPONENTIAL, ADDED, 0.5),
-        (repeated(30, EXPONENTIAL), REPLACED, 15.0),
-        (repeated(30, PERMUTE), ADDED, 15.0),
-        (repeated(30, PURE), ADDED, 15.0),
-        (repeated(3, PROFILE), ADDED, 3.0),
+        *slow_cases_after(
+            1,
+            [
+                (LAPLACE, ADDED, 1.0, [1e-5]),
+                (LAPLACE, REPLACED, 2.0, [1e-12, 1e-200]),
+                (repeated(3, LAPLACE), ADDED, 3.0, [1e-5, 1e-60]),
+                (composed(LAPLACE, DISCRETE, repeated(2, EXPONENTIAL)), ADDED, 2.25, [1e-12]),
+            ],
+        ),
+        (DISCRETE, ADDED, 0.25, [1e-5, 1e-60]),
+        (EXPONENTIAL, ADDED, 0.5, [1e-5, 1e-200]),
+        (repeated(30, EXPONENTIAL), REPLACED, 15.0, [1e-12]),
+        (repeated(30, permute_and_flip(0.5)), ADDED, 15.0, [1e-60]),
+        (repeated(30, approximate_dp(0.5, 0)), ADDED, 15.0, [1e-200]),
+        (repeated(3, privacy_profile([0, 1], [0.2, 0])), ADDED, 3.0, [1e-12]),
     ],
 )
 def test_no_epsilon_exceeds_the_sum_of_pure_ones(
-    described: Json, relation: NeighbouringRelation, pure: float, delta: float
+    described: Json, relation: NeighbouringRelation, pure: float, deltas: list[float]
 ) -> None:
     assert pure_epsilon(described, relation) == pure
-    read = mechanisms.from_json(described)
-    assert calculator.epsilon(read, delta, relation=relation).epsilon <= pure
-    assert calculator.delta(read, pure, relation=relation).delta <= 1e-300
+    for delta in deltas:
+        assert epsilon_at(described, delta, relation).epsilon <= pure
+    assert proved_delta(described, pure, relation).upper <= 1e-300
 
 
 @pytest.mark.parametrize("rate", [1e-9, 0.1, 0.9])
@@ -71,13 +78,13 @@ def test_the_pure_epsilon_of_a_poisson_sample_is_amplified(
     rate: float, inner: Json, epsilon: float
 ) -> None:
     """And it is not if a record is changed in place: who is sampled may be visible."""
-    with mpmath.workdps(40):
-        truth = mpmath.log(1 + mpmath.mpf(rate) * (mpmath.exp(epsilon) - 1))
-        found = mpmath.mpf(pure_epsilon(repeated(5, sampled(rate, inner))))
-        assert 5 * truth <= found <= 5 * truth * (1 + mpmath.mpf(1e-9))
-    answer = calculator.epsilon(mechanisms.from_json(repeated(5, sampled(rate, inner))), 1e-200)
-    assert answer.epsilon <= float(found)
-    assert pure_epsilon(sampled(rate, inner), REPLACED) >= epsilon
+    run = repeated(5, poisson(rate, inner))
+    with mp.workdps(40):
+        truth = mp.log(1 + mpf(rate) * (mp.exp(epsilon) - 1))
+        found = mpf(pure_epsilon(run))
+        assert 5 * truth <= found <= 5 * truth * (1 + mpf(1e-9))
+    assert epsilon_at(run, 1e-200).epsilon <= float(found)
+    assert pure_epsilon(poisson(rate, inner), REPLACED) >= epsilon
 
 
 @pytest.mark.parametrize("categories", [2, 10, 10**6])
@@ -86,29 +93,23 @@ def test_the_pure_epsilon_of_randomized_response_is_not_below_the_truth(
     categories: int, flip: float
 ) -> None:
     """A logarithm of a number near 1 lost digits, and the ε of shuffled reports was too small."""
-    response = {
-        "kind": "randomized_response", "categories": categories, "flip_probability": flip
-    }  # fmt: skip
-    with mpmath.workdps(40):
-        truth = mpmath.log1p((1 - mpmath.mpf(flip)) * categories / mpmath.mpf(flip))
-        assert truth <= mpmath.mpf(pure_epsilon(response)) <= truth * (1 + mpmath.mpf(1e-9))
-    reports = {"kind": "shuffled_reports", "reports": 1, "mechanism": response}
-    assert pure_epsilon(reports) == pure_epsilon(response)
+    response = randomized_response(categories, flip)
+    with mp.workdps(40):
+        truth = mp.log1p((1 - mpf(flip)) * categories / mpf(flip))
+        assert truth <= mpf(pure_epsilon(response)) <= truth * (1 + mpf(1e-9))
+    assert pure_epsilon(shuffled_reports(1, response)) == pure_epsilon(response)
 
 
-@pytest.mark.parametrize(
-    "described",
-    [
-        {"kind": "gaussian", "noise_multiplier": 1.0},
-        composed(LAPLACE, {"kind": "gaussian", "noise_multiplier": 1.0}),
-        {"kind": "approximate_dp", "epsilon": 0.5, "delta": 1e-9},
-        {"kind": "privacy_profile", "epsilons": [0, 1], "deltas": [0.2, 1e-9]},
-        {"kind": "truncated_laplace", "scale": 1.0, "bound": 3.0, "sensitivity": 1.0},
-        {"kind": "zcdp", "rho": 0.1},
-    ],
-)
-def test_other_releases_have_no_pure_epsilon(described: Json) -> None:
-    assert math.isinf(pure_epsilon(described))
+def test_other_releases_have_no_pure_epsilon() -> None:
+    for described in (
+        gaussian(1.0),
+        composed(LAPLACE, gaussian(1.0)),
+        approximate_dp(0.5, 1e-9),
+        privacy_profile([0, 1], [0.2, 1e-9]),
+        truncated_laplace(1.0, 3.0, 1.0),
+        zcdp(0.1),
+    ):
+        assert math.isinf(pure_epsilon(described)), described
 
 
 @pytest.mark.parametrize(("rate", "count"), [(0.3, 10), (1e-9, 10**9), (1e-3, 1)])
@@ -117,15 +118,12 @@ def test_delta_is_at_most_the_probability_that_the_record_is_ever_sampled(
 ) -> None:
     """A release that reveals everything has a total variation distance of 1."""
     found = total_variation([(Release(LaplacePair(1e4), rate), count)])
-    with mpmath.workdps(40):
-        truth = 1 - (1 - mpmath.mpf(rate)) ** count
-        assert truth <= mpmath.mpf(found) <= truth * (1 + mpmath.mpf(1e-9))
+    with mp.workdps(40):
+        truth = 1 - (1 - mpf(rate)) ** count
+        assert truth <= mpf(found) <= truth * (1 + mpf(1e-9))
 
 
 def test_the_cap_of_delta_is_used() -> None:
     """The sum of the distances would be 3."""
-    noisy = {"kind": "laplace", "noise_multiplier": 0.05}
-    run = mechanisms.from_json(repeated(10, sampled(0.3, noisy)))
-    found = calculator.delta(run, 0.0)
-    assert found.certified is not None
-    assert found.certified.lower <= found.delta <= (1 - 0.7**10) * (1 + 1e-9)
+    found = proved_delta(repeated(10, poisson(0.3, laplace(0.05))), 0.0)
+    assert found.lower <= found.upper <= (1 - 0.7**10) * (1 + 1e-9)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mpmath import mp, mpf
-from scipy import optimize
 
 from accountant_service.errors import AccountingError
 from accountant_service.guarantee import NeighbouringRelation
@@ -24,6 +23,8 @@ from accountant_service.ledger.filters.renyi_mixture import (
     choose_mixture,
 )
 from accountant_service.mechanisms import DpSgd, canonical_form
+from tests.support.helpers import slow_after
+from tests.support.two_step_adversary import Gate
 
 RELATION = NeighbouringRelation.ADD_OR_REMOVE_ONE
 MIXTURES = (
@@ -90,12 +91,12 @@ def check_boundary(policy: RenyiMixtureFilter, direction: Sequence[int]) -> None
     assert log_supremum(policy, outside) > limit
 
 
-@pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("policy", MIXTURES)
 def test_the_boundary_is_inside_the_exact_one_and_close(
-    policy: RenyiMixtureFilter, direction: tuple[int, ...]
+    policy: RenyiMixtureFilter,
 ) -> None:
-    check_boundary(policy, direction[: len(policy.orders)])
+    for direction in DIRECTIONS:
+        check_boundary(policy, direction[: len(policy.orders)])
 
 
 @pytest.mark.parametrize("margin", [-1e-3, -1e-6])
@@ -127,9 +128,12 @@ def test_cell_bounds_are_below_the_function_and_close(policy: RenyiMixtureFilter
         assert (rows @ terms).min() <= float((functions @ terms).min())
 
 
-@pytest.mark.parametrize("policy", MIXTURES)
+every_mixture = pytest.mark.parametrize("policy", slow_after(1, MIXTURES))
+
+
+@every_mixture
 @given(data=st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=8, deadline=None, derandomize=True)
 def test_larger_amounts_are_never_admitted_where_smaller_were_not(
     policy: RenyiMixtureFilter, data: st.DataObject
 ) -> None:
@@ -145,9 +149,9 @@ def test_larger_amounts_are_never_admitted_where_smaller_were_not(
     assert policy.admits(tuple(max(a - b, 0) for a, b in zip(last, less, strict=True)))
 
 
-@pytest.mark.parametrize("policy", MIXTURES)
+@every_mixture
 @given(data=st.data())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=6, deadline=None, derandomize=True)
 def test_epsilon_agrees_with_admission(policy: RenyiMixtureFilter, data: st.DataObject) -> None:
     count = len(policy.orders)
     taken = data.draw(st.tuples(*[st.integers(0, 6_000_000)] * count))
@@ -190,8 +194,8 @@ def test_steps_that_some_order_never_charges_are_unlimited() -> None:
 # One order is the filter of today.
 
 
-@pytest.mark.parametrize(("epsilon", "delta"), [(0.5, 1e-5), (1.0, 1e-5), (3.0, 1e-5), (8.0, 1e-6)])
 @pytest.mark.parametrize("order", [1.5, 3.7, 11.0, 40.0])
+@pytest.mark.parametrize(("epsilon", "delta"), [(0.5, 1e-5), (8.0, 1e-6)])
 def test_a_mixture_of_one_order_is_the_one_order_filter(
     order: float, epsilon: float, delta: float
 ) -> None:
@@ -216,16 +220,14 @@ def test_a_mixture_of_one_order_is_the_one_order_filter(
 
 
 @pytest.mark.parametrize("policy", MIXTURES)
-@pytest.mark.parametrize("step", RUNS)
-def test_the_number_of_affordable_steps_is_exact(
-    policy: RenyiMixtureFilter, step: renyi.CanonicalForm
-) -> None:
-    costs = policy.step_costs(step)
+def test_the_number_of_affordable_steps_is_exact(policy: RenyiMixtureFilter) -> None:
     taken = tuple(100_000 + 7 * place for place in range(len(policy.orders)))
-    steps = policy.count_steps(costs, taken)
-    assert steps is not None
-    assert steps == 0 or policy.admits(add_steps(taken, costs, steps))
-    assert not policy.admits(add_steps(taken, costs, steps + 1))
+    for step in RUNS:
+        costs = policy.step_costs(step)
+        steps = policy.count_steps(costs, taken)
+        assert steps is not None
+        assert steps == 0 or policy.admits(add_steps(taken, costs, steps))
+        assert not policy.admits(add_steps(taken, costs, steps + 1))
 
 
 def test_a_mixture_admits_more_steps_of_the_reference_runs_than_one_order() -> None:
@@ -250,14 +252,12 @@ def test_a_mixture_admits_more_steps_of_the_reference_runs_than_one_order() -> N
         assert score(mixture) > score(single) + 0.08
 
 
-@pytest.mark.parametrize(("epsilon", "delta"), [(0.01, 1e-9), (0.5, 1e-5), (50.0, 1e-5)])
-@pytest.mark.parametrize("relation", list(NeighbouringRelation))
-def test_every_budget_has_a_mixture(
-    epsilon: float, delta: float, relation: NeighbouringRelation
-) -> None:
-    mixture = choose_mixture(epsilon, delta, relation)
-    assert mixture == choose_mixture(epsilon, delta, relation)
-    assert mixture.admits((0,) * len(mixture.orders))
+def test_every_budget_has_a_mixture() -> None:
+    budgets = ((0.01, 1e-9), (0.5, 1e-5), (50.0, 1e-5))
+    for (epsilon, delta), relation in zip(budgets, NeighbouringRelation, strict=True):
+        mixture = choose_mixture(epsilon, delta, relation)
+        assert mixture == choose_mixture(epsilon, delta, relation)
+        assert mixture.admits((0,) * len(mixture.orders))
 
 
 def test_for_a_planned_mechanism_the_mixture_is_its_best_order() -> None:
@@ -307,147 +307,6 @@ def test_releases_without_a_proved_divergence_are_refused() -> None:
     step = canonical_form(DpSgd(1.1, sample_rate=0.01, steps=1, sampling="shuffled"))
     with pytest.raises(AccountingError):
         MIXTURES[0].step_costs(step)
-
-
-# An adversary in two steps: the second law is chosen by the first one's result.
-
-EPSILON, DELTA = 2.0, 1e-3
-ORDERS = (4.0, 40.0)
-MIXTURE = RenyiMixtureFilter(ORDERS, (0.5, 0.5), EPSILON, DELTA, RELATION)
-BOUNDS = [(-3, 8), (-8, -0.3), (-3, 8), (-8, -0.3), (0.5, 10), (0.5, 10)]
-# found against the gate of many orders: log-losses and log10-probabilities
-CUNNING = (0.198, -1.375, -0.215, -4.949, 2.318, 1.831)
-
-Law = tuple[np.ndarray, np.ndarray]  # losses, and probabilities under P
-Gate = Callable[[Amounts], bool]
-
-
-def make_law(losses: Sequence[float], probabilities: Sequence[float]) -> Law | None:
-    """Return a law with these losses; the rest of either distribution is one more outcome."""
-    loss, p = np.array(losses), np.array(probabilities)
-    rest, rest_q = 1 - p.sum(), 1 - (p * np.exp(-loss)).sum()
-    if rest <= 1e-12 or rest_q <= 1e-12:
-        return None
-    return np.append(loss, math.log(rest / rest_q)), np.append(p, rest)
-
-
-def charge(of: Law) -> Amounts:
-    """Return the micro-nats of a law at each order, in the worse direction, rounded up."""
-    loss, p = of
-    forth = [math.log((p * np.exp((a - 1) * loss)).sum()) / (a - 1) for a in ORDERS]
-    back = [math.log((p * np.exp(-a * loss)).sum()) / (a - 1) for a in ORDERS]
-    return tuple(math.ceil(1e6 * max(both)) for both in zip(forth, back, strict=True))
-
-
-def add(first: Amounts, second: Amounts) -> Amounts:
-    return tuple(a + b for a, b in zip(first, second, strict=True))
-
-
-def most_likely(loss: float, taken: Amounts, gate: Gate) -> Law | None:
-    """Return the law with one such loss, as likely as the gate admits."""
-
-    def is_admitted(log_p: float) -> bool:
-        found = make_law([loss], [math.exp(log_p)])
-        return found is not None and gate(add(taken, charge(found)))
-
-    low, high = -32.0, min(0.0, loss) - 1e-3
-    if not is_admitted(low):
-        return None
-    for _ in range(50):
-        middle = 0.5 * (low + high)
-        low, high = (middle, high) if is_admitted(middle) else (low, middle)
-    return make_law([loss], [math.exp(low)])
-
-
-def attained(by: Sequence[float], gate: Gate) -> float:
-    """Return the adversary's δ over the promised one."""
-    a, log_pa, b, log_pb, *later = by
-    first = make_law([a, b], [10**log_pa, 10**log_pb])
-    if first is None or not gate(charge(first)):
-        return 0.0
-    total = 0.0
-    for loss, probability in zip(*first, strict=True):
-        best = max(-math.expm1(EPSILON - loss), 0.0)
-        for second in (most_likely(later_loss, charge(first), gate) for later_loss in later):
-            if second is not None:
-                gain = np.maximum(-np.expm1(EPSILON - loss - second[0]), 0.0)
-                best = max(best, float(second[1] @ gain))
-        total += probability * best
-    return total / DELTA
-
-
-def attained_at_once(gate: Gate) -> float:
-    """Return the same of the best single law with one large loss."""
-    best = 0.0
-    for loss in EPSILON + np.geomspace(0.01, 2.0, 60):
-        law = most_likely(float(loss), (0, 0), gate)
-        if law is not None:
-            best = max(best, float(law[1] @ np.maximum(-np.expm1(EPSILON - law[0]), 0.0)))
-    return best / DELTA
-
-
-def some_order_has_room(taken: Amounts) -> bool:
-    """The order is chosen after the results: a mutant."""
-    return any(
-        RenyiMixtureFilter((order,), (1.0,), EPSILON, DELTA, RELATION).admits((amount,))
-        for order, amount in zip(ORDERS, taken, strict=True)
-    )
-
-
-def with_weights(*weights: float) -> RenyiMixtureFilter:
-    """Return a filter with weights that the constructor refuses: a mutant."""
-    wrong = replace(MIXTURE)
-    object.__setattr__(wrong, "weights", weights)
-    return wrong
-
-
-def holds_on_a_coarse_grid(taken: Amounts) -> bool:
-    """The condition is checked at two losses only: a mutant."""
-    factors = np.array(ORDERS) - 1
-    losses = EPSILON + np.log1p(1 / factors)
-    spent = factors * np.array(taken) / 1e6
-    supermartingale = np.exp(losses[:, None] * factors - spent) @ np.array(MIXTURE.weights)
-    return bool((-np.expm1(EPSILON - losses) <= DELTA * supermartingale).all())
-
-
-def test_the_mixture_holds_against_two_step_adversaries_and_is_nearly_attained() -> None:
-    at_once = attained_at_once(MIXTURE.admits)
-    print(f"one step attains {at_once:.2f} of δ")
-    assert attained(CUNNING, MIXTURE.admits) <= 1.0
-    assert 0.8 < at_once <= 1.0
-
-
-def test_an_order_chosen_after_the_results_is_unsound() -> None:
-    found = attained(CUNNING, some_order_has_room)
-    print(f"some order has room: {found:.2f} of δ")
-    assert found > 1.5
-
-
-def test_weights_above_one_are_unsound() -> None:
-    found = attained_at_once(with_weights(1.0, 1.0).admits)
-    print(f"weights that sum to 2: {found:.2f} of δ")
-    assert found > 1.5
-
-
-def test_a_coarse_grid_of_losses_is_unsound() -> None:
-    found = attained_at_once(holds_on_a_coarse_grid)
-    print(f"two losses: {found:.2f} of δ")
-    assert found > 1.2
-
-
-@pytest.mark.slow
-def test_a_search_for_the_best_adversary() -> None:
-    found = optimize.differential_evolution(
-        lambda by: -attained(by, MIXTURE.admits),
-        BOUNDS,
-        seed=1,
-        maxiter=15,
-        popsize=8,
-        tol=1e-8,
-        polish=False,
-    )
-    print(f"{-found.fun:.3f} of δ")
-    assert 0.5 < -found.fun <= 1.0
 
 
 # An adversary over many steps, by dynamic programming: the optimum of all adaptive strategies.

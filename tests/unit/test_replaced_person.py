@@ -7,70 +7,29 @@ from typing import Any
 
 import numpy as np
 import pytest
-from mpmath import mp, mpf
 from scipy import special, stats
 
-from accountant_service import calculator, mechanisms
 from accountant_service.accountants import release_laws
-from accountant_service.guarantee import Interval, NeighbouringRelation, Status
 from accountant_service.numerics.laws.dominating_pair import Release
 from accountant_service.numerics.laws.replaced_person import ReplacedPersonPair
 from accountant_service.numerics.laws.replaced_record import ReplacedRecord
 from accountant_service.numerics.laws.several_records import SeveralRecordsPair
-
-Json = dict[str, Any]
-ADD = NeighbouringRelation.ADD_OR_REMOVE_ONE
-REPLACE, ZERO = NeighbouringRelation.REPLACE_ONE, NeighbouringRelation.ZERO_OUT_ONE
+from tests.support import exact_deltas
+from tests.support.kinds import (
+    ADDED,
+    REPLACED,
+    ZEROED,
+    Json,
+    gaussian,
+    poisson,
+    proved_delta,
+    repeated,
+    user_level,
+)
 
 
 def release(records: int, rate: float, sigma: float) -> Json:
-    noise = {"kind": "gaussian", "noise_multiplier": sigma}
-    sample = {"kind": "poisson_sampled", "sample_rate": rate, "mechanism": noise}
-    return {"kind": "user_level", "records": records, "mechanism": sample}
-
-
-def bounds(mechanism: Json, epsilon: float, relation: NeighbouringRelation) -> Interval:
-    found = calculator.delta(mechanisms.from_json(mechanism), epsilon, relation=relation)
-    assert found.status is Status.PROVEN
-    assert found.certified is not None
-    return found.certified
-
-
-def binomial(records: int, rate: float) -> list[Any]:
-    q = mpf(rate)
-    return [mp.binomial(records, j) * q**j * (1 - q) ** (records - j) for j in range(records + 1)]
-
-
-def density(weights: list[Any], mu: Any, z: Any) -> Any:
-    return mp.fsum(w * mp.npdf(z, j * mu) for j, w in enumerate(weights))
-
-
-def exact_delta(records: int, rate: float, sigma: float, epsilon: float) -> Any:
-    """δ of opposite gradients: of the outputs above the point where the densities' ratio is e^ε."""
-    weights, mu = binomial(records, rate), 1 / mpf(sigma)
-
-    def excess(z: Any) -> Any:
-        return mp.log(density(weights, mu, z) / density(weights, mu, -z)) - epsilon
-
-    edge = mp.findroot(excess, (mpf(-60), mpf(60)), solver="anderson")
-    return mp.fsum(
-        w * (mp.ncdf(j * mu - edge) - mp.exp(epsilon) * mp.ncdf(-j * mu - edge))
-        for j, w in enumerate(weights)
-    )
-
-
-@pytest.mark.parametrize(
-    ("records", "rate", "sigma"), [(2, 0.3, 1.0), (5, 0.05, 2.0), (3, 0.9, 4.0), (12, 0.03, 1.5)]
-)
-@pytest.mark.parametrize("epsilon", [0.0, 0.5, 3.0])
-def test_the_cost_is_that_of_opposite_gradients(
-    records: int, rate: float, sigma: float, epsilon: float
-) -> None:
-    with mp.workdps(20):
-        exact = exact_delta(records, rate, sigma, epsilon)
-    found = bounds(release(records, rate, sigma), epsilon, REPLACE)
-    assert found.lower <= exact <= found.upper
-    assert found.upper - found.lower <= 2e-3 * found.upper
+    return user_level(records, poisson(rate, gaussian(sigma)))
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -94,8 +53,7 @@ def test_every_replacement_costs_at_most_as_much(seed: int) -> None:
     norms = rng.uniform(0.5, 1, (2, records))
     persons = np.stack([norms * np.cos(angles), norms * np.sin(angles)], axis=-1)
     before, after = (output_density(each) for each in persons)
-    with mp.workdps(20):
-        worst = float(exact_delta(records, rate, sigma, epsilon))
+    worst = float(exact_deltas.replaced_person(epsilon, records, rate, sigma))
     for p, q in ((before, after), (after, before)):
         excess = np.maximum(p - np.exp(epsilon) * q, 0.0).sum() * spacing**2
         assert excess <= worst + 1e-6
@@ -116,8 +74,7 @@ def test_two_releases_compose() -> None:
     tail_p, tail_q = (np.append(np.cumsum(each[::-1])[::-1], 0.0) for each in (p, q))
     first = np.searchsorted(p / q, np.exp(epsilon) * q / p)
     exact = float(np.sum(p * tail_p[first] - np.exp(epsilon) * q * tail_q[first]))
-    run = {"kind": "repeated", "count": 2, "mechanism": release(records, rate, 1.0)}
-    found = bounds(run, epsilon, REPLACE)
+    found = proved_delta(repeated(2, release(records, rate, 1.0)), epsilon, REPLACED)
     assert found.lower <= exact * (1 + 1e-4)
     assert exact * (1 - 1e-4) <= found.upper <= found.lower * (1 + 2e-3)
 
@@ -147,9 +104,9 @@ def test_moments_are_bounds(records: int, rate: float, mu: float) -> None:
 
 
 def test_a_zeroed_person_costs_what_an_added_one_does() -> None:
-    run = {"kind": "repeated", "count": 100, "mechanism": release(4, 0.02, 1.0)}
-    assert bounds(run, 1.0, ZERO) == bounds(run, 1.0, ADD)
-    assert bounds(run, 1.0, REPLACE).lower > bounds(run, 1.0, ADD).upper
+    run = repeated(100, release(4, 0.02, 1.0))
+    assert proved_delta(run, 1.0, ZEROED) == proved_delta(run, 1.0, ADDED)
+    assert proved_delta(run, 1.0, REPLACED).lower > proved_delta(run, 1.0, ADDED).upper
 
 
 def test_a_pair_at_half_the_distance_is_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,9 +114,8 @@ def test_a_pair_at_half_the_distance_is_refuted(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(
         release_laws, "SeveralRecordsPair", lambda k, rate, mu: genuine(k, rate, mu / 2)
     )
-    with mp.workdps(20):
-        exact = exact_delta(3, 0.25, 1.0, 0.1)
-    assert bounds(release(3, 0.25, 1.0), 0.1, REPLACE).upper < exact
+    exact = exact_deltas.replaced_person(0.1, 3, 0.25, 1.0)
+    assert proved_delta(release(3, 0.25, 1.0), 0.1, REPLACED).upper < exact
 
 
 def test_improbable_numbers_of_sampled_records_count_as_infinite_loss_in_both_directions() -> None:

@@ -24,7 +24,17 @@ from accountant_service.numerics.laws.characteristic_function import TiltedRepla
 from accountant_service.numerics.laws.dominating_pair import GaussianPair, Release
 from accountant_service.numerics.laws.replaced_record import ReplacedRecord
 from tests.support import definition, oracles
-from tests.support.helpers import REPLACE, delta, epsilon, log_uniform, question, run
+from tests.support.helpers import (
+    REPLACE,
+    delta,
+    epsilon,
+    log_uniform,
+    question,
+    run,
+    slow_after,
+    slow_cases_after,
+)
+from tests.support.kinds import composed, gaussian, poisson
 
 pytestmark = pytest.mark.usefixtures("without_memory")  # engines are replaced here
 Array = NDArray[np.float64]
@@ -77,12 +87,15 @@ def largest_excess(rng: random.Random, others: int, pair_delta: Any) -> float:
     return found
 
 
-@pytest.mark.parametrize("others", [0, 2])
+@pytest.mark.parametrize("others", slow_after(1, [0, 2]))
 def test_no_replacement_in_the_plane_costs_more_than_the_pair_at_any_real_epsilon(
     others: int,
 ) -> None:
     rng = random.Random(others)
-    excesses = [largest_excess(rng, others, oracles.replaced_record_delta) for _ in range(12)]
+    excesses = [
+        largest_excess(rng, others, oracles.replaced_record_delta)
+        for _ in range(12 if others else 6)
+    ]
     assert max(excesses) < 1e-5  # of the midpoint rule
 
 
@@ -94,7 +107,7 @@ def test_a_pair_at_half_the_distance_does_not_dominate() -> None:
         return float(oracles.replaced_record_delta(at, q, 2 * sigma))
 
     rng = random.Random(0)
-    assert max(largest_excess(rng, 0, too_near) for _ in range(25)) > 1e-3
+    assert any(largest_excess(rng, 0, too_near) > 1e-3 for _ in range(25))
 
 
 def test_opposite_records_on_the_circle_attain_it() -> None:
@@ -109,11 +122,7 @@ def test_opposite_records_on_the_circle_attain_it() -> None:
 def test_the_bounds_of_a_pair_at_the_wrong_distance_contradict_the_definition(
     monkeypatch: Patch,
 ) -> None:
-    tree: dict[str, Any] = {
-        "kind": "poisson_sampled",
-        "sample_rate": 0.3,
-        "mechanism": {"kind": "gaussian", "noise_multiplier": 1.0},
-    }
+    tree = poisson(0.3, gaussian(1.0))
     exact = definition.delta(tree, REPLACE, 2, [0.4])[0]
     described = mechanisms.from_json(tree)
     assert calculator.delta(described, 0.4, relation=REPLACE).delta >= exact
@@ -124,15 +133,6 @@ def test_the_bounds_of_a_pair_at_the_wrong_distance_contradict_the_definition(
 
 
 # --- one release, in closed form
-
-
-@pytest.mark.parametrize(("q", "sigma"), [(0.01, 1.0), (0.4, 0.6), (0.97, 2.0), (1e-3, 0.5)])
-@pytest.mark.parametrize("at", [0.0, 0.3, 2.0])
-def test_one_release_is_enclosed(q: float, sigma: float, at: float) -> None:
-    exact = oracles.replaced_record_delta(at, q, sigma)
-    found = certified_interval.delta_bounds([(ReplacedRecord(1 / sigma, q), 1)], at, 1e-3)
-    assert found.lower <= exact <= found.upper
-    assert found.upper - found.lower <= 1e-3 * found.upper + 1e-250
 
 
 def test_without_sampling_it_tends_to_the_gaussian_mechanism() -> None:
@@ -146,7 +146,8 @@ def test_without_sampling_it_tends_to_the_gaussian_mechanism() -> None:
 
 
 @pytest.mark.parametrize(
-    ("q", "sigma"), [(0.01, 1.0), (0.3, 2.0), (0.9, 0.6), (1e-6, 0.4), (0.999, 9.0)]
+    ("q", "sigma"),
+    slow_cases_after(1, [(0.3, 2.0), (0.01, 1.0), (0.9, 0.6), (1e-6, 0.4), (0.999, 9.0)]),
 )
 def test_log_moments_are_upper_bounds_and_tight(q: float, sigma: float) -> None:
     tilts = np.array([0.01, 0.7, 5.0, 25.0])
@@ -177,6 +178,7 @@ def test_the_errors_of_the_quadrature_are_added(
     """Few nodes are covered by the error bounds; the sum alone would be below the moment."""
     exact = oracles.replaced_record_moment(3.0, 0.2, 0.7)
     release, tilts = ReplacedRecord(1 / 0.7, 0.2), np.array([3.0])
+    # private: the sum's own error is far below what an answer shows
     monkeypatch.setattr(replaced_record, constant, value)
     assert release.log_moments("removing", tilts)[0] >= exact
     if without is not None:
@@ -252,7 +254,8 @@ def test_it_agrees_with_the_tests_of_fourier_accountant(
 
 
 @pytest.mark.parametrize(
-    ("q", "sigma", "steps"), [(0.01, 1.0, 1000), (0.3, 3.0, 50), (0.02, 0.5, 20)]
+    ("q", "sigma", "steps"),
+    slow_cases_after(1, [(0.01, 1.0, 1000), (0.3, 3.0, 50), (0.02, 0.5, 20)]),
 )
 def test_the_lattice_and_the_line_integral_agree(q: float, sigma: float, steps: int) -> None:
     releases = [(ReplacedRecord(1 / sigma, q), steps)]
@@ -266,12 +269,8 @@ def test_the_lattice_and_the_line_integral_agree(q: float, sigma: float, steps: 
 
 
 def test_it_composes_with_other_releases() -> None:
-    parts = [
-        run(0.01, 1.0, 500),
-        run(0.02, 1.5, 200),
-        {"kind": "gaussian", "noise_multiplier": 9.0},
-    ]
-    together = epsilon("pld", {"kind": "composed", "mechanisms": parts}, 1e-5, REPLACE)
+    parts = [run(0.01, 1.0, 500), run(0.02, 1.5, 200), gaussian(9.0)]
+    together = epsilon("pld", composed(*parts), 1e-5, REPLACE)
     assert together.certified is not None
     assert together.certified.upper <= together.certified.lower * 1.001
     assert together.epsilon > max(epsilon("pld", part, 1e-5, REPLACE).epsilon for part in parts)
@@ -291,7 +290,7 @@ def test_it_costs_more_with_more_sampling_steps_and_less_noise(method: str) -> N
 @pytest.mark.slow
 def test_it_costs_at_least_the_removal_and_at_most_the_doubled_sensitivity() -> None:
     rng = random.Random(4)
-    for _ in range(15):
+    for _ in range(8):
         q, sigma = log_uniform(rng, 1e-4, 0.9), log_uniform(rng, 0.5, 5)
         steps = int(log_uniform(rng, 1, 3000))
         found = certified_interval.epsilon_bounds(
@@ -354,7 +353,8 @@ def test_the_decay_bounds_the_characteristic_function_everywhere() -> None:
 
 
 @pytest.mark.parametrize(
-    ("q", "sigma", "tilt"), [(0.02, 1.0, 4.0), (0.7, 1.5, 0.6), (0.97, 0.6, 2.0)]
+    ("q", "sigma", "tilt"),
+    slow_cases_after(1, [(0.7, 1.5, 0.6), (0.02, 1.0, 4.0), (0.97, 0.6, 2.0)]),
 )
 def test_values_are_within_their_errors(q: float, sigma: float, tilt: float) -> None:
     law = TiltedReplacedRecord(ReplacedRecord(1 / sigma, q), tilt)
@@ -381,6 +381,7 @@ def test_a_steepness_that_is_too_small_breaks_the_decay(monkeypatch: Patch) -> N
     """The variation of the density is what bounds high frequencies: without it nothing holds."""
     release = ReplacedRecord(1.0, 0.02)
     genuine = TiltedReplacedRecord._steepness
+    # private: bounds of high frequencies are far above what they bound, in any answer
     monkeypatch.setattr(TiltedReplacedRecord, "_steepness", lambda *a: 1e-3 * genuine(*a))
     law = TiltedReplacedRecord(release, 4.0)
     edges = np.geomspace(0.1, 50, 60) / law.standard_deviation
@@ -391,6 +392,7 @@ def test_a_steepness_that_is_too_small_breaks_the_decay(monkeypatch: Patch) -> N
 def test_masses_of_cells_that_are_too_large_break_the_decay(monkeypatch: Patch) -> None:
     release = ReplacedRecord(1.0, 0.02)
     genuine = TiltedReplacedRecord._log_cell_mass_lower
+    # private: as above
     monkeypatch.setattr(
         TiltedReplacedRecord, "_log_cell_mass_lower", lambda *a: genuine(*a) + math.log(1.3)
     )

@@ -19,7 +19,8 @@ from accountant_service.numerics.floats.bounds import Bounds
 from accountant_service.numerics.laws.dominating_pair import GaussianPair, LaplacePair, Release
 from accountant_service.solver import Target
 from tests.support import oracles
-from tests.support.helpers import ADD_OR_REMOVE, log_uniform, run
+from tests.support.helpers import ADD_OR_REMOVE, log_uniform, run, slow_after
+from tests.support.pairwise import pairwise
 
 pytestmark = pytest.mark.usefixtures("without_memory")  # engines are replaced here
 
@@ -65,22 +66,24 @@ def two_steps(epsilon: float, q: float, sigma: float) -> float:
     return worst
 
 
-@pytest.mark.parametrize("sigma", [0.01, 0.03, 0.06])
-@pytest.mark.parametrize("q", [1e-4, 0.3, 0.9])
-@pytest.mark.parametrize("delta", [1e-5, 1e-12])
-def test_one_release(sigma: float, q: float, delta: float) -> None:
-    bounds = small_noise.epsilon_bounds([(sampled(q, sigma), 1)], delta)
-    exact = float(oracles.single_step_epsilon(delta, q, sigma))
+ONE = pairwise(sigma=[0.01, 0.03, 0.06], q=[1e-4, 0.3, 0.9], delta=[1e-5, 1e-12])
+
+
+@pytest.mark.parametrize("case", slow_after(1, ONE), ids=str)
+def test_one_release(case: dict[str, float]) -> None:
+    bounds = small_noise.epsilon_bounds([(sampled(case["q"], case["sigma"]), 1)], case["delta"])
+    exact = float(oracles.single_step_epsilon(**case))
     assert bounds is not None
     assert bounds.lower <= exact <= bounds.upper
     assert bounds.upper <= bounds.lower * (1 + 1e-4)
 
 
-@pytest.mark.parametrize("sigma", [0.05, 0.07])
-@pytest.mark.parametrize("q", [0.01, 0.5])
-@pytest.mark.parametrize("share", [0.2, 1.0, 2.5])
-def test_two_releases(sigma: float, q: float, share: float) -> None:
-    epsilon = share * 0.5 / sigma**2
+TWO = pairwise(sigma=[0.05, 0.07], q=[0.01, 0.5], share=[0.2, 1.0, 2.5])
+
+
+@pytest.mark.parametrize("case", slow_after(2, TWO), ids=str)
+def test_two_releases(case: dict[str, float]) -> None:
+    sigma, q, epsilon = case["sigma"], case["q"], case["share"] * 0.5 / case["sigma"] ** 2
     bounds = small_noise.delta_bounds([(sampled(q, sigma), 2)], epsilon)
     exact = two_steps(epsilon, q, sigma)
     assert bounds is not None
@@ -89,6 +92,7 @@ def test_two_releases(sigma: float, q: float, share: float) -> None:
     assert bounds.upper <= bounds.lower * 1.01
 
 
+@pytest.mark.slow
 def test_bounds_agree_with_the_other_engines() -> None:
     """`pld` intersects the two, and raises where nothing is left."""
     rng, answered = random.Random(5), 0
@@ -130,19 +134,25 @@ def encloses(sigma: float = 0.2) -> bool:
     return True
 
 
+@pytest.mark.slow
 def test_the_term_of_ambiguous_releases_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (LOOSE | {"_MARGINS": (9.0,)}).items():
+        # private: margins at which the term shows
         monkeypatch.setattr(small_noise, name, value)
     assert encloses()
+    # private: the term is left out to show that it is needed
     monkeypatch.setattr(small_noise._SampledReleases, "expected_ambiguous", lambda *_: 0.0)
     assert not encloses()
 
 
+@pytest.mark.slow
 def test_the_slack_of_the_approximate_loss_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a wide middle left out of account, l is above its approximation by up to log 2."""
     for name, value in (LOOSE | {"_MARGINS": (-0.6,)}).items():
+        # private: margins at which the term shows
         monkeypatch.setattr(small_noise, name, value)
     assert encloses()
+    # private: the term is left out to show that it is needed
     monkeypatch.setattr(small_noise._SmallNoiseProfile, "_loss_error", property(lambda _: 0.0))
     assert not encloses()
 
@@ -159,6 +169,7 @@ def test_records_taken_for_present(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     assert profile.log_lower(0.0) <= math.log(exact)
     nothing = np.full(1, -math.inf)
+    # private: the term is left out to show that it is needed
     monkeypatch.setattr(small_noise._SampledReleases, "log_false_presence", lambda *_: nothing)
     assert profile.log_lower(0.0) > math.log(exact)
 
@@ -174,6 +185,7 @@ def test_rounding_of_arguments(side: float, monkeypatch: pytest.MonkeyPatch) -> 
     assert counts is not None
     exact = counts.log_mixture_delta(200.0, 0.0)
     genuine = small_noise._log_gaussian_delta
+    # private: the rounding that is covered is made here
     monkeypatch.setattr(
         small_noise,
         "_log_gaussian_delta",
@@ -185,11 +197,13 @@ def test_rounding_of_arguments(side: float, monkeypatch: pytest.MonkeyPatch) -> 
         return off <= exact if side > 0 else off >= exact
 
     assert not holds()
+    # private: the rounding that is covered is made here
     monkeypatch.setattr(small_noise, "_ARGUMENT_ROUNDING", 1e-6)
     assert holds()
 
 
 def test_the_counts_outside_the_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    # private: counts are left out that no answer would miss
     monkeypatch.setattr(small_noise, "_LOG_TAIL_MIN", -1.0)
     releases = [(sampled(0.5, 0.02), 200)]
     bounds = small_noise.delta_bounds(releases, 130_000.0)
@@ -250,6 +264,7 @@ def test_a_step_whose_interval_contains_the_target_is_computed_more_finely() -> 
 
 
 def test_a_step_that_stays_undecided_says_by_how_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    # private: no known question stays undecided
     monkeypatch.setattr(solver, "_FINER_TOLERANCES", ())
     plan = DpSgd(20.0, sample_rate=0.001, steps=1)
     target = Target(ACCOUNTANTS["pld"], ADD_OR_REMOVE, 1.0, 1e-6)

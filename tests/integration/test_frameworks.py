@@ -454,7 +454,7 @@ def test_a_checkpoint_is_resumed_with_what_its_claim_rests_on(
     def granted(plan: Plan) -> LedgerBudget:
         """Return the budget of another run, which was granted as many steps."""
         held = ledger.grant(ledger.reserve(ledger.patients, plan.mechanism(40)), 30)
-        return LedgerBudget(ledger, plan, ledger.patients, DELTA, held)
+        return LedgerBudget(ledger, plan, ledger.patients, DELTA, held, (PCA,))
 
     for allowance, message in (
         (budget(service), r"released \[.*50.* before=\[\]"),

@@ -171,11 +171,10 @@ def test_without_a_service_no_step_is_made(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_an_unconnected_accountant_says_how_to_connect(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "training_client.integrations.opacus._connection", None
-    )  # private: nothing disconnects
+    # private: a program connects and never disconnects
+    monkeypatch.setattr("training_client.integrations.opacus._connection", None)
     with pytest.raises(ServiceUnreachableError, match=r"connect\(url\)"):
-        PrivacyEngine(accountant="remote")
+        opacus.PrivacyEngine(accountant="remote")
 
 
 def test_a_rolled_back_checkpoint_does_not_rewind_what_was_spent(transport: Any) -> None:

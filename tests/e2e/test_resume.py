@@ -1,4 +1,7 @@
-"""A trainer killed at random moments: no step without a charge, and it goes on where it may."""
+"""A trainer killed at random moments: no step without a charge, and it goes on where it may.
+
+The second tier kills one run at a few moments; the night kills many, also at chosen moments.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ import threading
 import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import product
 from pathlib import Path
 
 import httpx
@@ -25,7 +29,6 @@ from accountant_service.ledger.repository import Repository
 from accountant_service.ledger.rules import NewDataset, Reservation
 from accountant_service.ledger.service import Ledger, WriteRequest
 from accountant_service.ledger.verification import verify
-from tests.support.helpers import nightly
 from tests.support.server import Server
 
 TRAINER = Path(__file__).with_name("counting_trainer.py")
@@ -177,16 +180,16 @@ def wait_for(bench: Bench, steps: int, trainer: subprocess.Popen[str]) -> None:
         time.sleep(0.005)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("optimizer", "more", "projections"),
-    [nightly("adadp", (), 0), ("dp_adam", ("--pca", "20", "--pca-noise", "20"), 1)],
+    [("adadp", (), 0), ("dp_adam", ("--pca", "20", "--pca-noise", "20"), 1)],
 )
 def test_kills_and_resumes_never_make_a_step_that_was_not_charged(
-    bench: Bench, optimizer: str, more: tuple[str, ...], projections: int
+    bench: Bench, optimizer: str, more: tuple[str, ...], projections: int, night_seed: int
 ) -> None:
-    chance = random.Random(11)
+    chance = random.Random(night_seed)
     trainer = bench.trainer("--optimizer", optimizer, "--steps", f"{LONG}", *more)
     wait_for(bench, 8, trainer)  # there is a checkpoint
     for _ in range(4):
@@ -212,11 +215,13 @@ def test_kills_and_resumes_never_make_a_step_that_was_not_charged(
     assert again.returncode == 2
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
-def test_kills_in_any_phase_of_scheduled_noise_leave_no_step_uncharged(bench: Bench) -> None:
+def test_kills_in_any_phase_of_scheduled_noise_leave_no_step_uncharged(
+    bench: Bench, night_seed: int
+) -> None:
     """Each phase has its reservation; the run goes on in the phase that the ledger is in."""
-    chance = random.Random(5)
+    chance = random.Random(night_seed)
     phases = (120, 60, 220)
     schedule = "120:1,60:0.9,220:0.8"
     trainer = bench.trainer("--noise-multiplier", "3", "--noise-schedule", schedule)
@@ -255,15 +260,9 @@ def life(tmp_path_factory: pytest.TempPathFactory) -> float:
     return found
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("seed", [1, 2, nightly(3), nightly(4)])
-def test_a_kill_at_any_moment_of_a_process_leaves_no_step_uncharged(
-    bench: Bench, life: float, seed: int
-) -> None:
-    """Half of its life may be over before its first step."""
-    chance = random.Random(seed)
-    for _ in range(5):
+def kill_at_any_moment(bench: Bench, life: float, chance: random.Random, kills: int) -> None:
+    """Kill each process of one run at a random moment, and let the last finish."""
+    for _ in range(kills):
         until = time.monotonic() + chance.uniform(0.0, life)
         trainer = bench.begun_or_resumed()
         while trainer.poll() is None and time.monotonic() < until:
@@ -283,19 +282,29 @@ def test_a_kill_at_any_moment_of_a_process_leaves_no_step_uncharged(
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
+def test_a_kill_at_any_moment_of_a_process_leaves_no_step_uncharged(
+    bench: Bench, life: float
+) -> None:
+    """Half of its life may be over before its first step."""
+    kill_at_any_moment(bench, life, random.Random(1), kills=3)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("number", range(4))
+def test_kills_at_any_moment_leave_no_step_uncharged(
+    bench: Bench, life: float, number: int, night_seed: int
+) -> None:
+    kill_at_any_moment(bench, life, random.Random(f"{night_seed}, {number}"), kills=5)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("question", "turn", "answered"),
     [
-        ("/reservations", 1, True),
-        ("/grants", 2, True),
-        ("/commit", 1, False),
-        nightly("/reservations", 1, False),
-        nightly("/grants", 1, True),
-        nightly("/grants", 1, False),
-        nightly("/grants", 2, False),
-        nightly("/commit", 1, True),
-        nightly("/certificate", 1, True),
-        nightly("/certificate", 1, False),
+        *product(("/reservations", "/commit", "/certificate"), (1,), (True, False)),
+        *product(("/grants",), (1, 2), (True, False)),
     ],
 )
 def test_a_kill_while_the_ledger_is_asked_leaves_no_step_uncharged(
@@ -319,7 +328,7 @@ def test_a_kill_while_the_ledger_is_asked_leaves_no_step_uncharged(
     bench.require_whole()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_sigterm_commits_what_was_trained(bench: Bench) -> None:
     trainer = bench.trainer()
     wait_for(bench, 20, trainer)
@@ -333,28 +342,7 @@ def test_sigterm_commits_what_was_trained(bench: Bench) -> None:
     assert json.loads((bench.folder / "run" / "certificate.json").read_text())["steps"] >= 20
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", [1, nightly(2), nightly(3)])
-def test_exactly_as_many_steps_run_as_are_affordable(bench: Bench, seed: int) -> None:
-    noise = random.Random(seed).uniform(0.9, 2.0)
-    refused = bench.trainer("--noise-multiplier", f"{noise}", "--steps", "1000000000")
-    output, _ = refused.communicate(timeout=60)
-    assert refused.returncode == 3, output
-    assert bench.made() == 0
-    affordable = int(output.split(" such steps would")[0].split()[-1])
-    short = min(affordable, 60)
-    bench.count.unlink(missing_ok=True)
-    trainer = bench.trainer("--noise-multiplier", f"{noise}", "--steps", str(short))
-    trainer.communicate(timeout=120)
-    assert trainer.returncode == 0
-    assert bench.made() == short
-    beyond = bench.trainer("--noise-multiplier", f"{noise}", "--steps", str(affordable - short + 1))
-    beyond.communicate(timeout=60)
-    assert beyond.returncode == 3
-    assert bench.made() == short
-
-
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 def test_a_service_that_goes_away_stops_the_run_and_loses_nothing(bench: Bench) -> None:
     """The granted block is finished, no more; with a service again the run goes on."""

@@ -60,6 +60,26 @@ def test_a_run_whose_reservation_ended_keeps_what_it_was_charged_for(bench: Benc
     assert "It covers all 70 steps planned" in words_of(again)
 
 
+def test_a_service_that_goes_away_stops_the_run_and_loses_nothing(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The granted block is finished, no more; with a service again the run goes on."""
+    bench.give(8.0)
+    with monkeypatch.context() as patch:
+        made = bench.counted(patch)
+        bench.leave_after(10, "/reservations/", patch)
+        done = bench.run(*USUAL, "--dataset", bench.name)
+    assert done.exit_code == 4, done.output
+    assert "--resume" in done.output
+    assert len(made) == 50
+    assert "model.pt" in bench.left()
+    bench.refuse = None
+    again = bench.counted(monkeypatch)
+    require_success(bench.train("run", "--resume"))
+    assert len(again) == 20  # nothing was charged in vain
+    assert bench.read("certificate.json")["steps"] == 70
+
+
 def test_a_run_is_not_resumed_on_a_ledger_that_knows_fewer_steps(bench: Bench) -> None:
     """It was restored from a backup: the steps since would be granted and charged only once."""
     identifier = died(bench)

@@ -6,7 +6,6 @@ The second tier kills one run at a few moments; the night kills many, also at ch
 from __future__ import annotations
 
 import json
-import os
 import random
 import signal
 import subprocess
@@ -21,15 +20,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from accountant_service.api.ledger_views import encode_answer
-from accountant_service.guarantee import NeighbouringRelation
-from accountant_service.ledger import database as opening
-from accountant_service.ledger.api_keys import Keys, Scope
-from accountant_service.ledger.repository import Repository
-from accountant_service.ledger.rules import NewDataset, Reservation
-from accountant_service.ledger.service import Ledger, WriteRequest
+from accountant_service.ledger.rules import Reservation
 from accountant_service.ledger.verification import verify
-from tests.support.server import Server
+from tests.support.killed_program import KilledProgram
 
 TRAINER = Path(__file__).with_name("counting_trainer.py")
 STEPS = 400
@@ -37,22 +30,12 @@ SHORT = 300  # a few blocks
 LONG = 2000  # more than four kills can cost: each may leave a block of up to 350 steps unused
 
 
-class Bench:
+class Bench(KilledProgram):
     """A ledger with one dataset, its server, and trainers that draw on it."""
 
     def __init__(self, folder: Path) -> None:
-        url = f"sqlite:///{folder}/ledger.db"
-        self.repository: Repository = opening.open_repository(url)
-        token, admin = Keys(self.repository).create([Scope.ADMIN])
-        relation = NeighbouringRelation.ADD_OR_REMOVE_ONE
-        Ledger(self.repository, encode_answer).create_dataset(
-            WriteRequest(admin, "first", "bench", None),
-            NewDataset("d", 60_000, 3.0, 1e-5, relation, "record"),
-        )
-        self.server = Server(url, folder)
-        self.server.wait()
-        self.folder, self.count = folder, folder / "steps"
-        self.environment = os.environ | {"ACCOUNTANT_API_KEY": token}
+        super().__init__(folder, ("d", 60_000, 3.0))
+        self.count = folder / "steps"
 
     def trainer(self, *arguments: str) -> subprocess.Popen[str]:
         command = [sys.executable, str(TRAINER), str(self.count), "run", "--dataset", "d"]
@@ -60,11 +43,7 @@ class Bench:
         command += ["--checkpoint-every", "7", "--batch-size", "6"]
         if "--resume" not in arguments:
             command += ["--steps", str(STEPS)]
-        command += ["--output", str(self.folder / "run"), *arguments]
-        return subprocess.Popen(
-            command, env=self.environment, text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        )  # fmt: skip
+        return self.launch([*command, "--output", str(self.folder / "run"), *arguments])
 
     def begun_or_resumed(self, *arguments: str) -> subprocess.Popen[str]:
         """Whichever the folder allows; there is budget for another plan where one is lost."""
@@ -102,15 +81,7 @@ class Bench:
         return self.count.stat().st_size if self.count.exists() else 0
 
     def runs(self, kind: str = "dp_sgd") -> list[Reservation]:
-        with self.repository.reading() as reading:
-            dataset = reading.find_dataset("d")
-            assert dataset is not None
-            found = reading.list_reservations(dataset)
-        return [each for each in found if each.mechanism["kind"] == kind]
-
-    def close(self) -> None:
-        self.server.kill()
-        self.repository.close()
+        return [each for each in self.reservations() if each.mechanism["kind"] == kind]
 
 
 class Gate(ThreadingHTTPServer):

@@ -10,7 +10,6 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import pytest
 import torch
 from torch import nn
@@ -642,6 +641,8 @@ def test_data_declared_public_are_reported(bench: Bench, monkeypatch: pytest.Mon
 def test_raw_state_is_compared_only_where_no_guarantee_is_asked_for(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    import matplotlib
+
     monkeypatch.setitem(matplotlib.rcParams, "svg.fonttype", "none")  # words, not their outlines
     plot = tmp_path / "plot.svg"
     given = (

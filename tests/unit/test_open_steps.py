@@ -144,10 +144,13 @@ def test_threads_release_a_step_once() -> None:
 
 @pytest.mark.usefixtures("frequent_switches")
 def test_threads_read_a_noisy_mean_once() -> None:
+    """At most once, and in most rounds once."""
+    read = list[int]()
     for _ in range(100):
         private_sum = PrivateSum(nn.Linear(6, 4), unbudgeted(POISSON))
         released = private_sum.release(EXAMPLES, LABELS, cross_entropy, Transform(1.0))
-        assert count_successes(released.to_tensors) <= 1
+        read.append(count_successes(released.to_tensors))
+    assert max(read) == 1
 
 
 @pytest.mark.parametrize(

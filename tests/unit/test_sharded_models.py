@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import distributed, nn
 
+from tests.support.helpers import nightly
 from tests.support.layer_models import LAYER_MODELS, build
 from tests.support.lazy_modules import LazyModule
 from tests.support.process_groups import group_of_one, run_in_processes
@@ -74,13 +75,15 @@ SHARDED = [
 ]
 
 
-def trained_in_turn(rank: int) -> Any:
-    return [trained(rank, case, wrap, physical_batch_size=size) for case, wrap, size in SHARDED]
+def trained_in_turn(rank: int, count: int = len(SHARDED)) -> Any:
+    """Train with the first of the cases."""
+    cases = SHARDED[:count]
+    return [trained(rank, case, wrap, physical_batch_size=size) for case, wrap, size in cases]
 
 
 def require_models_of_one(found: list[Any]) -> None:
     assert all(isinstance(each, list) for each in found), found
-    for number, (case, _, _) in enumerate(SHARDED):
+    for number, (case, _, _) in enumerate(SHARDED[: len(found[0])]):
         require_model_of_one([rank[number] for rank in found], case)
 
 
@@ -215,9 +218,12 @@ def test_two_processes_train_the_model_of_one(two: Any) -> None:
 
 
 @pytest.mark.slow
-def test_four_processes_train_the_model_of_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize("count", [4, nightly(len(SHARDED))])
+def test_four_processes_train_the_model_of_one(count: int, tmp_path: Path) -> None:
     """One of the four has no row of some parameters."""
-    require_models_of_one(run_in_processes(4, tmp_path, trained_in_turn))
+    found = run_in_processes(4, tmp_path, trained_in_turn, count)
+    require_models_of_one(found)
+    assert len(found[0]) == count
 
 
 @pytest.mark.slow

@@ -1,9 +1,11 @@
-"""A trainer killed at random moments: no step without a charge, and it goes on where it may."""
+"""A trainer killed at random moments: no step without a charge, and it goes on where it may.
+
+The second tier kills one run at a few moments; the night kills many, also at chosen moments.
+"""
 
 from __future__ import annotations
 
 import json
-import os
 import random
 import signal
 import subprocess
@@ -12,21 +14,15 @@ import threading
 import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import product
 from pathlib import Path
 
 import httpx
 import pytest
 
-from accountant_service.api.ledger_views import encode_answer
-from accountant_service.guarantee import NeighbouringRelation
-from accountant_service.ledger import database as opening
-from accountant_service.ledger.api_keys import Keys, Scope
-from accountant_service.ledger.repository import Repository
-from accountant_service.ledger.rules import NewDataset, Reservation
-from accountant_service.ledger.service import Ledger, WriteRequest
+from accountant_service.ledger.rules import Reservation
 from accountant_service.ledger.verification import verify
-from tests.support.helpers import nightly
-from tests.support.server import Server
+from tests.support.killed_program import KilledProgram
 
 TRAINER = Path(__file__).with_name("counting_trainer.py")
 STEPS = 400
@@ -34,22 +30,12 @@ SHORT = 300  # a few blocks
 LONG = 2000  # more than four kills can cost: each may leave a block of up to 350 steps unused
 
 
-class Bench:
+class Bench(KilledProgram):
     """A ledger with one dataset, its server, and trainers that draw on it."""
 
     def __init__(self, folder: Path) -> None:
-        url = f"sqlite:///{folder}/ledger.db"
-        self.repository: Repository = opening.open_repository(url)
-        token, admin = Keys(self.repository).create([Scope.ADMIN])
-        relation = NeighbouringRelation.ADD_OR_REMOVE_ONE
-        Ledger(self.repository, encode_answer).create_dataset(
-            WriteRequest(admin, "first", "bench", None),
-            NewDataset("d", 60_000, 3.0, 1e-5, relation, "record"),
-        )
-        self.server = Server(url, folder)
-        self.server.wait()
-        self.folder, self.count = folder, folder / "steps"
-        self.environment = os.environ | {"ACCOUNTANT_API_KEY": token}
+        super().__init__(folder, ("d", 60_000, 3.0))
+        self.count = folder / "steps"
 
     def trainer(self, *arguments: str) -> subprocess.Popen[str]:
         command = [sys.executable, str(TRAINER), str(self.count), "run", "--dataset", "d"]
@@ -57,11 +43,7 @@ class Bench:
         command += ["--checkpoint-every", "7", "--batch-size", "6"]
         if "--resume" not in arguments:
             command += ["--steps", str(STEPS)]
-        command += ["--output", str(self.folder / "run"), *arguments]
-        return subprocess.Popen(
-            command, env=self.environment, text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        )  # fmt: skip
+        return self.launch([*command, "--output", str(self.folder / "run"), *arguments])
 
     def begun_or_resumed(self, *arguments: str) -> subprocess.Popen[str]:
         """Whichever the folder allows; there is budget for another plan where one is lost."""
@@ -99,15 +81,7 @@ class Bench:
         return self.count.stat().st_size if self.count.exists() else 0
 
     def runs(self, kind: str = "dp_sgd") -> list[Reservation]:
-        with self.repository.reading() as reading:
-            dataset = reading.find_dataset("d")
-            assert dataset is not None
-            found = reading.list_reservations(dataset)
-        return [each for each in found if each.mechanism["kind"] == kind]
-
-    def close(self) -> None:
-        self.server.kill()
-        self.repository.close()
+        return [each for each in self.reservations() if each.mechanism["kind"] == kind]
 
 
 class Gate(ThreadingHTTPServer):
@@ -177,16 +151,16 @@ def wait_for(bench: Bench, steps: int, trainer: subprocess.Popen[str]) -> None:
         time.sleep(0.005)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("optimizer", "more", "projections"),
-    [nightly("adadp", (), 0), ("dp_adam", ("--pca", "20", "--pca-noise", "20"), 1)],
+    [("adadp", (), 0), ("dp_adam", ("--pca", "20", "--pca-noise", "20"), 1)],
 )
 def test_kills_and_resumes_never_make_a_step_that_was_not_charged(
-    bench: Bench, optimizer: str, more: tuple[str, ...], projections: int
+    bench: Bench, optimizer: str, more: tuple[str, ...], projections: int, night_seed: int
 ) -> None:
-    chance = random.Random(11)
+    chance = random.Random(night_seed)
     trainer = bench.trainer("--optimizer", optimizer, "--steps", f"{LONG}", *more)
     wait_for(bench, 8, trainer)  # there is a checkpoint
     for _ in range(4):
@@ -212,11 +186,13 @@ def test_kills_and_resumes_never_make_a_step_that_was_not_charged(
     assert again.returncode == 2
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
-def test_kills_in_any_phase_of_scheduled_noise_leave_no_step_uncharged(bench: Bench) -> None:
+def test_kills_in_any_phase_of_scheduled_noise_leave_no_step_uncharged(
+    bench: Bench, night_seed: int
+) -> None:
     """Each phase has its reservation; the run goes on in the phase that the ledger is in."""
-    chance = random.Random(5)
+    chance = random.Random(night_seed)
     phases = (120, 60, 220)
     schedule = "120:1,60:0.9,220:0.8"
     trainer = bench.trainer("--noise-multiplier", "3", "--noise-schedule", schedule)
@@ -255,15 +231,9 @@ def life(tmp_path_factory: pytest.TempPathFactory) -> float:
     return found
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("seed", [1, 2, nightly(3), nightly(4)])
-def test_a_kill_at_any_moment_of_a_process_leaves_no_step_uncharged(
-    bench: Bench, life: float, seed: int
-) -> None:
-    """Half of its life may be over before its first step."""
-    chance = random.Random(seed)
-    for _ in range(5):
+def kill_at_any_moment(bench: Bench, life: float, chance: random.Random, kills: int) -> None:
+    """Kill each process of one run at a random moment, and let the last finish."""
+    for _ in range(kills):
         until = time.monotonic() + chance.uniform(0.0, life)
         trainer = bench.begun_or_resumed()
         while trainer.poll() is None and time.monotonic() < until:
@@ -283,19 +253,29 @@ def test_a_kill_at_any_moment_of_a_process_leaves_no_step_uncharged(
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
+def test_a_kill_at_any_moment_of_a_process_leaves_no_step_uncharged(
+    bench: Bench, life: float
+) -> None:
+    """Half of its life may be over before its first step."""
+    kill_at_any_moment(bench, life, random.Random(1), kills=3)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("number", range(4))
+def test_kills_at_any_moment_leave_no_step_uncharged(
+    bench: Bench, life: float, number: int, night_seed: int
+) -> None:
+    kill_at_any_moment(bench, life, random.Random(f"{night_seed}, {number}"), kills=5)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("question", "turn", "answered"),
     [
-        ("/reservations", 1, True),
-        ("/grants", 2, True),
-        ("/commit", 1, False),
-        nightly("/reservations", 1, False),
-        nightly("/grants", 1, True),
-        nightly("/grants", 1, False),
-        nightly("/grants", 2, False),
-        nightly("/commit", 1, True),
-        nightly("/certificate", 1, True),
-        nightly("/certificate", 1, False),
+        *product(("/reservations", "/commit", "/certificate"), (1,), (True, False)),
+        *product(("/grants",), (1, 2), (True, False)),
     ],
 )
 def test_a_kill_while_the_ledger_is_asked_leaves_no_step_uncharged(
@@ -319,7 +299,7 @@ def test_a_kill_while_the_ledger_is_asked_leaves_no_step_uncharged(
     bench.require_whole()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_sigterm_commits_what_was_trained(bench: Bench) -> None:
     trainer = bench.trainer()
     wait_for(bench, 20, trainer)
@@ -333,28 +313,7 @@ def test_sigterm_commits_what_was_trained(bench: Bench) -> None:
     assert json.loads((bench.folder / "run" / "certificate.json").read_text())["steps"] >= 20
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", [1, nightly(2), nightly(3)])
-def test_exactly_as_many_steps_run_as_are_affordable(bench: Bench, seed: int) -> None:
-    noise = random.Random(seed).uniform(0.9, 2.0)
-    refused = bench.trainer("--noise-multiplier", f"{noise}", "--steps", "1000000000")
-    output, _ = refused.communicate(timeout=60)
-    assert refused.returncode == 3, output
-    assert bench.made() == 0
-    affordable = int(output.split(" such steps would")[0].split()[-1])
-    short = min(affordable, 60)
-    bench.count.unlink(missing_ok=True)
-    trainer = bench.trainer("--noise-multiplier", f"{noise}", "--steps", str(short))
-    trainer.communicate(timeout=120)
-    assert trainer.returncode == 0
-    assert bench.made() == short
-    beyond = bench.trainer("--noise-multiplier", f"{noise}", "--steps", str(affordable - short + 1))
-    beyond.communicate(timeout=60)
-    assert beyond.returncode == 3
-    assert bench.made() == short
-
-
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 def test_a_service_that_goes_away_stops_the_run_and_loses_nothing(bench: Bench) -> None:
     """The granted block is finished, no more; with a service again the run goes on."""

@@ -13,10 +13,12 @@ from fastapi.testclient import TestClient
 
 from accountant_service.app import create_app
 from accountant_service.ledger import database as opening
-from accountant_service.ledger.api_keys import Scope
 from accountant_service.ledger.repository import Repository
 from accountant_service.settings import Settings
 from tests.support.databases import database
+from tests.support.lazy_modules import LazyModule
+from tests.support.ledger_client import LedgerClient
+from tests.support.training_bench import Bench
 from training_client.client import AccountingService
 
 
@@ -52,19 +54,12 @@ def asked() -> list[Any]:
 
 
 @pytest.fixture
-def app_alone(tmp_path: Path) -> Iterator[TestClient]:
-    """One whose ledger is empty."""
-    with TestClient(create_app(Settings(database_url=f"sqlite:///{tmp_path}/ledger.db"))) as client:
-        yield client
-
-
-@pytest.fixture
-def transport(app_alone: TestClient, asked: list[Any]) -> httpx.MockTransport:
-    """To `app_alone`."""
+def transport(api: TestClient, asked: list[Any]) -> httpx.MockTransport:
+    """A transport to `api`, which records the bodies of requests."""
 
     def handle(request: httpx.Request) -> httpx.Response:
         asked.append(json.loads(request.content or b"null"))
-        answer = app_alone.request(
+        answer = api.request(
             request.method, request.url.path, content=request.content, headers=request.headers
         )
         return httpx.Response(answer.status_code, content=answer.content)
@@ -73,28 +68,24 @@ def transport(app_alone: TestClient, asked: list[Any]) -> httpx.MockTransport:
 
 
 @pytest.fixture
-def ledger(app_alone: TestClient, transport: httpx.MockTransport) -> AccountingService:
-    """That of `app_alone`, with a dataset called patients."""
-    key = app_alone.app.state.keys.create([Scope.ADMIN])[0]  # type: ignore[attr-defined]
-    budget = {"epsilon": 8.0, "delta": 1e-5}
-    answer = app_alone.post(
-        "/v1/datasets",
-        json={"name": "patients", "size": 400, "budget": budget},
-        headers={"Authorization": f"Bearer {key}", "Idempotency-Key": "patients"},
-    )
-    assert answer.status_code == 201
-    return AccountingService("http://test", api_key=key, transport=transport)
+def ledger(api: TestClient, transport: httpx.MockTransport) -> LedgerClient:
+    """A client of the ledger of `api`, with a dataset of the test's own."""
+    return LedgerClient(api, transport)
+
+
+@pytest.fixture
+def bench(api: TestClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    """The trainer's commands on a small data set, with `api` as their service."""
+    return Bench(api, tmp_path / "run", monkeypatch)
 
 
 @pytest.fixture
 def service(transport: httpx.MockTransport) -> AccountingService:
-    """That of `app_alone`, without a key."""
+    """A client of `api` without a key."""
     return AccountingService("http://test", transport=transport)
 
 
 @pytest.fixture(params=["InLightning", "InHuggingFace"])
 def framework(request: pytest.FixtureRequest) -> Any:
     """Each training framework; they are imported by the tests that use them."""
-    from tests.integration import frameworks
-
-    return getattr(frameworks, request.param)()
+    return getattr(LazyModule("tests.integration.frameworks"), request.param)()

@@ -1,4 +1,7 @@
-"""Programs as users of Opacus write them, in its three frameworks."""
+"""Programs as users of Opacus write them, in its three frameworks.
+
+Its imports take ten seconds: tests reach it as a `LazyModule`.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +13,19 @@ import pytorch_lightning
 import torch
 import transformers
 from opacus import PrivacyEngine
+from opacus.utils.batch_memory_manager import BatchMemoryManager
 from pytorch_lightning.callbacks import ModelCheckpoint
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from training_client.budget import Allowance
 from training_client.integrations import huggingface, lightning
+from training_client.integrations.balls_in_bins import balls_in_bins_loader
+from training_client.integrations.step_gate import StepGate
+from training_client.plan import Plan
 
 RECORDS, BATCH = 400, 20
+PLAN = Plan(RECORDS, BATCH / RECORDS, 1.0, 1.0)
 
 
 class Records(Dataset[dict[str, torch.Tensor]]):
@@ -66,21 +74,27 @@ class Private:
     Attributes:
         options: of `make_private`, beside what is usual here.
         workers: that load records, ahead of the model.
+        accountant: of the engine; Opacus' own by default.
+        balls_in_bins: whether each pass puts the records into bins, in place of Poisson sampling.
+        batch_size: of the loader.
     """
 
     options: dict[str, Any] = field(default_factory=dict)
     workers: int = 0
+    accountant: str = "prv"
+    balls_in_bins: bool = False
+    batch_size: int = BATCH
 
     def __post_init__(self) -> None:
         self.net = Net()
         self.sgd = CountingSGD(self.net.parameters(), lr=0.1)
-        usual = {"noise_multiplier": 1.0, "max_grad_norm": 1.0, "wrap_model": False}
-        self.engine = PrivacyEngine()
+        usual: dict[str, Any] = {"noise_multiplier": 1.0, "max_grad_norm": 1.0, "wrap_model": False}
+        loader: Any = DataLoader(Records(), self.batch_size, num_workers=self.workers)
+        if self.balls_in_bins:
+            loader, usual["poisson_sampling"] = balls_in_bins_loader(loader), False
+        self.engine = PrivacyEngine(accountant=self.accountant)
         _, self.optimizer, self.loader = self.engine.make_private(
-            module=self.net,
-            optimizer=self.sgd,
-            data_loader=DataLoader(Records(), batch_size=BATCH, num_workers=self.workers),
-            **(usual | self.options),
+            module=self.net, optimizer=self.sgd, data_loader=loader, **(usual | self.options)
         )
         self.begun_with = copies(self.sgd)
 
@@ -89,6 +103,19 @@ class Private:
         """True if the parameters are as the last step left them."""
         left = self.sgd.left or self.begun_with
         return all(map(torch.equal, copies(self.sgd), left))
+
+    def split(self, size: int = 4) -> Any:
+        """Return the batches of the loader, split into physical batches of a size."""
+        with BatchMemoryManager(
+            data_loader=self.loader, max_physical_batch_size=size, optimizer=self.optimizer
+        ) as parts:
+            return parts
+
+    def gated(self, allowance: Allowance, loader: Any = None) -> StepGate:
+        """Return a gate that guards the optimizer, with the own or another loader."""
+        gate = StepGate(allowance)
+        gate.guard(self.optimizer, self.loader if loader is None else loader)
+        return gate
 
 
 def step(private: Private, batch: dict[str, Any] | None = None) -> None:

@@ -3,50 +3,37 @@
 from __future__ import annotations
 
 import json
-import warnings
-from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 import torch
-from fastapi.testclient import TestClient
 from torch.utils.data import DataLoader
 
 from accountant_service import calculator, mechanisms
+from tests.support.helpers import nightly
+from tests.support.lazy_modules import LazyModule
+from tests.support.ledger_client import LedgerClient
 from tests.support.training_bench import Bench
 from training_client.budget import Budget, LedgerBudget
 from training_client.client import AccountingService
 from training_client.errors import BudgetExhaustedError, NoGuaranteeError, ServiceUnreachableError
-from training_client.integrations.step_gate import StepGate
 from training_client.plan import Plan
 from training_client.private_step.sampling import BallsInBinsSampler
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    from opacus import PrivacyEngine
-    from opacus.utils.batch_memory_manager import BatchMemoryManager
-
-    from tests.integration.frameworks import (
-        BATCH,
-        RECORDS,
-        CountingSGD,
-        InLightning,
-        Net,
-        Private,
-        Records,
-        step,
-    )
-    from training_client.integrations import opacus as integration
-    from training_client.integrations.balls_in_bins import balls_in_bins_loader
-
+programs = LazyModule("tests.integration.frameworks")
+integration = LazyModule("training_client.integrations.opacus")
+RECORDS, BATCH = 400, 20
 BINS = RECORDS // BATCH
 PLAN = Plan.balls_in_bins(RECORDS, BINS, 1.0, 1.0)
 DELTA = 1e-5
 
 pytestmark = [
+    pytest.mark.slow,  # importing the frameworks takes ten seconds
     pytest.mark.filterwarnings("ignore:Secure RNG turned off"),  # noise is drawn by torch in tests
     pytest.mark.filterwarnings("ignore:Full backward hook is firing"),  # inputs are data
     pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec:FutureWarning"),  # Lightning
@@ -60,16 +47,9 @@ def epsilon_of(plan: Plan, steps: int) -> float:
 # --- commands
 
 
-@pytest.fixture
-def bench(api: TestClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
-    torch.set_num_threads(1)
-    return Bench(api, tmp_path / "run", monkeypatch)
-
-
 BALLS = ("--sampling", "balls_in_bins")
 
 
-@pytest.mark.slow
 def test_a_run_claims_whole_epochs_and_needs_less_noise_than_by_poisson(bench: Bench) -> None:
     """30 steps of 20 batches an epoch are two epochs."""
     noise = {}
@@ -88,7 +68,6 @@ def test_a_run_claims_whole_epochs_and_needs_less_noise_than_by_poisson(bench: B
     assert noise["balls_in_bins"] != noise["poisson"]
 
 
-@pytest.mark.slow
 def test_batches_need_not_divide_the_records(bench: Bench) -> None:
     bench.give(3.0)
     more = ("--batch-size", "150", *BALLS, "--noise-multiplier", "4", "--dataset", bench.name)
@@ -99,7 +78,6 @@ def test_batches_need_not_divide_the_records(bench: Bench) -> None:
     assert claim["steps"] == 3  # epochs are what a ledger charges
 
 
-@pytest.mark.slow
 def test_a_run_that_died_within_an_epoch_goes_on_with_the_next(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -136,7 +114,6 @@ def test_a_run_that_died_within_an_epoch_goes_on_with_the_next(
     assert bench.read("privacy.json")["steps"] == 80
 
 
-@pytest.mark.slow
 def test_a_ledger_that_is_too_small_says_how_many_steps_fit(bench: Bench) -> None:
     bench.give(1.0)
     done = bench.run(*BALLS, "--dataset", bench.name, "--noise-multiplier", "1.5", "--steps", "400")
@@ -159,29 +136,21 @@ def test_optimizers_are_compared_with_it(bench: Bench, tmp_path: Path) -> None:
 # --- frameworks
 
 
-def private(batch_size: int = BATCH, workers: int = 0, **options: Any) -> Private:
+def private(**options: Any) -> Any:
     """A model with a loader of balls in bins."""
-    found = Private.__new__(Private)
-    found.net = Net()
-    found.sgd = CountingSGD(found.net.parameters(), lr=0.1)
-    usual = DataLoader(Records(), batch_size=batch_size, shuffle=True, num_workers=workers)
-    usual_options = {"noise_multiplier": 1.0, "max_grad_norm": 1.0, "wrap_model": False}
-    found.engine = PrivacyEngine(**options)
-    _, found.optimizer, found.loader = found.engine.make_private(
-        module=found.net,
-        optimizer=found.sgd,
-        data_loader=balls_in_bins_loader(usual),
-        poisson_sampling=False,
-        **usual_options,
-    )
-    found.begun_with = tuple(each.detach().clone() for each in found.net.parameters())
-    return found
+    return programs.Private(balls_in_bins=True, **options)
 
 
-def train(model: Private, passes: int = 1) -> None:
-    for _ in range(passes):
-        for batch in model.loader:
-            step(model, batch)
+def remote(transport: Any, **options: Any) -> Any:
+    """A model of an engine whose accountant is the service."""
+    integration.connect(transport=transport)
+    return private(accountant="remote", **options)
+
+
+def train(model: Any, batches: Any = None) -> None:
+    """Make a step with each of some batches; by default with those of one pass."""
+    for batch in model.loader if batches is None else batches:
+        programs.step(model, batch)
 
 
 def epochs(service: AccountingService, fit: int) -> Budget:
@@ -200,31 +169,21 @@ def test_the_epochs_that_fit_are_made_and_no_other(
     assert claim["sampling"] == "balls_in_bins"
 
 
-@pytest.mark.slow
 def test_a_ledger_charges_epochs_and_a_pass_that_ended_early_as_one(
-    framework: Any, ledger: AccountingService, tmp_path: Path
+    ledger: LedgerClient, tmp_path: Path
 ) -> None:
-    def budget() -> LedgerBudget:
-        return LedgerBudget(ledger, PLAN, "patients", DELTA, held[0], block=BINS, block_max=BINS)
-
-    held = [ledger.reserve("patients", PLAN.mechanism(4 * BINS))]
-    model = private()
-    first = budget()
-    gate = StepGate(first)
-    gate.guard(model.optimizer, model.loader)
-    for batch in model.loader:  # a pass that is left after three steps
-        gate.permit_step()
-        step(model, batch)
-        if gate.steps == 3:
-            break
-    batches = iter(model.loader)
-    batch = next(batches)
-    gate.permit_step()
-    step(model, batch)
+    name = ledger.patients
+    held = ledger.reserve(name, PLAN.mechanism(4 * BINS))
+    budget = partial(LedgerBudget, ledger, PLAN, name, DELTA, block=BINS, block_max=BINS)
+    model, first = private(), budget(held)
+    gate = model.gated(first)
+    for steps in (3, 1):  # a pass that is left after three steps, and another
+        for batch in islice(model.loader, steps):
+            gate.permit_step()
+            programs.step(model, batch)
     assert (gate.steps, first.reservation.steps_granted) == (BINS + 1, 2)
-    held[0] = first.reservation
     another = private()
-    framework.fit(another, budget(), tmp_path)
+    programs.InHuggingFace().fit(another, budget(first.reservation), tmp_path)
     assert another.sgd.made == 2 * BINS
     claim = json.loads((tmp_path / "certificate.json").read_text())
     assert claim["steps"] == 4
@@ -232,55 +191,51 @@ def test_a_ledger_charges_epochs_and_a_pass_that_ended_early_as_one(
 
 def test_one_batch_may_be_split(service: AccountingService) -> None:
     plan = Plan.balls_in_bins(RECORDS, 200, 1.0, 1.0)
-    model, gate = private(batch_size=2), StepGate(Budget(service, plan, 99.0, DELTA))
-    with BatchMemoryManager(
-        data_loader=model.loader, max_physical_batch_size=1, optimizer=model.optimizer
-    ) as parts:
-        gate.guard(model.optimizer, parts)
-        for part in parts:  # of empty batches, and of batches of several records
-            gate.permit_step()
-            step(model, part)
+    model = private(batch_size=2)
+    parts = model.split(1)
+    gate = model.gated(Budget(service, plan, 99.0, DELTA), parts)
+    for part in parts:  # of empty batches, and of batches of several records
+        gate.permit_step()
+        programs.step(model, part)
     assert model.sgd.made == gate.steps == 200
 
 
 def test_an_epoch_ends_when_another_pass_begins(service: AccountingService) -> None:
-    model, gate = private(), StepGate(epochs(service, 3))
-    gate.guard(model.optimizer, model.loader)
+    model = private()
+    gate = model.gated(epochs(service, 3))
     first, second = iter(model.loader), iter(model.loader)
     for batches in (first, second):
         batch = next(batches)
         gate.permit_step()
-        step(model, batch)
+        programs.step(model, batch)
     with pytest.raises(NoGuaranteeError, match="another pass over the loader has begun"):
         next(first)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [2, nightly(0)])
 def test_an_engine_charges_whole_epochs(transport: Any, workers: int) -> None:
     limit = epsilon_of(PLAN, 3 * BINS)
     integration.connect(epsilon=limit, delta=DELTA, transport=transport, block=1)
     model = private(accountant="remote", workers=workers)
     for steps in (BINS, 3):
-        for at, batch in enumerate(model.loader, 1):
-            step(model, batch)
-            if at == steps:
-                break
+        train(model, islice(model.loader, steps))
     assert model.engine.get_epsilon(DELTA) == epsilon_of(PLAN, 2 * BINS)  # the second as a whole
     assert model.engine.accountant.history == [(1.0, 1 / BINS, 2 * BINS, "balls_in_bins")]
+    train(model)
     with pytest.raises(BudgetExhaustedError, match="60 steps are made"):
-        train(model, passes=2)
+        train(model)
     assert model.sgd.made == BINS + 3 + BINS
     assert model.engine.get_epsilon(DELTA) == limit
 
 
 @pytest.mark.parametrize("reserves", [False, True])
 def test_an_epoch_whose_charge_was_refused_has_no_step(
-    reserves: bool, ledger: AccountingService, transport: Any
+    reserves: bool, ledger: LedgerClient, transport: Any
 ) -> None:
     """The loop goes on after each refusal."""
     if reserves:
-        held = ledger.reserve("patients", PLAN.mechanism(2 * BINS))
-        budget = LedgerBudget(ledger, PLAN, "patients", DELTA, held, block=BINS)
+        held = ledger.reserve(ledger.patients, PLAN.mechanism(2 * BINS))
+        budget = LedgerBudget(ledger, PLAN, ledger.patients, DELTA, held, block=BINS)
         integration.connect_ledger(budget)
     else:
         limit = epsilon_of(PLAN, 2 * BINS)
@@ -289,7 +244,7 @@ def test_an_epoch_whose_charge_was_refused_has_no_step(
     for _ in range(4):
         for batch in model.loader:
             try:
-                step(model, batch)
+                programs.step(model, batch)
             except BudgetExhaustedError:
                 refused += 1
     assert (model.sgd.made, refused) == (2 * BINS, 2 * BINS)
@@ -315,7 +270,7 @@ def test_an_epoch_is_charged_at_its_first_step_that_the_service_permits(
         for number, batch in enumerate(model.loader):
             away = epoch == 1 and number < 3
             with suppress(ServiceUnreachableError):
-                step(model, batch)
+                programs.step(model, batch)
     assert model.sgd.made == BINS + BINS - 3
     assert model.engine.accountant.made == 2 * BINS
     assert model.engine.get_epsilon(DELTA) == epsilon_of(PLAN, 2 * BINS)
@@ -323,14 +278,13 @@ def test_an_epoch_is_charged_at_its_first_step_that_the_service_permits(
 
 def test_after_loading_a_checkpoint_the_rest_of_an_epoch_is_charged(transport: Any) -> None:
     """It was charged as a step of the model that the checkpoint's replaces."""
-    integration.connect(transport=transport)
-    model = private(accountant="remote")
+    model = remote(transport)
     batches = iter(model.loader)
-    step(model, next(batches))
+    programs.step(model, next(batches))
     accountant = model.engine.accountant
     history = [(1.0, 1 / BINS, 10 * BINS, "balls_in_bins")]
     accountant.load_state_dict(accountant.state_dict() | {"history": history})
-    step(model, next(batches))
+    programs.step(model, next(batches))
     assert accountant.made == 11 * BINS
 
 
@@ -340,35 +294,34 @@ def test_epochs_that_ended_early_count_when_training_is_resumed(
 ) -> None:
     """Lightning's checkpoint counts 5 steps of each; charged are all 20."""
     early = {"limit_train_batches": 5}
-    InLightning().fit(private(), epochs(service, 6), tmp_path, epochs=4, **early)
+    programs.InLightning().fit(private(), epochs(service, 6), tmp_path, epochs=4, **early)
     model = private()
-    InLightning().fit(model, epochs(service, 6), tmp_path, resume=True, **early)
+    programs.InLightning().fit(model, epochs(service, 6), tmp_path, resume=True, **early)
     assert model.sgd.made == 2 * 5
 
 
 def test_a_step_is_of_the_epoch_that_its_batch_was_drawn_in(service: AccountingService) -> None:
     """Also if the gate is asked before the batch is drawn."""
-    model, gate = private(), StepGate(epochs(service, 1))
-    gate.guard(model.optimizer, model.loader)
+    model = private()
+    gate = model.gated(epochs(service, 1))
     batch = next(iter(model.loader))
     gate.permit_step()
-    step(model, batch)
+    programs.step(model, batch)
     gate.permit_step()
     batch = next(iter(model.loader))
     with pytest.raises(BudgetExhaustedError):
-        step(model, batch)
+        programs.step(model, batch)
     assert model.sgd.made == 1
 
 
 def test_noise_does_not_change_within_an_epoch(transport: Any) -> None:
-    integration.connect(transport=transport)
-    model = private(accountant="remote")
+    model = remote(transport)
     batches = iter(model.loader)
-    step(model, next(batches))
+    programs.step(model, next(batches))
     model.optimizer.noise_multiplier = 1.5
     second = next(batches)
     with pytest.raises(NoGuaranteeError, match="change parameters between epochs"):
-        step(model, second)
+        programs.step(model, second)
     assert model.sgd.made == 1
     model.engine.accountant.load_state_dict(model.engine.accountant.state_dict())
     train(model)
@@ -379,20 +332,23 @@ def test_noise_does_not_change_within_an_epoch(transport: Any) -> None:
 def test_shuffled_batches_are_refused_with_the_way_out(transport: Any) -> None:
     """The program that the error describes works."""
     integration.connect(transport=transport)
-    net = Net()
+    net = programs.Net()
     sgd = torch.optim.SGD(net.parameters(), lr=0.1)
-    loader: Any = DataLoader(Records(), batch_size=BATCH, shuffle=True)
+    loader: Any = DataLoader(programs.Records(), batch_size=BATCH, shuffle=True)
     usual = {"module": net, "optimizer": sgd, "noise_multiplier": 1.0, "max_grad_norm": 1.0}
-    engine = PrivacyEngine(accountant="remote")
+    engine = programs.PrivacyEngine(accountant="remote")
     with pytest.raises(NoGuaranteeError, match="balls_in_bins_loader") as refused:
         engine.make_private(data_loader=loader, poisson_sampling=False, wrap_model=False, **usual)
     line = "loader = balls_in_bins_loader(loader)"
     assert line in str(refused.value)
     assert "poisson_sampling=False" in str(refused.value)
-    names: dict[str, Any] = {"loader": loader, "balls_in_bins_loader": balls_in_bins_loader}
+    names: dict[str, Any] = {
+        "loader": loader,
+        "balls_in_bins_loader": programs.balls_in_bins_loader,
+    }
     exec(line, names)
-    engine = PrivacyEngine(accountant="remote")
-    net = Net()
+    engine = programs.PrivacyEngine(accountant="remote")
+    net = programs.Net()
     sgd = torch.optim.SGD(net.parameters(), lr=0.1)
     usual |= {"module": net, "optimizer": sgd, "data_loader": names["loader"]}
     engine.make_private(poisson_sampling=False, wrap_model=False, **usual)
@@ -400,18 +356,18 @@ def test_shuffled_batches_are_refused_with_the_way_out(transport: Any) -> None:
 
 def test_a_loader_gives_each_record_once_an_epoch_and_other_batches_in_the_next() -> None:
     data = torch.utils.data.TensorDataset(torch.arange(60))
-    loader = balls_in_bins_loader(DataLoader(data, batch_size=7))
+    loader = programs.balls_in_bins_loader(DataLoader(data, batch_size=7))
     passes = [[batch[0] for batch in loader] for _ in range(2)]
     for batches in passes:
         assert len(batches) == len(loader) == 9
         assert sorted(torch.cat(batches).tolist()) == list(range(60))
     assert not all(map(torch.equal, *passes))
-    assert len(balls_in_bins_loader(DataLoader(data, batch_size=7), bins=4)) == 4
+    assert len(programs.balls_in_bins_loader(DataLoader(data, batch_size=7), bins=4)) == 4
 
 
 def test_the_first_batch_may_be_empty() -> None:
-    two = torch.utils.data.Subset(Records(), [0, 1])
-    loader = balls_in_bins_loader(DataLoader(two), bins=50)
+    two = torch.utils.data.Subset(programs.Records(), [0, 1])
+    loader = programs.balls_in_bins_loader(DataLoader(two), bins=50)
     for _ in range(3):
         batches = list(loader)
         assert {tuple(batch["examples"].shape[1:]) for batch in batches} == {(6,)}
@@ -422,16 +378,17 @@ def test_a_plan_of_another_sampling_is_refused(service: AccountingService) -> No
     poisson = Budget(service, Plan(RECORDS, 1 / BINS, 1.0, 1.0), 2.0, DELTA)
     model = private()
     with pytest.raises(NoGuaranteeError, match="draws batches by balls_in_bins, and poisson"):
-        StepGate(poisson).guard(model.optimizer, model.loader)
+        model.gated(poisson)
 
 
 def test_steps_without_a_batch_of_their_own_are_refused(transport: Any) -> None:
-    integration.connect(transport=transport)
-    model = private(accountant="remote")
+    model = remote(transport)
     batches = iter(model.loader)
-    step(model, next(batches))
+    programs.step(model, next(batches))
     with suppress(NoGuaranteeError):
-        step(model, {"examples": torch.randn(3, 6), "labels": torch.zeros(3, dtype=torch.long)})
+        programs.step(
+            model, {"examples": torch.randn(3, 6), "labels": torch.zeros(3, dtype=torch.long)}
+        )
     assert model.sgd.made == 1
     next(batches)  # and no step
     with pytest.raises(NoGuaranteeError, match="had no step"):

@@ -14,7 +14,6 @@ from typer.testing import CliRunner
 
 from accountant_service import cli
 from accountant_service.app import create_app
-from accountant_service.guarantee import NeighbouringRelation
 from accountant_service.ledger import certificate, plans
 from accountant_service.ledger.api_keys import Scope
 from accountant_service.ledger.filters import ReferenceFilter
@@ -22,9 +21,11 @@ from accountant_service.ledger.rules import Balance, Dataset, NewDataset
 from accountant_service.ledger.step_plan import StepPlan
 from accountant_service.mechanisms import DpSgd, from_json
 from accountant_service.settings import Settings
+from tests.support.helpers import ADD_OR_REMOVE as ADD_OR_REMOVE_ONE
+from tests.support.helpers import nightly
+from tests.support.helpers import run as run_of
 
-RUN = {"kind": "dp_sgd", "noise_multiplier": 1.1, "sample_rate": 0.01, "steps": 100}
-ADD_OR_REMOVE_ONE = NeighbouringRelation.ADD_OR_REMOVE_ONE
+RUN = run_of(0.01, 1.1, 100)
 BUDGET = {"epsilon": 1.0, "delta": 1e-5}
 STEPS = 421  # of RUN, that are (1, 1e-5)-DP with a thousandth of δ as slack
 
@@ -80,15 +81,16 @@ def test_a_new_budget_says_what_it_admits(post: Post) -> None:
     assert "admits" not in post("/v1/datasets/new"), "it is computed once"
 
 
-@pytest.mark.parametrize("name", ["reference", "renyi"])
-def test_a_useless_budget_warns_and_names_the_way_out(post: Post, name: str) -> None:
-    small = {"epsilon": 1e-4, "delta": 1e-40}
-    body = {"name": f"small-{name}", "size": 100, "budget": small, "filter": name}
-    made = post("/v1/datasets", body)
-    assert {each["steps"] for each in made["admits"]} == {0}
-    (warning,) = made["warnings"]
-    assert "larger ε or δ" in warning
-    assert ('"filter": "reference"' in warning) == (name == "renyi")
+def test_a_useless_budget_warns_and_names_the_way_out(post: Post) -> None:
+    for name in ("reference", "renyi"):
+        small = {"epsilon": 1e-4, "delta": 1e-40}
+        made = post(
+            "/v1/datasets", {"name": f"small-{name}", "size": 100, "budget": small, "filter": name}
+        )
+        assert {each["steps"] for each in made["admits"]} == {0}
+        (warning,) = made["warnings"]
+        assert "larger ε or δ" in warning
+        assert ('"filter": "reference"' in warning) == (name == "renyi")
 
 
 SEVERAL: dict[str, Any] = {
@@ -199,6 +201,14 @@ def test_the_command_line_quotes(post: Post, run: str, database: str) -> None:
     assert quoted["affordable_alone"] == STEPS
 
 
+def untouched(epsilon: float, planned: DpSgd | None = None) -> Dataset:
+    """Return a dataset of which nothing is spent."""
+    new = NewDataset("d", 60_000, epsilon, 1e-5, ADD_OR_REMOVE_ONE, "record", planned)
+    policy = plans.choose_policy(new)
+    nothing = Balance(policy.nothing, policy.nothing)
+    return Dataset("", "d", 60_000, "record", policy, nothing, 0, "", 0)
+
+
 def boundary_of(dataset: Dataset, run: Callable[[float], DpSgd]) -> float:
     """Return the least noise multiplier with which a run fits by `PrivacyFilter.fits`."""
     low, high = 0.3, 30.0
@@ -209,13 +219,11 @@ def boundary_of(dataset: Dataset, run: Callable[[float], DpSgd]) -> float:
     return high
 
 
-@pytest.mark.parametrize("steps", [1, 3])
+@pytest.mark.slow
+@pytest.mark.parametrize("steps", [1, nightly(3)])
 def test_a_quoted_noise_multiplier_can_be_reserved(steps: int) -> None:
     """The run alone is within ε, and its Gaussian noise is a hair more than whole steps."""
-    relation = NeighbouringRelation.ADD_OR_REMOVE_ONE
-    policy = plans.choose_policy(NewDataset("d", 60_000, 1.0, 1e-5, relation, "record"))
-    nothing = Balance(policy.nothing, policy.nothing)
-    dataset = Dataset("", "d", 60_000, "record", policy, nothing, 0, "", 0)
+    dataset = untouched(1.0)
 
     def run(noise_multiplier: float) -> DpSgd:
         return DpSgd(noise_multiplier, sample_rate=1.0, steps=steps, sampling="none")
@@ -232,17 +240,13 @@ def test_a_quoted_noise_multiplier_can_be_reserved(steps: int) -> None:
     assert fitting.policy.admits(fitting.charge.reserved)
 
 
+@pytest.mark.slow
 def test_a_quoted_number_of_steps_is_reduced_until_it_can_be_reserved(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The count and the charge are different searches, which may differ by a step."""
     genuine = ReferenceFilter.count_affordable_steps
-    relation = NeighbouringRelation.ADD_OR_REMOVE_ONE
-    planned = DpSgd(2.0, sample_rate=0.1, steps=1)
-    new = NewDataset("d", 60_000, 3.0, 1e-5, relation, "record", planned)
-    policy = plans.choose_policy(new)
-    nothing = Balance(policy.nothing, policy.nothing)
-    dataset = Dataset("", "d", 60_000, "record", policy, nothing, 0, "", 0)
+    dataset = untouched(3.0, DpSgd(2.0, sample_rate=0.1, steps=1))
     run = DpSgd(1.5, sample_rate=0.05, steps=50)
     exact = plans.find_affordable(dataset, run)[0]
     monkeypatch.setattr(
@@ -253,14 +257,12 @@ def test_a_quoted_number_of_steps_is_reduced_until_it_can_be_reserved(
     assert found is not None
     assert 0.99 * exact <= found <= exact + 1
     charge = plans.compute_charge(dataset, replace(run, steps=found)).charge
-    assert policy.admits(charge.reserved)
+    assert dataset.policy.admits(charge.reserved)
 
 
-@pytest.mark.parametrize(("name", "plan"), [("nobody", json.dumps(RUN)), ("patients", "{}")])
-def test_a_wrong_quote_is_an_error(
-    post: Post, run: str, database: str, name: str, plan: str
-) -> None:
+def test_a_wrong_quote_is_an_error(post: Post, run: str, database: str) -> None:
     environment = {"ACCOUNTANT_DATABASE_URL": database}
-    done = CliRunner().invoke(cli.app, ["ledger", "quote", name, "-m", plan], env=environment)
-    assert done.exit_code in (1, 2)
-    assert "error:" in done.output
+    for name, plan in (("nobody", json.dumps(RUN)), ("patients", "{}")):
+        done = CliRunner().invoke(cli.app, ["ledger", "quote", name, "-m", plan], env=environment)
+        assert done.exit_code in (1, 2)
+        assert "error:" in done.output

@@ -17,9 +17,9 @@ import pytest
 import torch
 
 from benchmarks.federated_averaging import local_dp_noise
+from tests.support.ledger_client import LedgerClient
 from tests.support.pages import ROOT
 from tests.support.small_models import batch, model, unbudgeted
-from training_client.client import AccountingService
 from training_client.errors import DataError, NoGuaranteeError
 from training_client.integrations.flower_messages import END_RUN, PROTOCOL, TRAIN
 from training_client.integrations.round_budget import RoundBudget
@@ -59,8 +59,8 @@ def task(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 class Site:
     """A node whose process is new for every message: it keeps Flower's context and its folder."""
 
-    def __init__(self, ledger: AccountingService, rounds: int, plan: Plan = PLAN) -> None:
-        self.budget = RoundBudget(ledger, "patients", 1e-5, plan, rounds, folder=Path("site"))
+    def __init__(self, ledger: LedgerClient, rounds: int, plan: Plan = PLAN) -> None:
+        self.budget = RoundBudget(ledger, ledger.patients, 1e-5, plan, rounds, folder=Path("site"))
         self.runs = 0
         self.answer: Any = self.contribute
         self.forget()
@@ -139,7 +139,7 @@ def refused(reason: str) -> Iterator[None]:
     assert not re.search(reason, str(caught.value))
 
 
-def test_each_round_is_charged_before_the_app_runs(ledger: AccountingService) -> None:
+def test_each_round_is_charged_before_the_app_runs(ledger: LedgerClient) -> None:
     site = Site(ledger, rounds=2)
     seen = []
     site.answer = lambda sent: seen.append(site.charged) or site.contribute(sent)
@@ -153,7 +153,7 @@ def test_each_round_is_charged_before_the_app_runs(ledger: AccountingService) ->
 
 
 def test_a_site_that_lost_flowers_state_goes_on_with_its_reservation(
-    ledger: AccountingService,
+    ledger: LedgerClient,
 ) -> None:
     site = Site(ledger, rounds=2)
     site(message())
@@ -163,7 +163,7 @@ def test_a_site_that_lost_flowers_state_goes_on_with_its_reservation(
     assert site.charged == 2
 
 
-def test_an_app_that_makes_no_private_step_sends_nothing(ledger: AccountingService) -> None:
+def test_an_app_that_makes_no_private_step_sends_nothing(ledger: LedgerClient) -> None:
     site = Site(ledger, rounds=2)
     site.answer = lambda sent: send_contribution(
         sent, model(), [each.detach() for each in model().parameters()]
@@ -183,7 +183,7 @@ def test_an_app_that_makes_no_private_step_sends_nothing(ledger: AccountingServi
     ],
 )
 def test_what_nothing_charges_is_refused(
-    ledger: AccountingService, sent: dict[str, Any], words: str
+    ledger: LedgerClient, sent: dict[str, Any], words: str
 ) -> None:
     site = Site(ledger, rounds=2)
     with pytest.raises(NoGuaranteeError, match=words):
@@ -191,18 +191,18 @@ def test_what_nothing_charges_is_refused(
     assert (site.runs, site.charged) == (0, 0)
 
 
-def test_a_reservation_of_another_dataset_or_job_is_refused(ledger: AccountingService) -> None:
+def test_a_reservation_of_another_dataset_or_job_is_refused(ledger: LedgerClient) -> None:
     site = Site(ledger, rounds=2)
     site(message())
     with refused("begin a new Flower run"):
         site(message(job="another"))
     site.budget = replace(site.budget, dataset="others")
-    with refused("'patients'.*'others'"):
+    with refused(f"'{ledger.patients}'.*'others'"):
         site(message())
     assert site.runs == 1
 
 
-def test_an_error_that_quotes_a_record_is_not_sent(ledger: AccountingService) -> None:
+def test_an_error_that_quotes_a_record_is_not_sent(ledger: LedgerClient) -> None:
     site = Site(ledger, rounds=2)
 
     def fail(sent: Message) -> Message:
@@ -214,13 +214,13 @@ def test_an_error_that_quotes_a_record_is_not_sent(ledger: AccountingService) ->
     assert site.charged == 1
 
 
-def test_a_run_that_does_not_fit_leaves_at_once(ledger: AccountingService) -> None:
+def test_a_run_that_does_not_fit_leaves_at_once(ledger: LedgerClient) -> None:
     site = Site(ledger, rounds=10**6)
     assert state_of(site(message())) == "spent"
     assert site.runs == 0
 
 
-def test_the_end_of_a_run_commits_it(ledger: AccountingService) -> None:
+def test_the_end_of_a_run_commits_it(ledger: LedgerClient) -> None:
     site = Site(ledger, rounds=2)
     site(message())
     assert state_of(site(message(END_RUN))) == "ended"
@@ -228,9 +228,7 @@ def test_the_end_of_a_run_commits_it(ledger: AccountingService) -> None:
     assert state_of(site(message())) == "spent"
 
 
-def test_the_strategy_ends_when_nobody_contributes(
-    ledger: AccountingService, tmp_path: Path
-) -> None:
+def test_the_strategy_ends_when_nobody_contributes(ledger: LedgerClient, tmp_path: Path) -> None:
     site, silent = Site(ledger, rounds=2), lambda _: None
     strategy = BudgetedAverage("job", 0.1, folder=tmp_path)
     result = strategy.start(InProcess({1: site, 2: silent}), parameters_of(model()))  # type: ignore[arg-type]
@@ -245,7 +243,7 @@ def test_the_strategy_ends_when_nobody_contributes(
         )  # fmt: skip
 
 
-def test_a_round_in_which_nobody_answers_is_tried_again(ledger: AccountingService) -> None:
+def test_a_round_in_which_nobody_answers_is_tried_again(ledger: LedgerClient) -> None:
     site, sent = Site(ledger, rounds=3), []
 
     def slow(each: Message) -> Message | None:
@@ -258,7 +256,7 @@ def test_a_round_in_which_nobody_answers_is_tried_again(ledger: AccountingServic
     assert [each.content["round"]["round"] for each in sent] == [1, 1, 2, 3]
 
 
-def test_it_makes_the_same_model_as_in_one_process(ledger: AccountingService) -> None:
+def test_it_makes_the_same_model_as_in_one_process(ledger: LedgerClient) -> None:
     plan = Plan(32, 1.0, 1e9, 1e-18)  # all records, and next to no noise
     site = Site(ledger, rounds=2)
 
@@ -285,7 +283,7 @@ def participant(plan: Plan) -> Participant:
 
 
 @pytest.mark.parametrize("change", ["round", "shape", "nan", "protocol", "none"])
-def test_an_answer_that_does_not_fit_is_left_out(ledger: AccountingService, change: str) -> None:
+def test_an_answer_that_does_not_fit_is_left_out(ledger: LedgerClient, change: str) -> None:
     def spoil(reply: Message) -> Message:
         if "arrays" not in reply.content:  # the end of the run
             return reply

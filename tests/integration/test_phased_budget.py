@@ -8,14 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from fastapi.testclient import TestClient
 from torch import nn
 
-from accountant_service.ledger.api_keys import Scope
+from tests.support.ledger_client import LedgerClient
 from tests.support.optimizer_cases import PLAN as UNSCHEDULED
 from tests.support.stub_service import linear_accountant, service
 from training_client.budget import Budget, LedgerBudget
-from training_client.client import AccountingService, Reservation
+from training_client.client import Reservation
 from training_client.errors import BudgetExhaustedError, NoGuaranteeError
 from training_client.integrations.round_budget import RoundBudget
 from training_client.lab.models import cross_entropy
@@ -46,9 +45,9 @@ def granted(budget: PhasedLedgerBudget) -> list[int]:
 
 @pytest.mark.slow
 def test_each_phase_is_charged_as_it_is_made_and_the_run_goes_on(
-    ledger: AccountingService, tmp_path: Path
+    ledger: LedgerClient, tmp_path: Path
 ) -> None:
-    budget = PhasedLedgerBudget.reserve(ledger, PLAN, "patients", STEPS, block=2)
+    budget = PhasedLedgerBudget.reserve(ledger, PLAN, ledger.patients, STEPS, block=2)
     assert granted(budget) == [0, 0, 0]
     optimizer = make_optimizer("dp_sgd", nn.Linear(6, 4), budget)
     steps_of(optimizer, 7)
@@ -58,7 +57,7 @@ def test_each_phase_is_charged_as_it_is_made_and_the_run_goes_on(
     assert charged == sorted(charged, reverse=True)
     assert budget.spent == ledger.epsilon(PLAN.mechanism(8), 1e-5).epsilon
 
-    resumed = PhasedLedgerBudget.resume(ledger, PLAN, "patients", budget.reservations, block=2)
+    resumed = PhasedLedgerBudget.resume(ledger, PLAN, ledger.patients, budget.reservations, block=2)
     assert resumed.made == 8  # step 8 was granted, and may have been made
     again = make_optimizer("dp_sgd", nn.Linear(6, 4), resumed)
     steps_of(again, STEPS - 8)
@@ -72,8 +71,8 @@ def test_each_phase_is_charged_as_it_is_made_and_the_run_goes_on(
 
 
 @pytest.mark.slow
-def test_two_runs_cannot_take_the_same_steps(ledger: AccountingService) -> None:
-    budget = PhasedLedgerBudget.reserve(ledger, PLAN, "patients", STEPS, block=20)
+def test_two_runs_cannot_take_the_same_steps(ledger: LedgerClient) -> None:
+    budget = PhasedLedgerBudget.reserve(ledger, PLAN, ledger.patients, STEPS, block=20)
     first, second = (make_optimizer("dp_sgd", nn.Linear(6, 4), budget) for _ in range(2))
     steps_of(first, 7)
     with pytest.raises(NoGuaranteeError, match="another run uses the same budget"):
@@ -81,70 +80,63 @@ def test_two_runs_cannot_take_the_same_steps(ledger: AccountingService) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_that_does_not_fit_reserves_nothing(ledger: AccountingService) -> None:
+def test_a_run_that_does_not_fit_reserves_nothing(ledger: LedgerClient) -> None:
     wasteful = replace(PLAN, noise_schedule=Schedule.by_steps([(6, 1.0), (9, 0.02)]))
     with pytest.raises(BudgetExhaustedError):
-        PhasedLedgerBudget.reserve(ledger, wasteful, "patients", 3000)
-    assert PhasedLedgerBudget.reserve(ledger, PLAN, "patients", STEPS).reserved == STEPS
-    budget = ledger.dataset("patients")
-    assert budget["neighbouring_relation"] == "add_or_remove_one"
+        PhasedLedgerBudget.reserve(ledger, wasteful, ledger.patients, 3000)
+    found = ledger.dataset(ledger.patients)
+    assert (found["held"]["epsilon"], found["spent"]["epsilon"]) == (0, 0)
+    assert PhasedLedgerBudget.reserve(ledger, PLAN, ledger.patients, STEPS).reserved == STEPS
 
 
 @pytest.mark.slow
-def test_reservations_of_another_plan_are_refused(ledger: AccountingService) -> None:
-    budget = PhasedLedgerBudget.reserve(ledger, PLAN, "patients", STEPS)
+def test_reservations_of_another_plan_are_refused(ledger: LedgerClient) -> None:
+    budget = PhasedLedgerBudget.reserve(ledger, PLAN, ledger.patients, STEPS)
     other = replace(PLAN, noise_schedule=Schedule.by_steps([(6, 1.0), (5, 0.6), (4, 0.3)]))
     with pytest.raises(NoGuaranteeError, match="reserve budget for the plan that is run"):
-        PhasedLedgerBudget.resume(ledger, other, "patients", budget.reservations)
+        PhasedLedgerBudget.resume(ledger, other, ledger.patients, budget.reservations)
     with pytest.raises(NoGuaranteeError, match="2 reservations"):
-        PhasedLedgerBudget.resume(ledger, PLAN, "patients", budget.reservations[:1] * 2)
-    whole = ledger.reserve("patients", PLAN.mechanism(STEPS))
+        PhasedLedgerBudget.resume(ledger, PLAN, ledger.patients, budget.reservations[:1] * 2)
+    whole = ledger.reserve(ledger.patients, PLAN.mechanism(STEPS))
     with pytest.raises(NoGuaranteeError, match="PhasedLedgerBudget"):
-        LedgerBudget(ledger, PLAN, "patients", 1e-5, whole)
+        LedgerBudget(ledger, PLAN, ledger.patients, 1e-5, whole)
 
 
 @pytest.mark.slow
-def test_reservations_of_another_dataset_are_refused(
-    ledger: AccountingService, app_alone: TestClient, tmp_path: Path
-) -> None:
+def test_reservations_of_another_dataset_are_refused(ledger: LedgerClient, tmp_path: Path) -> None:
     """Their steps would be charged to it, and claimed for records that they do not protect."""
-    key = app_alone.app.state.keys.create([Scope.ADMIN])[0]  # type: ignore[attr-defined]
-    answer = app_alone.post(
-        "/v1/datasets",
-        json={"name": "toy", "size": 400, "budget": {"epsilon": 8.0, "delta": 1e-5}},
-        headers={"Authorization": f"Bearer {key}", "Idempotency-Key": "toy"},
-    )
-    assert answer.status_code == 201
+    patients, toy_name = ledger.patients, ledger.add_dataset("toy")
+    message = f"on dataset '{toy_name}', not on '{patients}'"
     plan = replace(UNSCHEDULED, sample_rate=0.01, noise_multiplier=4.0)
-    toy = ledger.reserve("toy", plan.mechanism(50))
-    with pytest.raises(NoGuaranteeError, match="on dataset 'toy', not on 'patients'"):
-        LedgerBudget(ledger, plan, "patients", 1e-5, toy)
-    with pytest.raises(NoGuaranteeError, match="on dataset 'toy', not on 'patients'"):
-        LedgerBudget(ledger, plan, "patients", 1e-5, ledger.reservation(toy.identifier))
-    LedgerBudget(ledger, plan, "toy", 1e-5, toy)
-    phases = PhasedLedgerBudget.reserve(ledger, PLAN, "toy", STEPS)
-    with pytest.raises(NoGuaranteeError, match="on dataset 'toy', not on 'patients'"):
-        PhasedLedgerBudget.resume(ledger, PLAN, "patients", phases.reservations)
+    toy = ledger.reserve(toy_name, plan.mechanism(50))
+    with pytest.raises(NoGuaranteeError, match=message):
+        LedgerBudget(ledger, plan, patients, 1e-5, toy)
+    with pytest.raises(NoGuaranteeError, match=message):
+        LedgerBudget(ledger, plan, patients, 1e-5, ledger.reservation(toy.identifier))
+    LedgerBudget(ledger, plan, toy_name, 1e-5, toy)
+    phases = PhasedLedgerBudget.reserve(ledger, PLAN, toy_name, STEPS)
+    with pytest.raises(NoGuaranteeError, match=message):
+        PhasedLedgerBudget.resume(ledger, PLAN, patients, phases.reservations)
     parts = [part for _, part in PLAN.phases(STEPS)]
     mixed = [
         LedgerBudget(ledger, part, name, 1e-5, ledger.reserve(name, part.mechanism(steps)))
-        for part, name, steps in zip(parts, ("toy", "toy", "patients"), (6, 5, 4), strict=True)
+        for part, name, steps in zip(parts, (toy_name, toy_name, patients), (6, 5, 4), strict=True)
     ]
-    with pytest.raises(NoGuaranteeError, match="patients, toy"):
+    with pytest.raises(NoGuaranteeError, match=f"{patients}, {toy_name}"):
         PhasedLedgerBudget(PLAN, mixed)
-    rounds = RoundBudget(ledger, "patients", 1e-5, plan, rounds=50, folder=tmp_path)
-    with pytest.raises(NoGuaranteeError, match="on dataset 'toy', not on 'patients'"):
+    rounds = RoundBudget(ledger, patients, 1e-5, plan, rounds=50, folder=tmp_path)
+    with pytest.raises(NoGuaranteeError, match=message):
         rounds.grant_round(toy)
     # a release before the first step, such as a private PCA
     pca = {"kind": "gaussian", "noise_multiplier": 10.0}
-    own, other = ledger.reserve("patients", pca), ledger.reserve("toy", pca)
-    held = ledger.reserve("patients", plan.mechanism(50))
-    budget = LedgerBudget(ledger, plan, "patients", 1e-5, held, (pca, pca), (own, other))
-    with pytest.raises(NoGuaranteeError, match="on dataset 'toy', not on 'patients'"):
+    own, other = ledger.reserve(patients, pca), ledger.reserve(toy_name, pca)
+    held = ledger.reserve(patients, plan.mechanism(50))
+    budget = LedgerBudget(ledger, plan, patients, 1e-5, held, (pca, pca), (own, other))
+    with pytest.raises(NoGuaranteeError, match=message):
         budget.begin()
     for each in (toy, own, other):
         assert ledger.reservation(each.identifier).steps_granted == 0
-    for name in ("toy", "patients"):
+    for name in (toy_name, patients):
         assert ledger.dataset(name)["spent"]["epsilon"] == 0
 
 
@@ -153,21 +145,21 @@ EARLIER = replace(UNSCHEDULED, sample_rate=0.01, noise_multiplier=4.0).mechanism
 
 
 def with_releases(
-    ledger: AccountingService,
+    ledger: LedgerClient,
     scheduled: bool,
     before: tuple[Any, ...],
     *reserved: Any,
     ended: tuple[Reservation, ...] = (),
 ) -> ChargedBudget:
     """Return a budget of steps that follow releases, for which other mechanisms are reserved."""
-    releases = ended + tuple(ledger.reserve("patients", each) for each in reserved)
+    releases = ended + tuple(ledger.reserve(ledger.patients, each) for each in reserved)
     if scheduled:
         return PhasedLedgerBudget.reserve(
-            ledger, PLAN, "patients", STEPS, before=before, releases=releases
+            ledger, PLAN, ledger.patients, STEPS, before=before, releases=releases
         )
     plan = replace(UNSCHEDULED, noise_multiplier=4.0)
-    held = ledger.reserve("patients", plan.mechanism(STEPS))
-    return LedgerBudget(ledger, plan, "patients", 1e-5, held, before, releases)
+    held = ledger.reserve(ledger.patients, plan.mechanism(STEPS))
+    return LedgerBudget(ledger, plan, ledger.patients, 1e-5, held, before, releases)
 
 
 KINDS = [False, pytest.param(True, marks=pytest.mark.slow)]  # whether the noise changes
@@ -175,7 +167,7 @@ KINDS = [False, pytest.param(True, marks=pytest.mark.slow)]  # whether the noise
 
 @pytest.mark.parametrize("scheduled", KINDS)
 def test_all_steps_of_the_releases_before_training_are_charged(
-    ledger: AccountingService, scheduled: bool
+    ledger: LedgerClient, scheduled: bool
 ) -> None:
     budget = with_releases(ledger, scheduled, (EARLIER, PCA), EARLIER, PCA)
     found = [(each["steps"], each["steps_reserved"]) for each in budget.begin()]
@@ -183,9 +175,9 @@ def test_all_steps_of_the_releases_before_training_are_charged(
     ended = tuple(ledger.reservation(each.identifier) for each in releases_of(budget))
     assert all(each.state == "committed" for each in ended)
     again = with_releases(ledger, scheduled, (EARLIER, PCA), ended=ended)
-    spent = ledger.dataset("patients")["spent"]["reference_steps"]
+    spent = ledger.dataset(ledger.patients)["spent"]["reference_steps"]
     assert len(again.begin()) == 2
-    assert ledger.dataset("patients")["spent"]["reference_steps"] == spent, "charged before"
+    assert ledger.dataset(ledger.patients)["spent"]["reference_steps"] == spent, "charged before"
     again.take(1)
 
 
@@ -196,7 +188,7 @@ def releases_of(budget: ChargedBudget) -> tuple[Reservation, ...]:
 
 @pytest.mark.parametrize("scheduled", KINDS)
 def test_releases_that_no_reservation_charges_are_refused(
-    ledger: AccountingService, scheduled: bool
+    ledger: LedgerClient, scheduled: bool
 ) -> None:
     """The claim would name them, but the dataset's budget would not be charged for them."""
     uncharged = with_releases(ledger, scheduled, (PCA,))
@@ -213,12 +205,12 @@ def test_releases_that_no_reservation_charges_are_refused(
     with pytest.raises(NoGuaranteeError, match="released without a granted step"):
         ended.begin()
     ended.give_up()
-    assert ledger.dataset("patients")["spent"]["epsilon"] == 0
+    assert ledger.dataset(ledger.patients)["spent"]["epsilon"] == 0
 
 
 @pytest.mark.parametrize("scheduled", KINDS)
 def test_releases_that_are_not_those_claimed_are_refused_before_a_charge(
-    ledger: AccountingService, scheduled: bool
+    ledger: LedgerClient, scheduled: bool
 ) -> None:
     less = {**PCA, "noise_multiplier": 100.0}
     for claimed, reserved in (
@@ -232,12 +224,12 @@ def test_releases_that_are_not_those_claimed_are_refused_before_a_charge(
             budget.begin()
         assert all(str(each) in str(no.value) for each in (*claimed, *reserved))
         budget.give_up()
-    assert ledger.dataset("patients")["spent"]["epsilon"] == 0
+    assert ledger.dataset(ledger.patients)["spent"]["epsilon"] == 0
 
 
 @pytest.mark.slow
 def test_a_budget_without_a_ledger_ends_where_the_composition_no_longer_fits(
-    ledger: AccountingService,
+    ledger: LedgerClient,
 ) -> None:
     plan = replace(PLAN, noise_schedule=Schedule.exponential(0.2, 60, levels=4))
     budget = Budget(ledger, plan, epsilon=0.7, delta=1e-5, block=5)

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from fastapi.testclient import TestClient
 from typer.testing import CliRunner
 
 from accountant_service import cli as accountant
-from tests.support.training_bench import ROWS, Bench
+from tests.support.training_bench import NOTHING, ROWS, Bench, require_success, words_of
 from training_client.budget import LedgerBudget
 from training_client.client import AccountingService
 from training_client.errors import ServiceUnreachableError
@@ -23,15 +21,13 @@ from training_client.plan import Plan, Schedule
 
 SCHEDULED = ("--noise-schedule", "10:1,20:0.5")
 USUAL = ("--noise-multiplier", "8", *SCHEDULED, "--checkpoint-every", "5")
-NOTHING = {"epsilon": 0.0, "share": 0.0, "reference_steps": 0, "slack": 0.0}  # of a budget
 
 
 @pytest.fixture
-def bench(api: TestClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
-    torch.set_num_threads(1)
-    found = Bench(api, tmp_path / "run", monkeypatch)
-    found.give(8.0)
-    return found
+def bench(bench: Bench) -> Bench:
+    """The trainer's commands, with a dataset of ε = 8."""
+    bench.give(8.0)
+    return bench
 
 
 def runs(bench: Bench) -> list[Any]:
@@ -41,20 +37,9 @@ def runs(bench: Bench) -> list[Any]:
         return [service.reservation(each) for each in kept.reservations]
 
 
-def interrupted_at(step: int, bench: Bench, monkeypatch: pytest.MonkeyPatch, *more: str) -> None:
+def killed_at(step: int, bench: Bench, *more: str) -> None:
     """Start a run, and end it as if its process were killed, before it makes a step."""
-    genuine, made = PrivateOptimizer.step, list[int]()
-
-    def dies(*of: Any) -> float:
-        made.append(1)
-        if len(made) == step:
-            raise KeyboardInterrupt
-        return genuine(*of)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(PrivateOptimizer, "step", dies)
-        done = bench.run(*USUAL, "--dataset", bench.name, *more)
-    assert done.exit_code == 130, done.output
+    bench.run_killed_at(step, *USUAL, "--dataset", bench.name, *more)
 
 
 def seen_steps(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, float]]:
@@ -73,8 +58,7 @@ def test_each_phase_is_reserved_before_data_are_read_and_charged_as_it_is_made(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = seen_steps(monkeypatch)
-    done = bench.run(*USUAL, "--dataset", bench.name, "--json")
-    assert done.exit_code == 0, done.output
+    done = require_success(bench.run(*USUAL, "--dataset", bench.name, "--json"))
     assert [step for step, _ in seen] == list(range(1, 31))
     assert [noise for _, noise in seen] == [8.0] * 10 + [4.0] * 20
     writes = [path.rpartition("/")[2] for path, body in bench.asked if body is not None]
@@ -126,8 +110,7 @@ def test_the_certificates_of_a_run_are_verified_and_name_no_model(bench: Bench) 
 
 @pytest.mark.slow
 def test_noise_is_found_with_which_all_phases_fit(bench: Bench) -> None:
-    done = bench.run(*SCHEDULED, "--dataset", bench.name)
-    assert done.exit_code == 0, done.output
+    require_success(bench.run(*SCHEDULED, "--dataset", bench.name))
     assert 4 < bench.read("privacy.json")["epsilon"] <= 8
     after = bench.dataset()
     assert after["held"] == NOTHING
@@ -141,11 +124,10 @@ def test_if_a_phase_does_not_fit_nothing_is_reserved(bench: Bench, before: tuple
     small = ("--noise-multiplier", "8", "--noise-schedule", "10:1,20:0.01")
     done = bench.run(*small, "--dataset", bench.name, *before)
     assert done.exit_code == 3, done.output
-    said = " ".join(done.output.split())
+    said = words_of(done)
     assert "phase 2 of 2, 20 steps with σ = 0.08, does not fit" in said
     assert "raise --noise-multiplier, or lower --steps" in said
-    after = bench.dataset()
-    assert (after["held"], after["spent"]) == (NOTHING, NOTHING)
+    bench.require_uncharged()
     assert not bench.folder.exists()
 
 
@@ -168,21 +150,20 @@ def test_an_interrupt_while_phases_are_reserved_leaves_none(
 def test_a_killed_run_goes_on_in_the_phase_after_the_last_granted_step(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    interrupted_at(7, bench, monkeypatch)
+    killed_at(7, bench)
     assert [(each.state, each.steps_granted) for each in runs(bench)] == [("open", 10), ("open", 0)]
     other = bench.train("run", "--resume", "--noise-schedule", "10:1,20:0.6")
     assert other.exit_code == 2
-    assert "here --noise-schedule 10:1.0,20:0.5: leave out" in " ".join(other.output.split())
+    assert "here --noise-schedule 10:1.0,20:0.5: leave out" in words_of(other)
     seen = seen_steps(monkeypatch)
-    again = bench.train("run", "--resume", *USUAL, "--dataset", bench.name)
-    assert again.exit_code == 0, again.output
+    again = require_success(bench.train("run", "--resume", *USUAL, "--dataset", bench.name))
     assert seen == [(step, 4.0) for step in range(11, 31)]  # steps 7 to 10 may have been seen
     assert "from a checkpoint after 5 steps; 10 of 30 were granted" in again.output
     assert [each["steps"] for each in bench.read("certificate.json")["certificates"]] == [10, 20]
     assert bench.read("privacy.json")["model_sha256"] == bench.digest()
 
 
-@pytest.mark.parametrize("commits", [0, 1])
+@pytest.mark.parametrize("commits", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_a_run_that_dies_while_it_commits_is_committed_on_resume(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, commits: int
 ) -> None:
@@ -200,8 +181,7 @@ def test_a_run_that_dies_while_it_commits_is_committed_on_resume(
     states = [each.state for each in runs(bench)]
     assert states == ["committed"] * commits + ["open"] * (2 - commits)
     seen = seen_steps(monkeypatch)
-    again = bench.train("run", "--resume")
-    assert again.exit_code == 0, again.output
+    require_success(bench.train("run", "--resume"))
     assert seen == []
     certificates = bench.read("certificate.json")["certificates"]
     assert [each["state"] for each in certificates] == ["committed"] * 2
@@ -210,14 +190,13 @@ def test_a_run_that_dies_while_it_commits_is_committed_on_resume(
 def test_a_run_whose_next_phase_has_ended_makes_no_step_of_it(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    interrupted_at(7, bench, monkeypatch)
+    killed_at(7, bench)
     last = runs(bench)[-1]
     with bench.service("http://test", api_key=bench.token) as service:
         service.release(last)
     seen = seen_steps(monkeypatch)
-    again = bench.train("run", "--resume")
-    assert again.exit_code == 0, again.output
-    assert f"reservation {last.identifier} is released" in " ".join(again.output.split())
+    again = require_success(bench.train("run", "--resume"))
+    assert f"reservation {last.identifier} is released" in words_of(again)
     assert seen == []
     claim, certificates = bench.read("privacy.json"), bench.read("certificate.json")["certificates"]
     assert [(each["state"], each["steps"]) for each in certificates] == [
@@ -239,9 +218,9 @@ def test_a_run_that_is_asked_to_end_frees_later_phases(
     assert bench.dataset()["held"] == NOTHING
 
 
+@pytest.mark.slow
 def test_a_projection_is_charged_before_the_phases(bench: Bench) -> None:
-    done = bench.run(*USUAL, "--dataset", bench.name, "--pca", "3", "--pca-noise", "30")
-    assert done.exit_code == 0, done.output
+    require_success(bench.run(*USUAL, "--dataset", bench.name, "--pca", "3", "--pca-noise", "30"))
     claim, pca = bench.read("privacy.json"), bench.read("pca-certificate.json")
     kinds = [each["kind"] for each in claim["mechanism"]["mechanisms"]]
     assert kinds == ["gaussian", "composed"]
@@ -263,18 +242,15 @@ def test_epsilon_is_refused_as_without_a_schedule(bench: Bench) -> None:
 def test_a_curve_in_whole_epochs_is_resumed(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """With balls in bins a resumed run is given the curve that its plan was made of."""
     curve = ("--noise-schedule", "linear:0.5", "--sampling", "balls_in_bins", "--steps", "40")
-    interrupted_at(3, bench, monkeypatch, *curve)
+    killed_at(3, bench, *curve)
     seen = seen_steps(monkeypatch)
-    again = bench.train("run", "--resume", "--noise-multiplier", "8", *curve)
-    assert again.exit_code == 0, again.output
+    require_success(bench.train("run", "--resume", "--noise-multiplier", "8", *curve))
     assert seen == [(step, 4.0) for step in range(21, 41)]
     assert [each["steps"] for each in bench.read("certificate.json")["certificates"]] == [1, 1]
 
 
-def test_a_checkpoint_of_an_earlier_version_has_one_reservation(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    interrupted_at(7, bench, monkeypatch)
+def test_a_checkpoint_of_an_earlier_version_has_one_reservation(bench: Bench) -> None:
+    killed_at(7, bench)
     file = bench.folder / "checkpoint.pt"
     stored = torch.load(file, weights_only=True)
     first, _ = stored.pop("reservations")

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import torch
 
+from tests.support.ledger_client import LedgerClient
 from tests.support.small_models import batch, model
-from training_client.client import AccountingService, Reservation
+from training_client.client import Reservation
 from training_client.errors import (
     BudgetExhaustedError,
     DataError,
@@ -33,8 +34,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def budget(ledger: AccountingService, **other: Any) -> RoundBudget:
-    site = RoundBudget(ledger, "patients", 1e-5, PLAN, rounds=3, folder=Path("site"))
+def budget(ledger: LedgerClient, **other: Any) -> RoundBudget:
+    site = RoundBudget(ledger, ledger.patients, 1e-5, PLAN, rounds=3, folder=Path("site"))
     return replace(site, **other)
 
 
@@ -54,7 +55,7 @@ class Restored:
     It answers as the service does, and counts the questions about each reservation.
     """
 
-    def __init__(self, ledger: AccountingService, patch: pytest.MonkeyPatch, *lost: str) -> None:
+    def __init__(self, ledger: LedgerClient, patch: pytest.MonkeyPatch, *lost: str) -> None:
         self.asked: list[str] = []
         self.granted: dict[str, int] = {}  # fewer than the ledger granted
         genuine = ledger.reservation
@@ -68,11 +69,17 @@ class Restored:
             return replace(found, steps_granted=granted)
 
         patch.setattr(ledger, "reservation", reservation)
-        patch.setattr(round_budget, "_SEEN", {})  # as in a new process
+        self.patch = patch
+        self.begin_process()
+
+    def begin_process(self) -> None:
+        """Forget what was asked before, as in a new process."""
+        # private: another process would take seconds
+        self.patch.setattr(round_budget, "_SEEN", {})
 
 
 def test_each_round_is_granted_and_recorded_until_all_are_made(
-    ledger: AccountingService, tmp_path: Path
+    ledger: LedgerClient, tmp_path: Path
 ) -> None:
     rounds = budget(ledger, folder=tmp_path)
     found = rounds.find_reservation("job")
@@ -96,7 +103,7 @@ def test_each_round_is_granted_and_recorded_until_all_are_made(
 
 
 def test_a_round_is_refused_if_the_ledger_forgot_rounds_that_the_site_recorded(
-    ledger: AccountingService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ledger: LedgerClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As after a backup of the ledger was restored."""
     rounds = budget(ledger, folder=tmp_path)
@@ -119,17 +126,17 @@ def test_a_round_is_refused_if_the_ledger_forgot_rounds_that_the_site_recorded(
 
 
 def test_a_restored_ledger_that_lost_the_reservation_grants_no_round(
-    ledger: AccountingService, monkeypatch: pytest.MonkeyPatch
+    ledger: LedgerClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The job's idempotency key is lost too: the ledger would take it for a new run."""
     lost = make_rounds(budget(ledger), 2)
     Restored(ledger, monkeypatch, lost.identifier)
-    reserved = ledger.dataset("patients")
+    reserved = ledger.dataset(ledger.patients)
     for job in ("job", "another job"):
         with pytest.raises(NoGuaranteeError, match=r"does not know it\..*docs/how-to/backup\.md"):
             budget(ledger).find_reservation(job)
-    assert ledger.dataset("patients") == reserved  # nothing is reserved
-    other, rounds = ledger.reserve("patients", PLAN.mechanism(3)), budget(ledger)
+    assert ledger.dataset(ledger.patients) == reserved  # nothing is reserved
+    other, rounds = ledger.reserve(ledger.patients, PLAN.mechanism(3)), budget(ledger)
     for spend in (rounds.grant_round, rounds.end):  # a reservation that the context names
         with pytest.raises(NoGuaranteeError, match=f"{lost.identifier} were granted"):
             spend(other)
@@ -141,14 +148,14 @@ def test_a_restored_ledger_that_lost_the_reservation_grants_no_round(
 
 
 def test_an_earlier_reservation_of_which_the_ledger_lost_rounds_is_noticed(
-    ledger: AccountingService, monkeypatch: pytest.MonkeyPatch
+    ledger: LedgerClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     restored = Restored(ledger, monkeypatch)
     earlier = make_rounds(budget(ledger), 2).identifier
     again = make_rounds(budget(ledger), 0, "next").identifier
     restored.granted[earlier] = 1
     for known in (None, again):
-        monkeypatch.setattr(round_budget, "_SEEN", {})
+        restored.begin_process()
         with pytest.raises(NoGuaranteeError, match=r"that 2 steps .* granted only 1 of them"):
             budget(ledger).grant_round(budget(ledger).find_reservation("next", known))
     steps = budget(ledger, plan=replace(PLAN, noise_multiplier=4.0), steps_per_round=2)
@@ -159,13 +166,13 @@ def test_an_earlier_reservation_of_which_the_ledger_lost_rounds_is_noticed(
 
 
 def test_a_second_job_asks_once_about_the_first(
-    ledger: AccountingService, monkeypatch: pytest.MonkeyPatch
+    ledger: LedgerClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     restored = Restored(ledger, monkeypatch)
     first = make_rounds(budget(ledger), 3)
     budget(ledger).end(first)  # an ended reservation is still known
-    monkeypatch.setattr(round_budget, "_SEEN", {})
-    second = ledger.reserve("patients", PLAN.mechanism(3))
+    restored.begin_process()
+    second = ledger.reserve(ledger.patients, PLAN.mechanism(3))
     restored.asked.clear()
     for _ in range(3):  # each with a budget of its own, as for each of Flower's messages
         budget(ledger).grant_round(second)
@@ -176,7 +183,7 @@ def test_a_second_job_asks_once_about_the_first(
 
 
 def test_a_record_of_an_earlier_version_counts_lines(
-    ledger: AccountingService, monkeypatch: pytest.MonkeyPatch
+    ledger: LedgerClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     restored = Restored(ledger, monkeypatch)
     first = make_rounds(budget(ledger), 2).identifier
@@ -192,7 +199,7 @@ def test_a_record_of_an_earlier_version_counts_lines(
     make_rounds(budget(ledger), 3, "next")
 
 
-def test_a_site_that_lost_its_state_finds_its_reservation_again(ledger: AccountingService) -> None:
+def test_a_site_that_lost_its_state_finds_its_reservation_again(ledger: LedgerClient) -> None:
     rounds = budget(ledger)
     first = rounds.find_reservation("job")
     rounds.grant_round(first)
@@ -201,21 +208,14 @@ def test_a_site_that_lost_its_state_finds_its_reservation_again(ledger: Accounti
     assert budget(ledger).find_reservation("another job").identifier != first.identifier
 
 
-def test_two_processes_of_a_site_cannot_share_a_round(ledger: AccountingService) -> None:
+def test_two_processes_of_a_site_cannot_share_a_round(
+    ledger: LedgerClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rounds = budget(ledger)
     seen = rounds.find_reservation("job")
     rounds.grant_round(seen)
     with pytest.raises(NoGuaranteeError, match="another process"):
         rounds.grant_round(seen)
-    assert rounds.find_reservation("job").steps_granted == 1
-
-
-def test_a_grant_that_another_process_overtook_is_refused(
-    ledger: AccountingService, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rounds = budget(ledger)
-    seen = rounds.find_reservation("job")
-    rounds.grant_round(seen)
     monkeypatch.setattr(ledger, "renew", lambda held: held)  # the other was granted after it
     with pytest.raises(ServiceRefusedError):
         rounds.grant_round(seen)
@@ -223,7 +223,7 @@ def test_a_grant_that_another_process_overtook_is_refused(
 
 
 def test_a_reservation_of_another_plan_is_refused_before_it_is_charged(
-    ledger: AccountingService,
+    ledger: LedgerClient,
 ) -> None:
     held = budget(ledger).find_reservation("job")
     quieter = budget(ledger, plan=replace(PLAN, noise_multiplier=0.5))
@@ -234,27 +234,21 @@ def test_a_reservation_of_another_plan_is_refused_before_it_is_charged(
     assert budget(ledger).find_reservation("job").steps_granted == 0
 
 
-def test_a_run_that_does_not_fit_is_refused(ledger: AccountingService) -> None:
-    with pytest.raises(BudgetExhaustedError):
-        budget(ledger, rounds=10**6).find_reservation("job")
-
-
-@pytest.mark.parametrize(
-    ("other", "message"),
-    [
+def test_bad_input_is_named(ledger: LedgerClient) -> None:
+    for other, message in (
         ({"rounds": 0}, "at least one round"),
         ({"steps_per_round": 0}, "at least one round"),
         ({"plan": replace(PLAN, adaptive_clipping=AdaptiveClipping(1.0))}, "without schedules"),
         ({"plan": Plan.balls_in_bins(400, 4, 1.0, 1.0), "steps_per_round": 6}, "whole number"),
-    ],
-)
-def test_bad_input_is_named(ledger: AccountingService, other: dict[str, Any], message: str) -> None:
-    with pytest.raises(DataError, match=message):
-        budget(ledger, **other)
+    ):
+        with pytest.raises(DataError, match=message):
+            budget(ledger, **other)
+    with pytest.raises(BudgetExhaustedError):  # it does not fit
+        budget(ledger, rounds=10**6).find_reservation("job")
 
 
 @pytest.mark.parametrize("steps", [1, 4])
-def test_participants_train_with_granted_rounds(ledger: AccountingService, steps: int) -> None:
+def test_participants_train_with_granted_rounds(ledger: LedgerClient, steps: int) -> None:
     plan = Plan(32, 0.5, 1.0, 4.0)
     rounds = budget(ledger, plan=plan, rounds=2, steps_per_round=steps)
     net, (examples, labels) = model(), batch(32)

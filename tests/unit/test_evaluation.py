@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from training_client.lab.data import Dataset
-from training_client.lab.train import _EVALUATION_BATCH, evaluate
+from training_client.lab.train import evaluate
 from training_client.private_step.evaluation import evaluation_mode
 
 EXAMPLES = 2500  # two and a half batches
@@ -39,36 +39,30 @@ def net() -> Net:
     return Net()
 
 
-def scored() -> Dataset:
-    """Return a data set whose test set has the classes that no net has learned."""
+def scored(rows: int = EXAMPLES) -> Dataset:
+    """Return a data set whose test set has classes that no net has learned."""
     generator = torch.Generator().manual_seed(2)
-    examples = torch.randn(EXAMPLES, 5, generator=generator)
-    labels = torch.randint(0, 3, (EXAMPLES,), generator=generator)
+    examples = torch.randn(rows, 5, generator=generator)
+    labels = torch.randint(0, 3, (rows,), generator=generator)
     return Dataset(examples[:1], labels[:1], examples, labels, classes=3)
 
 
-def test_a_score_is_that_of_evaluation_mode(net: Net) -> None:
-    data, before = scored(), net.modes
+@pytest.mark.parametrize("rows", [1, 999, EXAMPLES])
+def test_a_score_is_that_of_evaluation_mode_in_batches_without_a_graph(net: Net, rows: int) -> None:
+    data, before, kept = scored(rows), net.modes, list[bool]()
     assert True in before
     assert False in before
-    found = evaluate(net, data)
+    hook = net.register_forward_hook(lambda _, __, output: kept.append(output.requires_grad))
+    found = {evaluate(net, data) for _ in range(2)}
     assert net.modes == before
+    # the documentation says a thousand
+    assert net.sizes == [*[1000] * (rows // 1000), *[rows % 1000] * (rows % 1000 > 0)] * 2
+    assert not any(kept)
+    hook.remove()
     net.eval()
     right = net(data.test_examples).argmax(1) == data.test_labels
-    assert found == pytest.approx(float(right.double().mean()), abs=1e-6)
-
-
-def test_a_score_is_computed_in_batches(net: Net) -> None:
-    evaluate(net, scored())
-    assert _EVALUATION_BATCH == 1000  # the documentation says so
-    assert net.sizes == [1000, 1000, 500]
-
-
-def test_no_graph_is_kept_for_a_score(net: Net) -> None:
-    kept: list[bool] = []
-    net.register_forward_hook(lambda _, __, output: kept.append(output.requires_grad))
-    evaluate(net, scored())
-    assert not any(kept)
+    (score,) = found
+    assert score == pytest.approx(float(right.double().mean()), abs=1e-6)
 
 
 def test_modes_are_restored_after_an_error(net: Net) -> None:
@@ -81,4 +75,8 @@ def test_modes_are_restored_after_an_error(net: Net) -> None:
 
     with pytest.raises(RuntimeError, match="while it is scored"):
         fail()
+    assert net.modes == before
+    unfit = Dataset(*4 * [torch.zeros(2, 6)], classes=3)  # the net takes five inputs
+    with pytest.raises(RuntimeError):
+        evaluate(net, unfit)
     assert net.modes == before

@@ -84,8 +84,12 @@ def descend(net: torch.nn.Module, steps: int) -> None:
         descent.step()
 
 
-def test_without_noise_and_clipping_it_is_plain_descent_on_the_average() -> None:
-    shared, plain = model(), model()
+@pytest.mark.parametrize("frozen", [False, True])
+def test_without_noise_and_clipping_it_is_plain_descent_on_the_average(frozen: bool) -> None:
+    """Frozen parameters stay, and the others get their own gradients."""
+    shared = model()
+    shared[0].requires_grad_(requires_grad=not frozen)  # then contributions begin after it
+    plain = copy.deepcopy(shared)
     people = [
         participant(name, shared, noise=1e-30, clip_norm=1e9, rate=1.0, epsilon=1e30)
         for name in "ab"
@@ -129,13 +133,12 @@ class Only(PoissonSampler):
         return torch.tensor([self.at])
 
 
-@pytest.mark.parametrize("clip_norm", [0.1, 0.5, 2.0])
+@pytest.mark.parametrize("clip_norm", [0.1, 2.0])
 def test_no_record_moves_a_contribution_by_more_than_its_owners_clip_norm(clip_norm: float) -> None:
     net, norms = model(), []
     for at in range(32):
-        one = participant(
-            "a", net, noise=1e-30, clip_norm=clip_norm, epsilon=1e30, sampler=Only(at)
-        )
+        free = {"noise": 1e-30, "epsilon": 1e30}
+        one = participant("a", net, clip_norm=clip_norm, sampler=Only(at), **free)
         norms.append(16 * float(contributed(one, net).norm()))
     assert 0.999 * clip_norm < max(norms) <= clip_norm
 
@@ -164,17 +167,6 @@ def test_without_an_answer_nothing_is_computed(monkeypatch: pytest.MonkeyPatch) 
         train_federated(net, people, cross_entropy, learning_rate=0.1)
     assert people[0].steps == 0
     assert all(torch.equal(a, b) for a, b in zip(before, net.parameters(), strict=True))
-
-
-def test_frozen_parameters_stay_and_trained_ones_get_their_own_gradient() -> None:
-    shared = model()
-    shared[0].requires_grad_(requires_grad=False)  # the first layer: contributions begin after it
-    plain = copy.deepcopy(shared)
-    people = [participant("a", shared, noise=1e-30, clip_norm=1e9, rate=1.0, epsilon=1e30)]
-    train_federated(shared, people, cross_entropy, learning_rate=0.2, rounds_max=3)
-    descend(plain, steps=3)
-    for a, b in zip(shared.parameters(), plain.parameters(), strict=True):
-        assert torch.allclose(a, b, rtol=1e-6, atol=1e-6)
 
 
 def test_two_participants_cannot_share_one_budget() -> None:

@@ -46,7 +46,10 @@ def test_every_model_can_be_clipped_with_its_own_loss(name: str) -> None:
     assert float(losses.detach().mean()) == pytest.approx(mean, rel=1e-5)
 
 
-@pytest.mark.parametrize("name", list(MODELS))
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(each, marks=pytest.mark.slow) if each == "cnn" else each for each in MODELS],
+)
 def test_warm_starts_learn_what_the_model_is_for(name: str) -> None:
     objective = MODELS[name].objective
     data = objective.with_targets(two_classes(400))
@@ -100,42 +103,3 @@ def test_side_information_weighs_the_inputs_of_the_first_layer_only() -> None:
     assert weights[1].tolist() == [1.0, 1, 1, 1, 2, pytest.approx(1e-6)]
     assert all(torch.equal(each, torch.ones_like(each)) for each in others)
     assert [each.shape for each in others] == [p.shape for p in model.parameters()][1:]
-
-
-def test_a_model_is_scored_as_it_is_used() -> None:
-    """Without dropout; then each module is in the mode that it was in."""
-    data = two_classes(400)
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(
-        torch.nn.Linear(6, 64), torch.nn.Dropout(0.9), torch.nn.Linear(64, 2), torch.nn.Dropout(0.1)
-    )
-    model[3].eval()  # frozen by its owner
-    modes = [each.training for each in model.modules()]
-    found = {evaluate(model, data) for _ in range(3)}
-    assert [each.training for each in model.modules()] == modes
-    model.eval()
-    right = model(data.test_examples).argmax(1) == data.test_labels
-    assert found == {float(right.float().mean())}
-
-
-def test_a_model_that_cannot_be_scored_is_left_in_its_mode() -> None:
-    model = torch.nn.Sequential(torch.nn.Linear(5, 2), torch.nn.Dropout(0.9))  # of 6 inputs
-    with pytest.raises(RuntimeError):
-        evaluate(model, two_classes())
-    assert all(each.training for each in model.modules())
-
-
-@pytest.mark.parametrize("rows", [1, 999, 2500])
-def test_a_test_set_goes_through_the_model_in_parts(rows: int) -> None:
-    data, model, sizes = two_classes(rows), torch.nn.Linear(6, 2), list[int]()
-
-    def seen(_: object, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
-        sizes.append(len(inputs[0]))
-        assert not output.requires_grad
-
-    model.register_forward_hook(seen)
-    found = evaluate(model, data)
-    assert (sum(sizes), max(sizes)) == (rows, min(rows, 1000))
-    with torch.no_grad():
-        right = model(data.test_examples).argmax(1) == data.test_labels
-    assert found == pytest.approx(float(right.float().mean()), abs=1e-6)

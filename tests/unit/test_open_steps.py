@@ -144,10 +144,13 @@ def test_threads_release_a_step_once() -> None:
 
 @pytest.mark.usefixtures("frequent_switches")
 def test_threads_read_a_noisy_mean_once() -> None:
+    """At most once, and in most rounds once."""
+    read = list[int]()
     for _ in range(100):
         private_sum = PrivateSum(nn.Linear(6, 4), unbudgeted(POISSON))
         released = private_sum.release(EXAMPLES, LABELS, cross_entropy, Transform(1.0))
-        assert count_successes(released.to_tensors) <= 1
+        read.append(count_successes(released.to_tensors))
+    assert max(read) == 1
 
 
 @pytest.mark.parametrize(
@@ -235,7 +238,7 @@ def test_a_noisy_mean_that_is_not_read_ends_the_run() -> None:
 # --- checkpoints
 
 
-@pytest.mark.parametrize("made", [1, 2, 7])
+@pytest.mark.parametrize("made", [1, 7])
 @pytest.mark.parametrize("name", ["dp_sgd", "pi_adam"])
 def test_a_checkpoint_is_not_loaded_into_an_open_step(name: str, made: int) -> None:
     """The step would get another number, and the one that was charged be released again."""

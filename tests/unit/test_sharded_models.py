@@ -11,16 +11,10 @@ from typing import Any
 import pytest
 import torch
 from torch import distributed, nn
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_model_state_dict,
-    set_model_state_dict,
-)
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import Shard
 
+from tests.support.helpers import nightly
 from tests.support.layer_models import LAYER_MODELS, build
+from tests.support.lazy_modules import LazyModule
 from tests.support.process_groups import group_of_one, run_in_processes
 from tests.support.shared_runs import (
     CASES,
@@ -42,13 +36,14 @@ from training_client.optimizers import make_optimizer, private_batches, share_bu
 from training_client.private_step.sampling import PoissonSampler
 from training_client.testing import clipped_sum
 
+fsdp = LazyModule("torch.distributed.fsdp")
+saving = LazyModule("torch.distributed.checkpoint.state_dict")
 ADAM = Case("dp_adam")
-WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
 def shard(net: nn.Module, **options: Any) -> nn.Module:
     """Shard a model as one, with options of `fully_shard`."""
-    fully_shard(net, **options)
+    fsdp.fully_shard(net, **options)
     return net
 
 
@@ -57,7 +52,7 @@ def shard_each(net: Any) -> nn.Module:
     net.load_state_dict(Model(seed=5).state_dict())
     for layer in net.layers:
         if list(layer.parameters()):
-            fully_shard(layer)
+            fsdp.fully_shard(layer)
     return shard(net)
 
 
@@ -70,7 +65,7 @@ def shard_whole(net: Any) -> nn.Module:
 def shard_first(net: Any) -> nn.Module:
     """Shard the first layer; rank 0's parameters of the other replace the others'."""
     net.layers[0].load_state_dict(Model(seed=5).layers[0].state_dict())
-    fully_shard(net.layers[0])
+    fsdp.fully_shard(net.layers[0])
     return net  # type: ignore[no-any-return]
 
 
@@ -80,18 +75,21 @@ SHARDED = [
 ]
 
 
-def trained_in_turn(rank: int) -> Any:
-    return [trained(rank, case, wrap, physical_batch_size=size) for case, wrap, size in SHARDED]
+def trained_in_turn(rank: int, count: int = len(SHARDED)) -> Any:
+    """Train with the first of the cases."""
+    cases = SHARDED[:count]
+    return [trained(rank, case, wrap, physical_batch_size=size) for case, wrap, size in cases]
 
 
 def require_models_of_one(found: list[Any]) -> None:
     assert all(isinstance(each, list) for each in found), found
-    for number, (case, _, _) in enumerate(SHARDED):
+    for number, (case, _, _) in enumerate(SHARDED[: len(found[0])]):
         require_model_of_one([rank[number] for rank in found], case)
 
 
 def resumed(_: int) -> Any:
     """Train two steps, and two more from a checkpoint, in a model that is sharded otherwise."""
+    whole = saving.StateDictOptions(full_state_dict=True, cpu_offload=True)
     sampler, noise = PoissonSampler(RECORDS, 0.5, seeded(4)), seeded(3)
     state: dict[str, Any] = {}
     for wrap, steps in ((shard_each, 2), (shard_whole, 4)):
@@ -101,11 +99,11 @@ def resumed(_: int) -> Any:
         if state:
             shared = [state]  # as a file that all processes read
             distributed.broadcast_object_list(shared, src=0)
-            set_model_state_dict(net, shared[0]["model"], options=WHOLE)
+            saving.set_model_state_dict(net, shared[0]["model"], options=whole)
             optimizer.load_state_dict(shared[0]["optimizer"])
         for batch in private_batches(optimizer, Records(), sampler=sampler):
             step_with(optimizer, batch)
-        model = get_model_state_dict(net, options=WHOLE)
+        model = saving.get_model_state_dict(net, options=whole)
         state = {"model": model, "optimizer": optimizer.state_dict()}
     return whole_parameters(net), state
 
@@ -146,8 +144,8 @@ def layers(_: int) -> dict[str, float | str]:
         sharded = copy.deepcopy(net)
         for layer in () if name == "tied embedding" else sharded.children():
             if list(layer.parameters()):
-                fully_shard(layer)
-        fully_shard(sharded)
+                fsdp.fully_shard(layer)
+        fsdp.fully_shard(sharded)
         try:
             for path in (None, "replay"):
                 given = (examples, labels, cross_entropy, 0.1)
@@ -174,17 +172,21 @@ def failed_share(rank: int) -> None:
 
 
 def by_columns(_: int) -> None:
+    from torch.distributed.tensor import Shard
+
     net = shard(nn.Linear(6, 4), shard_placement_fn=lambda each: Shard(each.dim() - 1))
     make_seeded(net, ADAM)
 
 
 def replicated_and_sharded(_: int) -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+
     mesh = init_device_mesh("cpu", (1, distributed.get_world_size()), mesh_dim_names=("a", "b"))
     make_seeded(shard(Model(1), mesh=mesh), ADAM)
 
 
 def half_precision(_: int) -> None:
-    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
+    policy = fsdp.MixedPrecisionPolicy(param_dtype=torch.bfloat16)
     make_seeded(shard(Model(1), mp_policy=policy), ADAM)
 
 
@@ -216,9 +218,12 @@ def test_two_processes_train_the_model_of_one(two: Any) -> None:
 
 
 @pytest.mark.slow
-def test_four_processes_train_the_model_of_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize("count", [4, nightly(len(SHARDED))])
+def test_four_processes_train_the_model_of_one(count: int, tmp_path: Path) -> None:
     """One of the four has no row of some parameters."""
-    require_models_of_one(run_in_processes(4, tmp_path, trained_in_turn))
+    found = run_in_processes(4, tmp_path, trained_in_turn, count)
+    require_models_of_one(found)
+    assert len(found[0]) == count
 
 
 @pytest.mark.slow
@@ -277,6 +282,7 @@ def test_what_cannot_be_trained_is_refused(two: Any) -> None:
 # --- one process
 
 
+@pytest.mark.slow
 def test_one_process_may_have_a_sharded_model() -> None:
     """So that a program for several processes runs alone, too."""
     with group_of_one():

@@ -115,6 +115,7 @@ def test_a_run_follows_its_schedule(optimizer: str, monkeypatch: pytest.MonkeyPa
         made.step = lambda *given: (used.append(made.learning_rate), step(*given))
         return made
 
+    # private: a result says nothing of the rate of each step
     monkeypatch.setattr(runner, "_make_stepper", recorded)
     rows, labels = torch.rand(200, 3), torch.arange(200) % 2
     data = Dataset(rows, labels, rows, labels, 2)

@@ -36,11 +36,13 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import IO, Any, Final, Self
 
 import pytest
 from markdown_it import MarkdownIt
+from markdown_it.token import Token
 
 from tests.support import warm_commands
 from tests.support.databases import free_port, private_server
@@ -133,6 +135,12 @@ class Block:
         return [each for line in plain for each in line.strip().split(" && ") if each]
 
 
+@cache
+def parse_page(file: Path) -> tuple[Token, ...]:
+    """Return the tokens of a page."""
+    return tuple(MarkdownIt("commonmark").parse(file.read_text()))
+
+
 @dataclass(frozen=True)
 class Page:
     """A page's blocks, in order, and the programs that they need."""
@@ -149,7 +157,7 @@ class Page:
         packages: list[str] = []
         notes: dict[str, str] = {}
         slow_page: str | None = None
-        for token in MarkdownIt("commonmark").parse(file.read_text()):
+        for token in parse_page(file):
             where = f"{file.name}:{(token.map or [0])[0] + 1}"
             if token.type == "html_block":
                 notes |= dict(_COMMENT.findall(token.content))
@@ -202,7 +210,6 @@ class Session:
         copy_repository(self._home)
         (self._home / ".venv").symlink_to(sys.prefix)
         self._programs.mkdir()
-        warm_commands.install(self._programs)
         self._environment = {
             name: value for name, value in os.environ.items() if not name.startswith("ACCOUNTANT_")
         } | {
@@ -306,6 +313,8 @@ class Session:
 
     def _here(self, text: str) -> str:
         """Return a text with the page's addresses replaced by the session's."""
+        if "accountant" in text and not (self._programs / "accountant").exists():
+            warm_commands.install(self._programs)
         if _ORIGIN in text:
             text = text.replace(_ORIGIN, str(self._committed()))
             text = text.replace(_INSTALL, f"{_LINK_ENVIRONMENT}\n{_INSTALL}")

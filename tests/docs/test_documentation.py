@@ -18,6 +18,7 @@ import pytest
 from typer.main import get_command
 
 from accountant_service import cli
+from tests.support.findings import require_none
 from tests.support.pages import PAGES, ROOT, SHELL, Block, Page, Session, parse_page
 from tests.support.shown_output import require_shown
 
@@ -74,10 +75,9 @@ def test_a_shown_interval_contains_the_value_above_it() -> None:
     shown = {block.where: _SHOWN_EPSILON.search(block.text) for block in all_blocks()}
     found = {where: tuple(map(Decimal, each.groups())) for where, each in shown.items() if each}
     assert len(found) >= 2
-    wrong = [
+    require_none(
         where for where, (epsilon, lower, upper) in found.items() if not lower <= epsilon <= upper
-    ]
-    assert wrong == []
+    )
 
 
 def blocks_run_elsewhere() -> list[Block]:
@@ -98,9 +98,10 @@ def missing_from_runners(block: Block) -> Iterator[str]:
 def test_a_named_test_contains_the_commands_of_the_block() -> None:
     blocks = blocks_run_elsewhere()
     runners = {runner for block in blocks for runner in block.runners}
-    assert [each for each in runners if not _RUNNER.fullmatch(each)] == []
-    missing = [f"{block.where}: {each}" for block in blocks for each in missing_from_runners(block)]
-    assert missing == []
+    require_none(each for each in runners if not _RUNNER.fullmatch(each))
+    require_none(
+        f"{block.where}: {each}" for block in blocks for each in missing_from_runners(block)
+    )
 
 
 def test_every_target_extra_and_benchmark_on_a_page_is_run_by_a_named_test() -> None:
@@ -109,7 +110,7 @@ def test_every_target_extra_and_benchmark_on_a_page_is_run_by_a_named_test() -> 
     made = {f"make {target}" for target in targets}  # and not: make more of it
     named = {each for file in PAGES for each in _NAMED.findall(file.read_text())}
     commands = {each for each in named if each in made or not each.startswith("make ")}
-    assert [each for each in sorted(commands) if not is_in(each, runners)] == []
+    require_none(each for each in sorted(commands) if not is_in(each, runners))
 
 
 def is_in(command: str, runners: list[str]) -> bool:
@@ -203,13 +204,12 @@ def unknown_names(text: str, options: set[str], makefile: str) -> Iterator[str]:
 def test_every_command_and_option_that_a_page_names_exists() -> None:
     options = {"--help", *(option for each in programs().values() for option in all_options(each))}
     makefile = (ROOT / "Makefile").read_text()
-    found = [
+    require_none(
         f"{relative_name(file)}: {text}: there is no {unknown}"
         for file in PAGES
         for text in quoted_code(file)
         for unknown in unknown_names(text, options, makefile)
-    ]
-    assert found == []
+    )
 
 
 def subcommand(command: Any, name: str) -> Any:

@@ -1,8 +1,7 @@
 """Words and phrases that documentation, docstrings, comments and messages avoid.
 
 The rules ask for the field's terms and for plain sentences; docs/glossary.md has the terms. Each
-rule names what to write instead. `python tests/docs/test_language.py` counts the findings in each
-file, and `python tests/docs/test_language.py FILE...` lists them.
+rule names what to write instead.
 """
 
 from __future__ import annotations
@@ -19,6 +18,8 @@ from pathlib import Path
 from typing import Final
 
 import pytest
+
+from tests.support.findings import require_none
 
 ROOT = Path(__file__).parents[2]
 SOURCES: Final = ("accountant_service", "training_client", "scripts", "benchmarks", "tests")
@@ -151,7 +152,9 @@ def findings_in(path: Path) -> list[Finding]:
 
 
 def test_the_text_of_every_file_is_plain() -> None:
-    assert [f"{path}:{finding}" for path in files() for finding in findings_in(path)] == []
+    require_none(
+        f"{path.relative_to(ROOT)}:{each}" for path in files() for each in findings_in(path)
+    )
 
 
 @pytest.mark.parametrize(
@@ -173,19 +176,3 @@ def test_the_rules_find_what_they_name(
     monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path)
     (tmp_path / "module.py").write_text(text)
     assert len(findings_in(tmp_path / "module.py")) == count
-
-
-def main(names: list[str]) -> None:
-    """Print the findings of the named files, or the number of findings in each file."""
-    for name in names:
-        print(*(f"{name}:{finding}" for finding in findings_in(ROOT / name)), sep="\n")
-    if not names:
-        counts = {path: len(findings_in(path)) for path in files()}
-        for path, count in sorted(counts.items(), key=lambda each: -each[1]):
-            if count:
-                print(f"{count:4}  {path.relative_to(ROOT)}")
-        print(f"{sum(counts.values()):4}  in all")
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -5,19 +5,20 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from tests.support.findings import require_none
+
 ROOT = Path(__file__).parents[2]
 IMPORT = re.compile(r"^\s*(?:import|from)\s[^(\n]*(?:\([^)]*\))?", re.MULTILINE)
 
 
 def test_a_test_module_imports_no_other_test_module() -> None:
     """Code that tests share belongs into tests/support/."""
-    found = [
+    require_none(
         f"{file.relative_to(ROOT)}: {statement}"
         for file in (ROOT / "tests").rglob("test_*.py")
         for statement in IMPORT.findall(file.read_text())
         if re.search(r"\btest_\w+(?!\()\b", statement)
-    ]
-    assert found == []
+    )
 
 
 def test_the_client_has_at_most_thirteen_rooms() -> None:

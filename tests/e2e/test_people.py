@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 
 from scripts.people import FOLDER, PAGE, PEOPLE, do_job, read_purpose
-from tests.support import warm_commands
+from tests.support.findings import require_none
 
 SAYS = {
     "researcher": "noise multiplier  0.9591017807",
@@ -22,9 +21,8 @@ SAYS = {
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("person", PEOPLE)
-def test_a_job_is_done_with_as_many_commands_as_the_page_says(person: str, tmp_path: Path) -> None:
-    warm_commands.install(tmp_path)
-    job = do_job(person, tmp_path)
+def test_a_job_is_done_with_as_many_commands_as_the_page_says(person: str) -> None:
+    job = do_job(person)
     assert job.exit_code == 0, job.output
     assert SAYS[person] in job.output
     purpose = re.escape(read_purpose(person))
@@ -39,4 +37,4 @@ def test_there_is_a_script_for_each_person_and_no_other() -> None:
 def test_no_step_needs_another_tool_or_json() -> None:
     other_tools = ("curl", "openssl", "Bearer", "jq ", "sqlite3", "python", '{"')
     scripts = {each: (FOLDER / f"{each}.sh").read_text() for each in PEOPLE}
-    assert [(who, word) for who in PEOPLE for word in other_tools if word in scripts[who]] == []
+    require_none(f"{who}: {word}" for who in PEOPLE for word in other_tools if word in scripts[who])

@@ -25,7 +25,6 @@ from tests.support.server import PROGRAMS, Server
 
 pytestmark = pytest.mark.slow
 KINDS = pytest.mark.parametrize("kind", ["sqlite", nightly("postgresql")])
-WORKERS = pytest.mark.parametrize("workers", ["2", nightly("1")])
 # about two seconds of work on one core
 SLOW: dict[str, Any] = {
     "mechanism": {
@@ -80,7 +79,7 @@ def impatient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield server
 
 
-@WORKERS
+@pytest.mark.parametrize("workers", [nightly("1"), "2"])
 def test_a_call_in_flight_is_finished_before_the_server_stops(workers: str, tmp_path: Path) -> None:
     with serving(tmp_path, "--workers", workers) as server:
         answers: list[tuple[int, bytes]] = []
@@ -104,51 +103,56 @@ def busy_workers(shared: Path) -> set[int]:
     return {int(file.stem.split("_")[1]) for file in shared.glob("histogram_*.db")}
 
 
-def test_two_workers_serve_and_their_metrics_add_up(tmp_path: Path) -> None:
-    with serving(tmp_path, "--workers", "2") as server:
-        (shared,) = (tmp_path / "tmp").glob("accountant-metrics-*")
-        before = server.total("accountant_request_seconds_count")
-        busy = busy_workers(shared)
-        stopped = busy if len(busy) == 1 else ()  # on an idle machine one may answer everything
-        for worker in stopped:
-            os.kill(worker, signal.SIGSTOP)
-        for _ in range(20):
-            assert server.ask("GET", "/v1/methods")[0] == 200
-        for worker in stopped:
-            os.kill(worker, signal.SIGCONT)
-        assert len(busy_workers(shared)) == 2
-        assert server.total("accountant_request_seconds_count") == before + 21
-        for worker in busy_workers(shared):  # their counts are kept, and requests are not
-            os.kill(worker, signal.SIGKILL)
-        server.wait()
-        assert server.total("accountant_request_seconds_count") > before + 21
-        assert server.total("accountant_requests_in_progress") == 1
-        assert server.stop() == 0
-        assert not shared.exists()
-
-
 @KINDS
-def test_two_workers_keep_one_budget(kind: str, tmp_path: Path) -> None:
-    """Clients race for a budget that only some of them can have."""
+def test_two_workers_keep_one_budget_and_their_metrics_add_up(kind: str, tmp_path: Path) -> None:
     with database(kind, tmp_path) as url:
         environment = {"ACCOUNTANT_DATABASE_URL": url}
         made = accountant("keys", "create", "--scope", "admin", **environment)
-        key = {"Authorization": f"Bearer {made.stdout.strip()}"}
         with serving(tmp_path, "--workers", "2", url=url) as server:
-
-            def write(path: str, body: Any) -> int:
-                once = {"Idempotency-Key": os.urandom(8).hex()}
-                return server.ask("POST", path, body, key | once)[0]
-
-            budget = {"epsilon": 2.0, "delta": 1e-5}
-            assert write("/v1/datasets", {"name": "d", "size": 9, "budget": budget}) == 201
-            run = {"kind": "dp_sgd", "noise_multiplier": 1.0, "sample_rate": 0.01, "steps": 100}
-            with ThreadPoolExecutor(8) as clients:
-                plans = [("/v1/datasets/d/reservations", {"mechanism": run})] * 40
-                answers = Counter(clients.map(lambda plan: write(*plan), plans))
-            assert set(answers) == {201, 409}
-            assert server.total("accountant_ledger_writes_total") == answers[201] + 1
+            require_one_budget(server, made.stdout.strip())
+            require_common_metrics(server, tmp_path / "tmp")
         assert accountant("ledger", "verify", **environment).returncode == 0
+
+
+def require_one_budget(server: Server, token: str) -> None:
+    """Clients race for a budget that only some of them can have."""
+
+    def write(path: str, body: Any) -> int:
+        """Make a write with a key of its own, and return the status."""
+        headers = {"Authorization": f"Bearer {token}", "Idempotency-Key": os.urandom(8).hex()}
+        return server.ask("POST", path, body, headers)[0]
+
+    budget = {"epsilon": 2.0, "delta": 1e-5}
+    assert write("/v1/datasets", {"name": "d", "size": 9, "budget": budget}) == 201
+    run = {"kind": "dp_sgd", "noise_multiplier": 1.0, "sample_rate": 0.01, "steps": 100}
+    with ThreadPoolExecutor(8) as clients:
+        plans = [("/v1/datasets/d/reservations", {"mechanism": run})] * 40
+        answers = Counter(clients.map(lambda plan: write(*plan), plans))
+    assert set(answers) == {201, 409}
+    assert server.total("accountant_ledger_writes_total") == answers[201] + 1
+
+
+def require_common_metrics(server: Server, temporary: Path) -> None:
+    """Metrics are those of both workers, also of killed ones, and are removed at the end."""
+    (shared,) = temporary.glob("accountant-metrics-*")
+    before = server.total("accountant_request_seconds_count")
+    busy = busy_workers(shared)
+    stopped = busy if len(busy) == 1 else ()  # on an idle machine one may answer everything
+    for worker in stopped:
+        os.kill(worker, signal.SIGSTOP)
+    for _ in range(20):
+        assert server.ask("GET", "/v1/methods")[0] == 200
+    for worker in stopped:
+        os.kill(worker, signal.SIGCONT)
+    assert len(busy_workers(shared)) == 2
+    assert server.total("accountant_request_seconds_count") == before + 21
+    for worker in busy_workers(shared):  # their counts are kept, and requests in progress are not
+        os.kill(worker, signal.SIGKILL)
+    server.wait()
+    assert server.total("accountant_request_seconds_count") > before + 21
+    assert server.total("accountant_requests_in_progress") == 1
+    assert server.stop() == 0
+    assert not shared.exists()
 
 
 def test_a_database_that_is_away_ends_the_start_with_a_sentence(tmp_path: Path) -> None:
@@ -258,7 +262,7 @@ def eventually(holds: Callable[[], bool], seconds: float = 20.0) -> bool:
     return holds()
 
 
-@WORKERS
+@pytest.mark.parametrize("workers", ["1", nightly("2")])
 def test_the_server_stops_in_time_with_requests_in_flight(workers: str, tmp_path: Path) -> None:
     settings = {"ACCOUNTANT_SHUTDOWN_SECONDS": "2", "ACCOUNTANT_COMPUTATION_SECONDS_MAX": "300"}
     with ExitStack() as stack:

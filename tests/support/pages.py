@@ -44,7 +44,6 @@ import pytest
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-from tests.support import warm_commands
 from tests.support.databases import free_port, private_server
 from tests.support.overlay import create_overlay
 from tests.support.shown_output import require_shown
@@ -197,7 +196,6 @@ class Session:
         self._compare = compare
         self._home = folder / "repository"
         self._state = folder / "state"
-        self._programs = folder / "programs"
         self._page = page
         self._interpreter = Path(sys.executable)
         self._closing = ExitStack()
@@ -209,13 +207,12 @@ class Session:
     def __enter__(self) -> Self:
         copy_repository(self._home)
         (self._home / ".venv").symlink_to(sys.prefix)
-        self._programs.mkdir()
         self._environment = {
             name: value for name, value in os.environ.items() if not name.startswith("ACCOUNTANT_")
         } | {
             "COLUMNS": "100",
             "NO_COLOR": "1",
-            "PATH": f"{self._programs}:{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
             "PYTHONPATH": str(self._home),
             "STATE": str(self._state),
             "ACCOUNTANT_SERVICE": f"http://127.0.0.1:{self._port}",
@@ -313,8 +310,6 @@ class Session:
 
     def _here(self, text: str) -> str:
         """Return a text with the page's addresses replaced by the session's."""
-        if "accountant" in text and not (self._programs / "accountant").exists():
-            warm_commands.install(self._programs)
         if _ORIGIN in text:
             text = text.replace(_ORIGIN, str(self._committed()))
             text = text.replace(_INSTALL, f"{_LINK_ENVIRONMENT}\n{_INSTALL}")

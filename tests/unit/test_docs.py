@@ -13,6 +13,7 @@ from accountant_service.accountants import ACCOUNTANTS
 from accountant_service.api import problems, views
 from accountant_service.api.questions import ENDPOINTS
 from accountant_service.ledger import errors as ledger_errors
+from tests.support.findings import require_none
 from training_client.lab.data import DATASETS
 from training_client.lab.models import MODELS
 
@@ -37,7 +38,7 @@ def test_every_error_code_has_its_heading() -> None:
 
 def test_every_method_has_a_page() -> None:
     pages = {each: (ROOT / f"docs/accountants/{each}.md").read_text() for each in ACCOUNTANTS}
-    assert [each for each in pages if not pages[each].startswith(f"# {each}: ")] == []
+    require_none(each for each in pages if not pages[each].startswith(f"# {each}: "))
 
 
 def test_the_table_of_methods_says_what_the_service_says() -> None:
@@ -49,20 +50,18 @@ def test_the_table_of_methods_says_what_the_service_says() -> None:
 
 def test_every_call_is_in_the_readme() -> None:
     text = (ROOT / "README.md").read_text()
-    left_out = [
+    require_none(
         each for each in ENDPOINTS if f"`{each}`" not in text and f"POST {each}`" not in text
-    ]
-    assert left_out == []
+    )
 
 
 def test_links_between_pages_lead_somewhere() -> None:
-    broken = [
+    require_none(
         f"{page.name} links to {target}"
         for page in PAGES
         for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text())
         if not (page.parent / target).exists()
-    ]
-    assert broken == []
+    )
 
 
 def test_the_readme_question_is_answered() -> None:

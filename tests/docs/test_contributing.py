@@ -50,7 +50,7 @@ def test_the_commits_are_formatted_as_the_rest(changed_copy: Path) -> None:
 @pytest.mark.timeout(600)
 def test_what_the_commits_add_can_be_used(changed_copy: Path) -> None:
     chosen = " or ".join((Path(USES).stem, *SUITES))
-    command = [sys.executable, "-m", "pytest", "-v", "-k", chosen, "-m", "not nightly"]
+    command = [sys.executable, "-m", "pytest", "-v", "-k", chosen, "-m", "not slow and not nightly"]
     done = subprocess.run(
         [*command, "-p", "no:cacheprovider", USES, *SUITES.values()],
         cwd=changed_copy,

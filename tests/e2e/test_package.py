@@ -72,7 +72,7 @@ def test_the_client_names_the_missing_extra(programs: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-@slow
+@pytest.mark.nightly  # the wheel is built from it, which shows most of this
 def test_the_source_archive_installs_too(programs: Path, built: Path) -> None:
     pip = [programs / "python", "-m", "pip", "install", "--quiet", "--force-reinstall", "--no-deps"]
     done = run(*pip, next(built.glob("*.tar.gz")))

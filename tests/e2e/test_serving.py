@@ -24,14 +24,15 @@ from tests.support.helpers import nightly
 from tests.support.server import PROGRAMS, Server
 
 pytestmark = pytest.mark.slow
+WORKERS = pytest.mark.parametrize("workers", ["1", nightly("2")])
 KINDS = pytest.mark.parametrize("kind", ["sqlite", nightly("postgresql")])
-# about two seconds of work on one core
+# about a second of work on one core
 SLOW: dict[str, Any] = {
     "mechanism": {
         "kind": "composed",
         "mechanisms": [
             {"kind": "dp_sgd", "noise_multiplier": 0.5 + i / 50, "sample_rate": 1e-3, "steps": 999}
-            for i in range(40)
+            for i in range(20)
         ],
     },
     "delta": 1e-7,
@@ -79,7 +80,7 @@ def impatient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield server
 
 
-@pytest.mark.parametrize("workers", [nightly("1"), "2"])
+@WORKERS
 def test_a_call_in_flight_is_finished_before_the_server_stops(workers: str, tmp_path: Path) -> None:
     with serving(tmp_path, "--workers", workers) as server:
         answers: list[tuple[int, bytes]] = []
@@ -262,7 +263,7 @@ def eventually(holds: Callable[[], bool], seconds: float = 20.0) -> bool:
     return holds()
 
 
-@pytest.mark.parametrize("workers", ["1", nightly("2")])
+@WORKERS
 def test_the_server_stops_in_time_with_requests_in_flight(workers: str, tmp_path: Path) -> None:
     settings = {"ACCOUNTANT_SHUTDOWN_SECONDS": "2", "ACCOUNTANT_COMPUTATION_SECONDS_MAX": "300"}
     with ExitStack() as stack:

@@ -15,6 +15,7 @@ import pytest
 
 from tests.support.pages import PAGES, ROOT, copy_repository
 
+pytestmark = pytest.mark.timeout(900)  # installing takes minutes on a busy machine
 slow = pytest.mark.slow
 
 
@@ -104,7 +105,6 @@ def test_every_extra_that_a_page_names_is_tried() -> None:
 
 
 @pytest.mark.nightly
-@pytest.mark.timeout(900)
 def test_every_extra_is_installed_as_its_page_says(
     built: Path, tmp_path: Path, subtests: pytest.Subtests
 ) -> None:
@@ -146,7 +146,6 @@ SEES_GPU = '.venv/bin/python -c "import torch; print(torch.cuda.is_available())"
 
 
 @pytest.mark.nightly
-@pytest.mark.timeout(900)
 def test_an_environment_for_a_gpu_is_made_as_its_page_says(tmp_path: Path) -> None:
     """With the torch that is pinned; where there is no GPU, the run says so before it asks."""
     home = tmp_path / "repository"

@@ -1,4 +1,4 @@
-"""The worked commits of CONTRIBUTING.md apply to this version and do what they say."""
+"""The worked commits of CONTRIBUTING.md apply to this version, and what they add can be used."""
 
 from __future__ import annotations
 
@@ -15,20 +15,13 @@ from tests.support.pages import ROOT, copy_repository
 DIFFS = re.findall(
     r"^```diff\n(.*?)^```$", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE | re.DOTALL
 )
-USE = """
-from accountant_service import calculator, mechanisms
-from accountant_service.app import create_app
-from accountant_service.settings import Settings
-from fastapi.testclient import TestClient
-from training_client.optimizers import OPTIMIZERS
-
-run = mechanisms.from_json({"kind": "concentrated_gaussian", "rho": 0.5})
-method, exact = calculator.compare(run, 1e-5, ["unsampled_gaussian", "pld"]).answers
-assert method.status == "proven" and abs(method.epsilon / exact.epsilon - 1) < 1e-8
-assert "dp_adamax" in OPTIMIZERS
-with TestClient(create_app(Settings(database_url="sqlite:///ledger.db"))) as client:
-    assert "Gaussian mechanism without sampling" in client.get("/methods").text
-"""
+USES = "tests/docs/use_of_examples.py"
+SUITES = {  # what the repository's own tests require of the things that are added
+    "unsampled_gaussian": "tests/conformance/test_accountants.py",
+    "dp_adamax": "tests/conformance/test_optimizers.py",
+    "concentrated_gaussian": "tests/unit/test_mechanisms.py",
+    "names_the_methods": "tests/unit/test_command_line.py",
+}
 
 
 @pytest.fixture(scope="module")
@@ -46,14 +39,26 @@ def test_there_is_one_commit_for_each_kind_of_change() -> None:
     assert len(DIFFS) == 4
 
 
-@pytest.mark.slow
-def test_the_commits_apply_and_work(changed_copy: Path) -> None:
-    environment = os.environ | {"PYTHONPATH": str(changed_copy)}
-    subprocess.run([sys.executable, "-c", USE], cwd=changed_copy, env=environment, check=True)
-
-
 def test_the_commits_are_formatted_as_the_rest(changed_copy: Path) -> None:
     program = Path(sys.executable).parent / "ruff"
     for command in (["check"], ["format", "--check"]):
         call = [program, *command, "accountant_service", "training_client"]
         subprocess.run(call, cwd=changed_copy, check=True)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_what_the_commits_add_can_be_used(changed_copy: Path) -> None:
+    chosen = " or ".join((Path(USES).stem, *SUITES))
+    command = [sys.executable, "-m", "pytest", "-v", "-k", chosen, "-m", "not slow and not nightly"]
+    done = subprocess.run(
+        [*command, "-p", "no:cacheprovider", USES, *SUITES.values()],
+        cwd=changed_copy,
+        env=os.environ | {"PYTHONPATH": str(changed_copy), "COLUMNS": "200"},
+        text=True,
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-8000:]
+    for name, suite in SUITES.items():
+        assert re.search(rf"^{suite}::.*{name}.* PASSED", done.stdout, re.MULTILINE), name

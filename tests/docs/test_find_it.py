@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from tests.support.findings import require_none
 from tests.support.pages import ROOT
 
 ROWS = re.findall(
@@ -16,4 +17,4 @@ def test_thirty_different_questions_have_an_answer() -> None:
 
 
 def test_every_answer_is_a_file() -> None:
-    assert [path for _, path in ROWS if not (ROOT / path).is_file()] == []
+    require_none(path for _, path in ROWS if not (ROOT / path).is_file())

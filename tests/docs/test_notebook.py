@@ -38,7 +38,7 @@ def execute() -> Any:
     return notebook
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("default")  # the kernel's connection has warnings of its own
 def test_the_notebook_prints_what_it_shows() -> None:
     assert outputs(execute()) == outputs(read())

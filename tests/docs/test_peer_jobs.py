@@ -47,10 +47,8 @@ def test_a_program_named_by_a_relative_path_is_found_from_any_folder(
         peer_jobs.find_program("./none")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "job", ["epsilon", pytest.param("noise", marks=pytest.mark.nightly), "two_runs", "unsampled"]
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("job", ["epsilon", "noise", "two_runs", "unsampled"])
 def test_numbers_are_those_of_the_page(job: str) -> None:
     """The page shows what the scripts of this project and of dp_accounting print today."""
     _, numbers = PAGE.read_text().split("this project | Opacus 1", 1)

@@ -9,35 +9,36 @@ import pytest
 
 from scripts import page_output, people, pictures
 
-MAINS = [people.main, page_output.main, pictures.main]
+
+def run(
+    main: Callable[[], object],
+    words: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> tuple[object, str, str]:
+    """Run a script that ends by itself; return its exit code, its output and its errors."""
+    monkeypatch.setattr(sys, "argv", ["script", *words])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    return ended.value.code, *capsys.readouterr()
 
 
-@pytest.mark.parametrize("main", MAINS, ids=lambda each: each.__module__)
+@pytest.mark.parametrize("main", [people.main, page_output.main, pictures.main])
 def test_a_script_prints_its_help(
     main: Callable[[], object], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["script", "--help"])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == 0
-    assert f"usage: python -m {main.__module__}" in capsys.readouterr().out
+    code, printed, _ = run(main, ["--help"], monkeypatch, capsys)
+    assert code == 0
+    assert f"usage: python -m {main.__module__}" in printed
 
 
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
+def test_a_wrong_person_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for words, told in (
         (["nobody"], "nobody is called 'nobody': choose from researcher, "),
         (["--write", "auditor"], "--write writes the rows of all people"),
-    ],
-)
-def test_a_wrong_person_is_named(
-    words: list[str],
-    told: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["people", *words])
-    with pytest.raises(SystemExit) as ended:
-        people.main()
-    assert ended.value.code == 2
-    assert told in capsys.readouterr().err
+    ):
+        code, _, errors = run(people.main, words, monkeypatch, capsys)
+        assert code == 2
+        assert told in errors

@@ -68,6 +68,7 @@ def program(name: str) -> str:
     return found
 
 
+@pytest.mark.slow
 def test_sqlite(tmp_path: Path) -> None:
     repository = opening.open_repository(f"sqlite:///{tmp_path}/ledger.db")
     run = Run(repository)

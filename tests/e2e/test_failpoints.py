@@ -30,6 +30,7 @@ from accountant_service.ledger.webhook_delivery import WebhookDelivery
 from accountant_service.ledger.webhooks import create_webhook
 from accountant_service.settings import Settings
 from tests.support.databases import database, free_port
+from tests.support.helpers import nightly
 
 RUN = {"kind": "dp_sgd", "noise_multiplier": 60.0, "sample_rate": 1.0, "sampling": "none",
        "steps": 100}  # fmt: skip
@@ -37,7 +38,7 @@ OTHER = RUN | {"noise_multiplier": 90.0}
 KINDS = ("reserve", "grant", "commit", "release", "renew", "reserve-other", "grant-other",
          "commit-other", "close")  # fmt: skip
 DATABASES = ("sqlite", "postgresql")
-FAST = {("sqlite", "grant"), ("postgresql", "commit-other")}
+IN_CI = {("sqlite", "grant"), ("postgresql", "commit-other")}
 POINTS_MAX = 40
 ANSWER_SECONDS = 120  # a server that is slow on a busy machine was not killed
 
@@ -196,24 +197,17 @@ def faults_at_every_point(bench: Bench, kind: str, mutant: str = "none") -> list
     return found
 
 
-def cases() -> Iterator[Any]:
-    """Yield every kind of write on every database; all but one database of each kind nightly."""
-    for number, kind in enumerate(KINDS):
-        for at, name in enumerate(DATABASES):
-            mark = pytest.mark.slow if (number + at) % 2 else pytest.mark.nightly
-            yield pytest.param(name, kind, marks=[] if (name, kind) in FAST else mark)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(("bench", "kind"), list(cases()), indirect=["bench"])
+@pytest.mark.parametrize(
+    ("bench", "kind"),
+    [each if each in IN_CI else nightly(*each) for each in itertools.product(DATABASES, KINDS)],
+    indirect=["bench"],
+)
 def test_all_or_nothing_at_every_point(bench: Bench, kind: str) -> None:
     assert faults_at_every_point(bench, kind) == []
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("mutant", ["autocommit", "forgetful", "hasty"])
-@pytest.mark.parametrize(
-    "bench", ["sqlite", pytest.param("postgresql", marks=pytest.mark.nightly)], indirect=True
-)
 def test_a_mutant_is_found_out(bench: Bench, mutant: str) -> None:
     assert faults_at_every_point(bench, "grant", mutant) != []

@@ -59,7 +59,7 @@ def test_the_loop_has_at_most_25_lines() -> None:
     assert 10 < len(loop_of(PROGRAM.read_text())) <= 25
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("command", list(COMMANDS))
 def test_a_bert_is_killed_and_goes_on(
     command: str, killed: KilledProgram, data: Path, tmp_path: Path

@@ -15,7 +15,8 @@ import pytest
 
 from tests.support.pages import PAGES, ROOT, copy_repository
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.timeout(900)  # installing takes minutes on a busy machine
+slow = pytest.mark.slow
 
 
 def run(*command: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -42,6 +43,7 @@ def programs(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "bin"
 
 
+@slow
 def test_the_wheel_contains_templates_and_licences_but_no_tests(built: Path) -> None:
     with zipfile.ZipFile(next(built.glob("*.whl"))) as wheel:
         names = set(wheel.namelist())
@@ -53,6 +55,7 @@ def test_the_wheel_contains_templates_and_licences_but_no_tests(built: Path) -> 
     assert not any(name.startswith(("tests/", "benchmarks/", "data/")) for name in names)
 
 
+@slow
 def test_the_installed_service_answers(programs: Path, tmp_path: Path) -> None:
     question = ["-q", "0.01", "-s", "1.1", "-t", "1000", "-d", "1e-5", "--json"]
     done = run(programs / "accountant", "epsilon", *question, cwd=tmp_path)
@@ -62,6 +65,7 @@ def test_the_installed_service_answers(programs: Path, tmp_path: Path) -> None:
     assert made.returncode == 0, made.stderr[-2000:]
 
 
+@slow
 def test_the_client_names_the_missing_extra(programs: Path) -> None:
     done = run(programs / "accountant-train", "--help")
     assert done.returncode == 2
@@ -69,6 +73,7 @@ def test_the_client_names_the_missing_extra(programs: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.nightly  # the wheel is built from it, which shows most of this
 def test_the_source_archive_installs_too(programs: Path, built: Path) -> None:
     pip = [programs / "python", "-m", "pip", "install", "--quiet", "--force-reinstall", "--no-deps"]
     done = run(*pip, next(built.glob("*.tar.gz")))
@@ -92,11 +97,6 @@ EXTRAS = {  # what the pages say to install, and what is there then
 }
 
 
-def is_small(line: str) -> bool:
-    """Return whether an extra does without PyTorch, which takes minutes to install."""
-    return not re.search(r"train|opacus", line)
-
-
 def test_every_extra_that_a_page_names_is_tried() -> None:
     named = (
         re.findall(r"pip install 'privacy-accountant\[.*?'", file.read_text()) for file in PAGES
@@ -104,33 +104,19 @@ def test_every_extra_that_a_page_names_is_tried() -> None:
     assert {each for found in named for each in found} == set(EXTRAS)
 
 
-@pytest.fixture(scope="module")
-def growing(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An environment that is empty at first, and keeps what each extra installs."""
-    folder = tmp_path_factory.mktemp("growing")
-    venv.create(folder, with_pip=True)
-    return folder / "bin"
-
-
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize(
-    "lines",
-    [
-        pytest.param([each for each in EXTRAS if is_small(each)], id="small"),
-        pytest.param(list(EXTRAS), id="all", marks=pytest.mark.nightly),
-    ],
-)
+@pytest.mark.nightly
 def test_every_extra_is_installed_as_its_page_says(
-    lines: list[str], growing: Path, built: Path, tmp_path: Path, subtests: pytest.Subtests
+    built: Path, tmp_path: Path, subtests: pytest.Subtests
 ) -> None:
-    """One test, so that one process installs what several extras have in common, once."""
+    """One environment, empty at first, so that what extras have in common is installed once."""
+    venv.create(tmp_path / "growing", with_pip=True)
+    growing = tmp_path / "growing/bin"
     ours = tmp_path / "ours.txt"
     version = next(built.glob("*.whl")).name.split("-")[1]
     ours.write_text(f"--find-links {built}\nprivacy-accountant=={version}\n")
     constraints = {"PIP_CONSTRAINT": f"{ROOT / 'constraints.txt'} {ours}", "PIP_QUIET": "1"}
     path = {"PATH": f"{growing}:{os.environ['PATH']}"}
-    for line in lines:
-        module = EXTRAS[line]
+    for line, module in EXTRAS.items():
         with subtests.test(line):
             done = script(line, tmp_path, constraints | path)
             assert done.returncode == 0, done.stderr[-2000:]
@@ -160,7 +146,6 @@ SEES_GPU = '.venv/bin/python -c "import torch; print(torch.cuda.is_available())"
 
 
 @pytest.mark.nightly
-@pytest.mark.timeout(900)
 def test_an_environment_for_a_gpu_is_made_as_its_page_says(tmp_path: Path) -> None:
     """With the torch that is pinned; where there is no GPU, the run says so before it asks."""
     home = tmp_path / "repository"

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 
-from scripts.people import FOLDER, PAGE, PEOPLE, Job, do_job, read_purpose
-from tests.support import warm_commands
+from scripts.people import FOLDER, PAGE, PEOPLE, do_job, read_purpose
+from tests.support.findings import require_none
 
-TRAINS = "training_engineer"
-SLOW = (TRAINS, "operator", "privacy_officer")
-CASES = [pytest.param(each, marks=[pytest.mark.slow] * (each in SLOW)) for each in PEOPLE]
 SAYS = {
     "researcher": "noise multiplier  0.9591017807",
     "engineer": "noise multiplier  2.112036729",
@@ -23,14 +19,10 @@ SAYS = {
 }
 
 
-def job_of(person: str, folder: Path) -> Job:
-    warm_commands.install(folder)
-    return do_job(person, folder)
-
-
-@pytest.mark.parametrize("person", CASES)
-def test_a_job_is_done_with_as_many_commands_as_the_page_says(person: str, tmp_path: Path) -> None:
-    job = job_of(person, tmp_path)
+@pytest.mark.nightly
+@pytest.mark.parametrize("person", PEOPLE)
+def test_a_job_is_done_with_as_many_commands_as_the_page_says(person: str) -> None:
+    job = do_job(person)
     assert job.exit_code == 0, job.output
     assert SAYS[person] in job.output
     purpose = re.escape(read_purpose(person))
@@ -42,8 +34,7 @@ def test_there_is_a_script_for_each_person_and_no_other() -> None:
     assert sorted(f"{each}.sh" for each in PEOPLE) == sorted(each.name for each in FOLDER.iterdir())
 
 
-@pytest.mark.parametrize("person", PEOPLE)
-def test_no_step_needs_another_tool_or_json(person: str) -> None:
-    script = (FOLDER / f"{person}.sh").read_text()
-    for word in ("curl", "openssl", "Bearer", "jq ", "sqlite3", "python", '{"'):
-        assert word not in script, word
+def test_no_step_needs_another_tool_or_json() -> None:
+    other_tools = ("curl", "openssl", "Bearer", "jq ", "sqlite3", "python", '{"')
+    scripts = {each: (FOLDER / f"{each}.sh").read_text() for each in PEOPLE}
+    require_none(f"{who}: {word}" for who in PEOPLE for word in other_tools if word in scripts[who])

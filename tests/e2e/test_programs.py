@@ -6,31 +6,28 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
-import sys
-import urllib.request
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
 
 from accountant_service import cli
-from tests.support.programs import awake
+from tests.support.server import PROGRAMS, Server
 
-PROGRAMS = Path(sys.executable).parent
-ROOT = Path(__file__).parents[2]
+SHOWN = {"COLUMNS": "120", "NO_COLOR": "1"}
+RUN = {"kind": "dp_sgd", "noise_multiplier": 1.1, "sample_rate": 0.01, "steps": 1000}
 
 
-def command(*arguments: str, program: str = "accountant") -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"COLUMNS": "120", "NO_COLOR": "1"}
+def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run `accountant` in a process of its own."""
     return subprocess.run(
-        [PROGRAMS / program, *arguments],
+        [PROGRAMS / "accountant", *arguments],
         capture_output=True,
         text=True,
-        env=environment,
+        env=os.environ | SHOWN,
         check=False,
         timeout=120,
     )
@@ -38,77 +35,50 @@ def command(*arguments: str, program: str = "accountant") -> subprocess.Complete
 
 def in_this_process(*arguments: str) -> Result:
     """Run a command of `accountant` without a second for the start of a process."""
-    return CliRunner().invoke(cli.app, arguments, env={"COLUMNS": "120", "NO_COLOR": "1"})
-
-
-@contextmanager
-def running(folder: Path, environment: Mapping[str, str]) -> Iterator[str]:
-    """The address of a service process, which ends well, and without a traceback."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    process = subprocess.Popen(
-        [PROGRAMS / "accountant", "serve", "--port", str(port)],
-        cwd=folder,
-        env=os.environ | environment,
-        stderr=subprocess.PIPE,
-    )
-    try:
-        yield awake(f"http://127.0.0.1:{port}")
-    finally:
-        process.send_signal(signal.SIGTERM)
-        _, log = process.communicate(timeout=60)
-    assert process.returncode in (0, -signal.SIGTERM)
-    assert b"Traceback" not in log
+    return CliRunner().invoke(cli.app, arguments, env=SHOWN)
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with running(tmp_path_factory.mktemp("server"), {}) as url:
-        yield url
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A service process, which ends well and without a traceback."""
+    folder = tmp_path_factory.mktemp("server")
+    found = Server(f"sqlite:///{folder}/ledger.db", folder)
+    found.wait()
+    yield found
+    assert found.stop() in (0, -signal.SIGTERM)
+    assert "Traceback" not in found.log
 
 
-def post(url: str, body: bytes) -> tuple[int, dict[str, object]]:
-    request = urllib.request.Request(url, body, {"Content-Type": "application/json"})
-    try:
-        with urllib.request.urlopen(request, timeout=60) as answer:
-            return answer.status, json.load(answer)
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, json.load(error)
+def post(server: Server, path: str, body: Any) -> tuple[int, Any]:
+    """Return the status and the JSON answer of a request."""
+    status, answer = server.ask("POST", path, body)
+    return status, json.loads(answer)
 
 
-def test_the_server_answers_and_survives_a_huge_body(server: str) -> None:
-    huge = b'{"mechanism": {"kind": "composed", "mechanisms": [' + b'{"kind": "x"},' * 700_000
-    status, problem = post(f"{server}/v1/epsilon", huge)
+@pytest.mark.slow
+def test_the_server_answers_and_survives_a_huge_body(server: Server) -> None:
+    huge = {"mechanism": {"kind": "composed", "mechanisms": [{"kind": "x"}] * 700_000}}
+    status, problem = post(server, "/v1/epsilon", huge)
     assert (status, problem["code"]) == (413, "body-too-large")
-    run = {"kind": "dp_sgd", "noise_multiplier": 1, "sample_rate": 0.01, "steps": 100}
-    status, answer = post(
-        f"{server}/v1/epsilon", json.dumps({"mechanism": run, "delta": 1e-5}).encode()
-    )
-    assert status == 200
-    assert answer["status"] == "proven"
+    status, served = post(server, "/v1/epsilon", {"mechanism": RUN, "delta": 1e-5})
+    assert (status, served["status"]) == (200, "proven")
+    printed = command("epsilon", "--mechanism", json.dumps(RUN), "-d", "1e-5", "--json")
+    assert json.loads(printed.stdout) == served
 
 
-def test_memory_stays_within_its_bounds(server: str) -> None:
+@pytest.mark.slow
+def test_memory_stays_within_its_bounds(server: Server) -> None:
     """Idle below 150 MB; no accepted request adds more than 300 MB."""
-    pid = int(
-        subprocess.run(
-            ["pgrep", "-f", f"serve --port {server.rsplit(':', 1)[1]}"],
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout.split()[0]
-    )
 
     def megabytes(field: str) -> float:
-        text = Path(f"/proc/{pid}/status").read_text()
+        """Return a field of the server process's memory."""
+        text = Path(f"/proc/{server.process.pid}/status").read_text()
         found = re.search(rf"{field}:\s+(\d+) kB", text)
         assert found
         return int(found[1]) / 1024
 
-    assert megabytes("VmRSS") < 150
     idle = megabytes("VmRSS")
+    assert idle < 150
     parts = [
         {"kind": "dp_sgd", "noise_multiplier": 0.5 + i / 50, "sample_rate": 1e-3, "steps": 999}
         for i in range(40)
@@ -121,62 +91,49 @@ def test_memory_stays_within_its_bounds(server: str) -> None:
     for mechanism in questions:
         for method in ("pld", "subsampled_rdp"):
             body = {"mechanism": mechanism, "delta": 1e-7, "method": method}
-            status, _ = post(f"{server}/v1/epsilon", json.dumps(body).encode())
-            assert status in (200, 422)
+            assert post(server, "/v1/epsilon", body)[0] in (200, 422)
     assert megabytes("VmHWM") - idle < 300
 
 
 @pytest.mark.parametrize(
-    "arguments",
+    "words",
     [
-        ["epsilon", "-q", "0.01", "-s", "1.1", "-t", "1000", "-d", "1e-5"],
-        ["delta", "-q", "0.01", "-s", "1.1", "-t", "1000", "-E", "2"],
-        ["noise-multiplier", "-q", "0.01", "-t", "1000", "-E", "2", "-d", "1e-5"],
-        ["steps", "-q", "0.01", "-s", "1.1", "-E", "2", "-d", "1e-5"],
-        ["compare", "-q", "0.01", "-s", "1.1", "-t", "1000", "-d", "1e-5"],
+        "epsilon -q 0.01 -s 1.1 -t 1000 -d 1e-5",
+        "delta -q 0.01 -s 1.1 -t 1000 -E 2",
+        "noise-multiplier -q 0.01 -t 1000 -E 2 -d 1e-5",
+        "steps -q 0.01 -s 1.1 -E 2 -d 1e-5",
+        "compare -q 0.01 -s 1.1 -t 1000 -d 1e-5",
     ],
-    ids=lambda arguments: arguments[0],
 )
-def test_every_command_prints_text_and_json(server: str, arguments: list[str]) -> None:
-    shown = command(*arguments)
-    assert shown.returncode == 0, shown.stderr
+def test_every_command_prints_text_and_json(words: str) -> None:
+    arguments = words.split()
+    shown = in_this_process(*arguments)
+    assert shown.exit_code == 0, shown.stderr
     assert "proven" in shown.stdout
-    as_json = in_this_process(*arguments, "--json")
-    answer = json.loads(as_json.stdout)
-    assert answer
+    assert json.loads(in_this_process(*arguments, "--json").stdout)
     help_text = in_this_process(arguments[0], "--help").stdout
     assert "Example: accountant" in help_text
     assert "--json" in help_text
 
 
-def test_the_command_line_answers_what_the_service_answers(server: str) -> None:
-    run = {"kind": "dp_sgd", "noise_multiplier": 1.1, "sample_rate": 0.01, "steps": 1000}
-    body = json.dumps({"mechanism": run, "delta": 1e-5}).encode()
-    _, served = post(f"{server}/v1/epsilon", body)
-    printed = command("epsilon", "--mechanism", json.dumps(run), "-d", "1e-5", "--json")
-    assert json.loads(printed.stdout) == served
-
-
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("words", "told"),
     [
-        (["epsilon", "-q", "2", "-s", "1", "-t", "5", "-d", "1e-5"], "--sample-rate must be"),
-        (["epsilon", "-q", "0.1", "-s", "1", "-t", "5", "-d", "7"], "--delta must be"),
-        (["epsilon", "-d", "1e-5", "--mechanism", "{"], "--mechanism is not JSON"),
-        (["epsilon", "-d", "1e-5", "--mechanism", "@/nowhere"], "cannot read the file"),
-        (
-            ["steps", "-q", "0.1", "-s", "1", "-E", "1", "-d", "1e-5", "--method", "x"],
-            "--method must be",
-        ),
+        ("epsilon -q 2 -s 1 -t 5 -d 1e-5", "--sample-rate must be"),
+        ("epsilon -q 0.1 -s 1 -t 5 -d 7", "--delta must be"),
+        ("epsilon -d 1e-5 --mechanism {", "--mechanism is not JSON"),
+        ("epsilon -d 1e-5 --mechanism @/nowhere", "cannot read the file"),
+        ("steps -q 0.1 -s 1 -E 1 -d 1e-5 --method x", "--method must be"),
     ],
 )
-def test_wrong_input_is_explained_without_a_traceback(arguments: list[str], words: str) -> None:
-    refused = in_this_process(*arguments)
+def test_wrong_input_is_explained_without_a_traceback(words: str, told: str) -> None:
+    refused = in_this_process(*words.split())
     assert refused.exit_code == 2
     assert isinstance(refused.exception, SystemExit)
-    assert words in refused.stderr
+    assert told in refused.stderr
 
 
+@pytest.mark.slow
 def test_the_program_explains_wrong_input_as_its_commands_do() -> None:
     refused = command("epsilon", "-q", "2", "-s", "1", "-t", "5", "-d", "1e-5")
     assert refused.returncode == 2
@@ -186,14 +143,10 @@ def test_the_program_explains_wrong_input_as_its_commands_do() -> None:
 
 @pytest.mark.slow
 def test_the_trainer_does_not_train_without_a_service(tmp_path: Path) -> None:
-    done = command(
-        "run",
-        "--service",
-        "http://127.0.0.1:9",
-        "--data-dir",
-        str(tmp_path),
-        program="accountant-train",
-    )
-    assert done.returncode == 4
+    from training_client.lab.cli import app  # torch comes with it
+
+    nobody = ["--service", "http://127.0.0.1:9"]
+    done = CliRunner().invoke(app, ["run", *nobody, "--data-dir", str(tmp_path)], env=SHOWN)
+    assert done.exit_code == 4
     assert "accountant serve" in done.stderr
     assert not list(tmp_path.iterdir()), "data was touched without an answer"

@@ -23,6 +23,7 @@ from accountant_service.ledger.verification import verify
 from accountant_service.mechanisms import from_json, to_json
 from tests.e2e.storm_client import PLANS
 from tests.support.databases import database, private_server
+from tests.support.helpers import nightly
 from tests.support.linearizability import Call, faults
 from tests.support.server import Server
 
@@ -114,16 +115,19 @@ def _is_reference(policy: ReferenceFilter, plan: dict[str, Any]) -> bool:
     return policy.reference == from_json(plan | {"steps": 1})
 
 
-def few_or_many(slow: list[int], nightly: int) -> list[Any]:
-    """Return how often to kill, in the slow and in the nightly suite."""
-    return [
-        *(pytest.param(each, marks=pytest.mark.slow) for each in slow),
-        pytest.param(nightly, marks=[pytest.mark.nightly, pytest.mark.timeout(900)]),
-    ]
-
-
-@pytest.mark.parametrize(("kind", "servers"), [("sqlite", 1), ("postgresql", 2)])
-@pytest.mark.parametrize("kills", few_or_many([4, 10], 60))
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("kind", "servers", "kills"),
+    [
+        ("postgresql", 2, 4),
+        *(
+            nightly(*place, kills)
+            for place in (("sqlite", 1), ("postgresql", 2))
+            for kills in (10, 60)
+        ),
+    ],
+)
 def test_servers_are_killed(kind: str, servers: int, kills: int, tmp_path: Path) -> None:
     with database(kind, tmp_path) as url:
         epsilon = 1.5 if kills < 10 else 60.0  # used up, or more than the storm can use
@@ -141,13 +145,14 @@ def test_servers_are_killed(kind: str, servers: int, kills: int, tmp_path: Path)
         print(f"{kind}: {killed} kills, {storm.end()}")
 
 
-@pytest.mark.parametrize("crashes", few_or_many([4], 10))
-def test_the_database_crashes(crashes: int, tmp_path: Path) -> None:
+@pytest.mark.nightly
+@pytest.mark.timeout(900)
+def test_the_database_crashes(tmp_path: Path) -> None:
     """Without it nothing is granted; with it again everything goes on, nobody restarts a server."""
     with private_server() as postgresql:
         storm = Storm(postgresql.url, tmp_path, 2, 60.0)
         chance = random.Random(9)
-        for _ in range(crashes):
+        for _ in range(10):
             time.sleep(chance.uniform(0.5, 1.5))
             postgresql.crash()
             before = storm.answered()
@@ -156,4 +161,4 @@ def test_the_database_crashes(crashes: int, tmp_path: Path) -> None:
             assert after <= before + 8  # each client's last answer may still have been on its way
             postgresql.start()
             storm.wait_for(after + 8)
-        print(f"{crashes} crashes of the database, {storm.end()}")
+        print(f"10 crashes of the database, {storm.end()}")

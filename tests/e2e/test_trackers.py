@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.pages import ROOT, Block, Page, Session
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(600)]
 PAGE = Page.read(ROOT / "docs/how-to/tracking.md")
 PACKAGES = ("mlflow-skinny", "wandb")
 SETUP = """

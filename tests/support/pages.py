@@ -36,13 +36,14 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import IO, Any, Final, Self
 
 import pytest
 from markdown_it import MarkdownIt
+from markdown_it.token import Token
 
-from tests.support import warm_commands
 from tests.support.databases import free_port, private_server
 from tests.support.overlay import create_overlay
 from tests.support.shown_output import require_shown
@@ -133,6 +134,12 @@ class Block:
         return [each for line in plain for each in line.strip().split(" && ") if each]
 
 
+@cache
+def parse_page(file: Path) -> tuple[Token, ...]:
+    """Return the tokens of a page."""
+    return tuple(MarkdownIt("commonmark").parse(file.read_text()))
+
+
 @dataclass(frozen=True)
 class Page:
     """A page's blocks, in order, and the programs that they need."""
@@ -149,7 +156,7 @@ class Page:
         packages: list[str] = []
         notes: dict[str, str] = {}
         slow_page: str | None = None
-        for token in MarkdownIt("commonmark").parse(file.read_text()):
+        for token in parse_page(file):
             where = f"{file.name}:{(token.map or [0])[0] + 1}"
             if token.type == "html_block":
                 notes |= dict(_COMMENT.findall(token.content))
@@ -189,7 +196,6 @@ class Session:
         self._compare = compare
         self._home = folder / "repository"
         self._state = folder / "state"
-        self._programs = folder / "programs"
         self._page = page
         self._interpreter = Path(sys.executable)
         self._closing = ExitStack()
@@ -201,14 +207,12 @@ class Session:
     def __enter__(self) -> Self:
         copy_repository(self._home)
         (self._home / ".venv").symlink_to(sys.prefix)
-        self._programs.mkdir()
-        warm_commands.install(self._programs)
         self._environment = {
             name: value for name, value in os.environ.items() if not name.startswith("ACCOUNTANT_")
         } | {
             "COLUMNS": "100",
             "NO_COLOR": "1",
-            "PATH": f"{self._programs}:{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
             "PYTHONPATH": str(self._home),
             "STATE": str(self._state),
             "ACCOUNTANT_SERVICE": f"http://127.0.0.1:{self._port}",

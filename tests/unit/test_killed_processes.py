@@ -5,7 +5,7 @@ Steps are charged one by one, so that a single step too many is seen.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -16,6 +16,7 @@ import pytest
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 
+from tests.support.helpers import nightly
 from tests.support.killed_ranks import MOMENTS, Victim, append_byte, count_of, count_steps
 from tests.support.process_groups import run_in_processes
 from tests.support.shared_runs import PLAN, Model, Records, message_of, step_with
@@ -103,17 +104,20 @@ def require_charged(folder: Path, size: int) -> int:
     return charged
 
 
-def cases() -> Iterator[Any]:
-    """Yield the grid of cases; nightly, except rank 0 replicated and rank 1 sharded, of two."""
-    for make, moment, size in product((replicated, sharded), MOMENTS, (2, 4)):
-        for rank in (0, size - 1):
-            few = (replicated, 2, 0), (sharded, 2, 1)
-            mark = pytest.mark.slow if (make, size, rank) in few else pytest.mark.nightly
-            name = f"{make.__name__}-{moment}-{rank}-of-{size}"
-            yield pytest.param(make, moment, size, rank, id=name, marks=mark)
+IN_CI = ((replicated, "answer", 2, 0), (sharded, "update", 2, 1))
+EVERY = [
+    (make, moment, size, rank)
+    for make, moment, size in product((replicated, sharded), MOMENTS, (2, 4))
+    for rank in (0, size - 1)
+]
 
 
-@pytest.mark.parametrize(("make", "moment", "size", "rank"), list(cases()))
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("make", "moment", "size", "rank"),
+    [each if each in IN_CI else nightly(*each) for each in EVERY],
+    ids=lambda each: getattr(each, "__name__", None),
+)
 def test_no_step_is_uncharged_when_a_process_is_killed(
     make: Callable[[], nn.Module], moment: str, size: int, rank: int, tmp_path: Path
 ) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields, replace
-from typing import Any, get_args
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar, get_args
 
 import pytest
 from hypothesis import given
@@ -315,11 +315,26 @@ def test_the_number_of_records_is_found_in_every_kind(kind: Any) -> None:
         assert pointers == [f"/{name}", *expected]
 
 
-def test_an_unknown_kind_of_mechanism_states_no_size_unnoticed() -> None:
-    unknown: Any = object()
-    for mechanism in (unknown, Composed((unknown,))):
-        with pytest.raises(AssertionError):
-            list(find_dataset_size_mismatches(10, mechanism))
+@dataclass(frozen=True, slots=True)
+class LaterKind:
+    """A kind that does not exist: what holds for it holds for the next one."""
+
+    kind: ClassVar = "later"
+    dataset_size: int | None
+    rates: tuple[float, ...]
+    inner: Any
+    several: tuple[Any, ...]
+
+
+def test_the_number_of_records_is_found_in_a_kind_added_later() -> None:
+    sample = from_json(SAMPLE)
+    later: Any = LaterKind(1001, (0.5,), sample, (sample, LaterKind(999, (), None, ())))
+    found = list(find_dataset_size_mismatches(1000, Composed((later,))))
+    places = ["", "/inner", "/several/0", "/several/1"]
+    assert [each.pointer for each in found] == [f"/mechanisms/0{at}/dataset_size" for at in places]
+    assert [each.stated for each in found] == [1001, 10**9, 10**9, 999]
+    nothing: Any = LaterKind(None, (), None, ())
+    assert list(find_dataset_size_mismatches(1000, nothing)) == []
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,104 @@
+"""Tests of what CONTRIBUTING's examples add; they run in the copy that has the examples.
+
+`test_contributing.py` starts them, beside the conformance tests of the added method and optimizer.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from typer.testing import CliRunner
+
+from accountant_service import cli
+from accountant_service.app import create_app
+from accountant_service.ledger.api_keys import Scope
+from accountant_service.settings import Settings
+from tests.support.training_bench import Bench
+
+KIND = {"kind": "concentrated_gaussian", "rho": 0.5}
+STEP = {"kind": "concentrated_gaussian", "rho": 0.001}
+RUN = {"kind": "repeated", "count": 5, "mechanism": STEP}
+METHOD = "unsampled_gaussian"
+
+
+@pytest.fixture(scope="module")
+def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
+    """The application on a ledger of its own."""
+    url = f"sqlite:///{tmp_path_factory.mktemp('ledger')}/ledger.db"
+    with TestClient(create_app(Settings(database_url=url))) as client:
+        yield client
+
+
+@pytest.fixture
+def key(api: TestClient) -> dict[str, str]:
+    """The header of a key that may do everything."""
+    token, _ = api.app.state.keys.create([Scope.ADMIN])  # type: ignore[attr-defined]
+    return {"Authorization": f"Bearer {token}"}
+
+
+def ask(*words: str) -> Any:
+    """Return the JSON answer of a command."""
+    done = CliRunner().invoke(cli.app, [*words, "--json"], env={"COLUMNS": "200"})
+    assert done.exit_code == 0, done.output
+    return json.loads(done.stdout)
+
+
+def test_the_kind_and_the_method_are_accounted_for(api: TestClient) -> None:
+    """As the Gaussian release of σ = 1 that this one equals."""
+    described = ("--mechanism", json.dumps(KIND), "-d", "1e-5")
+    equal = ask(
+        "epsilon", "--mechanism", '{"kind": "gaussian", "noise_multiplier": 1}', "-d", "1e-5"
+    )
+    for method in ("pld", METHOD):
+        body = {"mechanism": KIND, "delta": 1e-5, "method": method}
+        served = api.post("/v1/epsilon", json=body).json()
+        assert served["status"] == "proven"
+        assert served["epsilon"] == pytest.approx(equal["epsilon"], rel=1e-8)
+        assert ask("epsilon", *described, "--method", method) == served
+    compared = {each["method"]: each for each in ask("compare", *described)["guarantees"]}
+    assert compared[METHOD]["epsilon"] == pytest.approx(compared["pld"]["epsilon"], rel=1e-8)
+    assert (
+        METHOD in CliRunner().invoke(cli.app, ["epsilon", "--help"], env={"COLUMNS": "200"}).stdout
+    )
+
+
+def test_a_run_of_the_kind_is_quoted_reserved_granted_and_certified(
+    api: TestClient, key: dict[str, str], tmp_path: Path
+) -> None:
+    def write(path: str, body: Any) -> Any:
+        """Make a write, and return the answer."""
+        answer = api.post(f"/v1{path}", json=body, headers=key | {"Idempotency-Key": path})
+        assert answer.is_success, answer.text
+        return answer.json()
+
+    write("/datasets", {"name": "d", "size": 1000, "budget": {"epsilon": 3.0, "delta": 1e-5}})
+    assert write("/datasets/d/quotes", {"mechanism": RUN})["fits"]
+    run = f"/reservations/{write('/datasets/d/reservations', {'mechanism': RUN})['id']}"
+    assert write(f"{run}/grants", {"steps": 2, "sequence": 0})["steps_granted"] == 2
+    write(f"{run}/commit", {})
+    document = api.get(f"/v1{run}/certificate", headers=key).json()
+    assert document["mechanism"] == RUN
+    file = tmp_path / "certificate.json"
+    file.write_text(json.dumps(document))
+    assert ask("verify", str(file), "--public-key", document["public_key"])["faults"] == []
+
+
+def test_the_optimizer_trains(
+    api: TestClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench(api, tmp_path / "run", monkeypatch)
+    bench.give(3.0)
+    done = bench.run("--dataset", bench.name, "--optimizer", "dp_adamax")
+    assert done.exit_code == 0, done.output
+    assert bench.read("privacy.json")["model_sha256"] == bench.digest()
+
+
+def test_the_page_shows_the_methods(api: TestClient) -> None:
+    shown = api.get("/methods")
+    assert shown.status_code == 200
+    assert "Gaussian mechanism without sampling" in shown.text

@@ -241,7 +241,11 @@ class PrivacyFilter(ABC):
         return True
 
     def is_table_sound(self) -> bool:
-        """Return whether every ε that is stored for display bounds the ε of its amounts."""
+        """Return whether every ε that is stored for display bounds the ε of its amounts.
+
+        Raises:
+            AccountingError: this could not be computed.
+        """
         return True
 
     @abstractmethod

@@ -238,7 +238,11 @@ class ReferenceFilter(PrivacyFilter):
             return self
         step = Question(charged_form(self.reference), self.relation, adds_curves=False)
         points = _EPSILON_POINTS if has_quick_curve(step) else _EPSILON_POINTS_FEW
-        return replace(self, epsilons=_compute_table(self, points))
+        try:
+            epsilons = _compute_table(self, points)
+        except AccountingError:  # the whole budget's ε bounds every number of steps
+            epsilons = (self.epsilon,) * points
+        return replace(self, epsilons=epsilons)
 
     def is_table_sound(self) -> bool:
         """Return whether the table of ε states at least what is proved, without a table too.
@@ -246,6 +250,9 @@ class ReferenceFilter(PrivacyFilter):
         A larger ε is a bound as well: an earlier version may have proved less. A smaller one may
         differ by the accuracy of the bounds, the width of the interval that they are the upper end
         of: another machine or version may have computed a narrower interval.
+
+        Raises:
+            AccountingError: the proved ε could not be computed, so nothing is known of the table.
         """
         if not self.epsilons:
             return True
@@ -253,25 +260,29 @@ class ReferenceFilter(PrivacyFilter):
             return False
         if any(type(each) is not float for each in self.epsilons):
             return False
-        proved = np.array(_compute_table(self, len(self.epsilons)))
         stated = np.array(self.epsilons)
-        is_increasing = bool(np.all(np.diff(stated) >= 0)) and stated[-1] <= self.epsilon
+        if np.any(np.diff(stated) < 0) or stated[-1] > self.epsilon:
+            return False
+        if stated[0] == self.epsilon:  # nothing to prove: no number of steps takes more
+            return True
+        proved = np.array(_compute_table(self, len(self.epsilons)))
         accuracy = TOLERANCE * np.maximum(proved, EPSILON_NEGLIGIBLE)
-        return is_increasing and bool(np.all(stated >= proved - accuracy))
+        return bool(np.all(stated >= proved - accuracy))
 
     def compute_table(self, points: int) -> tuple[float, ...]:
-        """Return ε of `points` increasing numbers of reference steps, at most the budget's ε."""
+        """Return ε of `points` increasing numbers of reference steps, at most the budget's ε.
+
+        Raises:
+            AccountingError: ε could not be computed.
+        """
         if self.reference is None:
             raise ValueError("the dataset has no reference yet")
         step = Question(charged_form(self.reference), self.relation, adds_curves=False)
         counts = _tabulated_counts(self.steps, points)
         different = sorted(set(counts.tolist()))
-        try:
-            bounds = ACCOUNTANTS["pld"].epsilon_bounds(step, different, self._steps_delta)
-            known = dict(zip(different, (each.value for each in bounds), strict=True))
-        except AccountingError:  # then every number of steps is shown with the whole budget's ε
-            known = {}
-        values = [min(known.get(each, self.epsilon), self.epsilon) for each in counts.tolist()]
+        bounds = ACCOUNTANTS["pld"].epsilon_bounds(step, different, self._steps_delta)
+        known = dict(zip(different, (each.value for each in bounds), strict=True))
+        values = [min(known[each], self.epsilon) for each in counts.tolist()]
         return tuple(np.maximum.accumulate(values).tolist())
 
     @property

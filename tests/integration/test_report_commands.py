@@ -167,16 +167,6 @@ def test_the_service_answers_with_a_report_in_each_format(
     assert "default-src 'none'" in answer.headers["Content-Security-Policy"]
 
 
-def test_a_report_needs_a_key_that_may_see_the_dataset(
-    visitor: tuple[TestClient, dict[str, str]],
-) -> None:
-    client, headers = visitor
-    assert client.get("/v1/datasets/p/report").status_code == 401
-    assert client.get("/v1/datasets/q/report", headers=headers).status_code == 404
-    unknown: Any = client.get("/v1/datasets/p/report?format=docx", headers=headers).json()
-    assert unknown["errors"][0]["pointer"] == "/query/format"
-
-
 def test_facts_that_a_program_declares_are_in_the_record_and_checked(
     visitor: tuple[TestClient, dict[str, str]],
 ) -> None:

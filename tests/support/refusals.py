@@ -315,11 +315,6 @@ _DATASET: Final = {"name": "new", "size": 9, "budget": {"epsilon": 1, "delta": 1
 _FITTING: Final = run(0.01, 20.0, 3)
 
 
-def _ledger(path: str, body: Any, pointer: str | None, says: str = "", **more: Any) -> Refusal:
-    """Return a refusal of the ledger."""
-    return Refusal(path, body, pointer, says, **more)
-
-
 def _missing(path: str, body: Any = None, method: str = "GET", **more: Any) -> Refusal:
     """Return the refusal of something that is not in the ledger."""
     return Refusal(path, body, None, "", "not-found", 404, method, **more)

@@ -106,12 +106,6 @@ def test_what_is_missing_or_given_twice_is_refused_before_it_is_sent(
         service.epsilon({"kind": "gaussian", "noise_multiplier": 1}, 1e-5, noise_multiplier=2.0)
 
 
-def test_a_wrong_argument_is_named_by_the_service(service: AccountingService) -> None:
-    with pytest.raises(ServiceRefusedError) as refused:
-        service.epsilon(delta=1e-5, noise_multiplier=0.0, sample_rate=0.1, steps=5)
-    assert refused.value.pointers == ("/mechanism/noise_multiplier",)
-
-
 RUN_OUTSIDE = {
     "sampling": "poisson",
     "batch_size": 600,

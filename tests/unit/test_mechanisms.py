@@ -177,64 +177,6 @@ def test_shuffled_epochs_are_counted_whole() -> None:
         assert (atom.sampling, count) == ("shuffled", epochs)
 
 
-@pytest.mark.parametrize(
-    ("description", "pointer"),
-    [
-        (None, ""),
-        ([], ""),
-        ({"kind": "os.system"}, "/kind"),
-        ({"kind": ["gaussian"]}, "/kind"),
-        ({"kind": "gaussian"}, "/noise_multiplier"),
-        ({"kind": "gaussian", "noise_multiplier": True}, "/noise_multiplier"),
-        ({"kind": "gaussian", "noise_multiplier": "1"}, "/noise_multiplier"),
-        ({"kind": "gaussian", "noise_multiplier": 0}, "/noise_multiplier"),
-        ({"kind": "gaussian", "noise_multiplier": float("nan")}, "/noise_multiplier"),
-        ({"kind": "gaussian", "noise_multiplier": float("inf")}, "/noise_multiplier"),
-        ({"kind": "gaussian", "noise_multiplier": 10**400}, "/noise_multiplier"),
-        ({"kind": "gaussian", "noise_multiplier": 1, "a/b": 1}, "/a~1b"),
-        ({"kind": "repeated", "count": 1.5, "mechanism": gaussian(1)}, "/count"),
-        ({"kind": "repeated", "count": -1, "mechanism": gaussian(1)}, "/count"),
-        ({"kind": "repeated", "count": 1, "mechanism": {"kind": "x"}}, "/mechanism/kind"),
-        ({"kind": "composed", "mechanisms": {}}, "/mechanisms"),
-        ({"kind": "composed", "mechanisms": [gaussian(1), 3]}, "/mechanisms/1"),
-        (
-            {"kind": "diagonal_gaussian", "sensitivities": [1], "noise_stds": []},
-            "/noise_stds",
-        ),
-        (
-            {"kind": "diagonal_gaussian", "sensitivities": [1, 2], "noise_stds": [1]},
-            "/noise_stds",
-        ),
-        (
-            {"kind": "diagonal_gaussian", "sensitivities": [1e150], "noise_stds": [1e-150]},
-            "/noise_stds",
-        ),
-        (
-            {
-                "kind": "fixed_size_sampled",
-                "dataset_size": 5,
-                "batch_size": 6,
-                "mechanism": gaussian(1),
-            },
-            "/batch_size",
-        ),
-        (run(1.0001, 1, 1), "/sample_rate"),
-        (run(0.5, 1, 10**30), "/steps"),
-        (run(0.5, 1, 10, sampling="none"), ""),
-        (run(0.5, 1, 10, sampling="fixed_size"), ""),
-        (run(0.5, 1, 10, sampling="random"), "/sampling"),
-        (run(0.5, 1, 10, dataset_size=5, batch_size=2), ""),
-        (run(0.5, 1, 10, epochs=2), ""),
-        ({"kind": "dp_sgd", "noise_multiplier": 1, "dataset_size": 5, "steps": 3}, ""),
-    ],
-)
-def test_faults_are_named_with_their_pointer(description: Any, pointer: str) -> None:
-    with pytest.raises(MechanismError) as caught:
-        from_json(description)
-    assert pointer in [place for place, _ in caught.value.faults]
-    assert all(message for _, message in caught.value.faults)
-
-
 def test_several_faults_are_reported_together() -> None:
     with pytest.raises(MechanismError) as caught:
         from_json(run(-1, -1, -1, surprise=1))

@@ -34,6 +34,7 @@ from accountant_service.ledger.webhooks import create_webhook
 from accountant_service.mechanisms import DpSgd, Mechanism
 from tests.support.databases import database
 from tests.support.earlier_ledgers import FIXTURES, open_unmigrated, read_rows
+from tests.support.helpers import slow_after
 
 NEWEST = "0006"
 REFERENCE = DpSgd(4.0, sample_rate=0.1, steps=30)
@@ -41,7 +42,7 @@ OTHER = DpSgd(6.0, sample_rate=0.1, steps=20)
 UNCHANGED = ("api_key", "audit_event", "secret", "entry", "idempotency_key")
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     with database(request.param, tmp_path) as found:
         yield found
@@ -129,7 +130,9 @@ def test_every_dataset_keeps_its_filter_its_balance_and_its_record(revision: str
     before.close()
 
 
-@pytest.mark.parametrize("revision", ["0001", "0002", "0003", "0004", "0005", NEWEST])
+@pytest.mark.parametrize(
+    "revision", slow_after(1, ["0001", "0002", "0003", "0004", "0005", NEWEST])
+)
 def test_an_earlier_ledger_accepts_new_runs_and_verifies(revision: str, url: str) -> None:
     """Old datasets and new ones, with old runs and new runs, and the whole record verifies."""
     open_unmigrated(url, revision).close()

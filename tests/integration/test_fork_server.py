@@ -11,6 +11,7 @@ import sys
 import pytest
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("answered", [False, True])
 def test_it_ends_quietly_with_the_service(answered: bool) -> None:
     """Also if the service ends before it reads the answer to its request."""

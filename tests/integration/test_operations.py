@@ -141,6 +141,7 @@ def test_budgets_are_shown_to_keys_that_may_see_them(app: FastAPI, http: TestCli
     assert http.get("/v1/datasets/d", headers=monitor).status_code == 403
 
 
+@pytest.mark.slow
 def test_a_scrape_does_not_wait_for_a_database_that_is_away() -> None:
     with private_server() as postgresql:
         app = create_app(Settings(database_url=postgresql.url))

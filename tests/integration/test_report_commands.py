@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -146,25 +145,22 @@ def visitor(tmp_path: Path) -> Iterator[tuple[TestClient, dict[str, str]]]:
         yield client, headers
 
 
-@pytest.mark.parametrize(
-    ("wanted", "kind", "begins"),
-    [
+def test_the_service_answers_with_a_report_in_each_format(
+    visitor: tuple[TestClient, dict[str, str]],
+) -> None:
+    client, headers = visitor
+    for wanted, kind, begins in (
         ("json", "application/json", b"{"),
         ("html", "text/html", b"<!doctype html>"),
         ("pdf", "application/pdf", b"%PDF-"),
         ("registry", "application/yaml", b"url_slug: releases_from_p"),
         ("model-card", "text/markdown", b"## Privacy"),
         ("nist", "text/markdown", b"| Level |"),
-    ],
-)
-def test_the_service_answers_with_a_report_in_each_format(
-    visitor: tuple[TestClient, dict[str, str]], wanted: str, kind: str, begins: bytes
-) -> None:
-    client, headers = visitor
-    answer = client.get(f"/v1/datasets/p/report?format={wanted}", headers=headers)
-    assert (answer.status_code, answer.headers["Content-Type"].split(";")[0]) == (200, kind)
-    assert answer.content.lstrip().startswith(begins)
-    assert "default-src 'none'" in answer.headers["Content-Security-Policy"]
+    ):
+        answer = client.get(f"/v1/datasets/p/report?format={wanted}", headers=headers)
+        assert (answer.status_code, answer.headers["Content-Type"].split(";")[0]) == (200, kind)
+        assert answer.content.lstrip().startswith(begins)
+        assert "default-src 'none'" in answer.headers["Content-Security-Policy"]
 
 
 def test_facts_that_a_program_declares_are_in_the_record_and_checked(
@@ -178,9 +174,6 @@ def test_facts_that_a_program_declares_are_in_the_record_and_checked(
         headers=headers | {"Idempotency-Key": "2"},
     ).json()
     path = f"/v1/reservations/{made['id']}/commit"
-    for wrong in ({"clip_norm": 0}, {"model_sha256": "AB"}, {"other": 1}):
-        refused = client.post(path, json=wrong, headers=headers | {"Idempotency-Key": "3"})
-        assert refused.status_code == 422
     stated = {"clip_norm": 0.5, "model_sha256": "ab" * 32}
     for _ in range(2):  # a retry gets the same answer
         ended = client.post(path, json=stated, headers=headers | {"Idempotency-Key": "4"})

@@ -349,7 +349,9 @@ def test_the_cookie_is_http_only_and_same_site(app: Any, keys: dict[str, str]) -
         assert keys["run"].lower() not in cookie
 
 
-def test_a_key_that_is_wrong_or_may_not_look_shows_nothing(visitor: Person, keys: dict[str, str]) -> None:
+def test_a_key_that_is_wrong_or_may_not_look_shows_nothing(
+    visitor: Person, keys: dict[str, str]
+) -> None:
     visitor.csrf = token_in(visitor.get("/sign-in"))
     for key in ("", "nonsense", "pa_0_0", "é" * 3000):
         assert "key is not valid" in problem(visitor.send("/sign-in", 422, key=key), "key")

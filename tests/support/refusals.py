@@ -290,6 +290,7 @@ _PLANS = [
         ({"sampling": "balls_in_bins", "epochs": 0.5}, "/epochs", "at least 1"),
         ({"points": 41}, "/points", "must be"),
         ({"points": 1}, "/points", "must be ≥ 2"),
+        ({"batch_size": 256, "steps": 1.5}, "/steps", "must be a"),
         ({"steps_min": 0}, "/steps_min", "must be"),
         ({"neighbouring_relation": "near"}, "/neighbouring_relation", "must be"),
         ({"extra": 1}, "/extra", "is not a field of this request"),

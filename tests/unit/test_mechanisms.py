@@ -159,9 +159,10 @@ def test_a_part_of_an_epoch_counts_as_whole_steps() -> None:
 )
 def test_an_epoch_may_drop_its_last_smaller_batch(rate: dict[str, float]) -> None:
     """With three batches of 300 of 1000 records an epoch, ten steps are in four epochs."""
-    run = {"kind": "dp_sgd", "noise_multiplier": 1.0, "sampling": "shuffled", "steps": 10} | rate
-    ((_, count),) = canonical_form(from_json(run)).atom_counts
-    assert count == 4
+    run = {"kind": "dp_sgd", "noise_multiplier": 1.0, "sampling": "shuffled"} | rate
+    for steps in (10, 999_999_999):
+        ((_, count),) = canonical_form(from_json(run | {"steps": steps})).atom_counts
+        assert count == -(-steps // 3)
     whole = {"kind": "dp_sgd", "noise_multiplier": 1.0, "sampling": "shuffled", "epochs": 3} | {
         "dataset_size": 1000, "batch_size": 300
     }  # fmt: skip
@@ -175,6 +176,14 @@ def test_shuffled_epochs_are_counted_whole() -> None:
             from_json(run(0.01, 1.0, steps, sampling="shuffled"))
         ).atom_counts
         assert (atom.sampling, count) == ("shuffled", epochs)
+
+
+def test_numbers_that_json_has_not_are_refused() -> None:
+    """Other faults stand in the table of refusals."""
+    for number in (float("nan"), float("inf")):
+        with pytest.raises(MechanismError) as caught:
+            from_json(gaussian(number))
+        assert [place for place, _ in caught.value.faults] == ["/noise_multiplier"]
 
 
 def test_several_faults_are_reported_together() -> None:

@@ -42,6 +42,7 @@ def test_the_json_is_the_api_s_answer() -> None:
     assert answer == endpoint.answer(request).model_dump(mode="json")
 
 
+@pytest.mark.slow
 def test_the_frontier_is_drawn(tmp_path: Path) -> None:
     for suffix, start in (("svg", b"<?xml"), ("png", b"\x89PNG"), ("pdf", b"%PDF")):
         file = tmp_path / f"plan.{suffix}"
@@ -55,4 +56,3 @@ def test_a_plot_that_cannot_be_written_is_refused(name: str, tmp_path: Path) -> 
     found = run("--sampling", "poisson", "--plot", str(tmp_path / name))
     assert found.exit_code == 2
     assert "--plot" in found.output
-

@@ -28,6 +28,10 @@ from tests.support.refusals import REFUSALS, Refusal
 from training_client.client import AccountingService
 from training_client.errors import BudgetExhaustedError, ServiceRefusedError
 
+FIELDS_OF_THE_API = re.compile(
+    r"\b(?:dataset_size|batch_size|noise_multiplier|sample_rate|attack_success)\b(?=[ ,.]|$)"
+)
+
 
 @dataclass(frozen=True)
 class House:
@@ -175,6 +179,9 @@ def test_the_command_line_refuses_in_the_words_of_its_options(house: House) -> N
             assert told or row.pointer is None, said
             said = " ".join(f"{each.get('option')} {each['message']}" for each in told)
             said += problem["detail"]
+            is_json = "--mechanism" in command.words or command.stdin  # its fields are named
+            named = FIELDS_OF_THE_API.findall(said)
+            assert is_json or named == [], f"fields in place of options: {named}"
         assert command.option is None or command.option in said, said
         assert row.says in said, said
 

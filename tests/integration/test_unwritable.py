@@ -257,6 +257,7 @@ def new_ledger(url: str) -> str:
         return Caller(app, http).token
 
 
+@pytest.mark.slow
 def test_a_service_may_start_on_a_read_only_file(tmp_path: Path) -> None:
     token = new_ledger(f"sqlite:///{tmp_path}/ledger.db")
     started_before_it_can_write(f"sqlite:///file:{tmp_path}/ledger.db?mode=ro&uri=true", token)

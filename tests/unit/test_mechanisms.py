@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 from typing import Any, get_args
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from accountant_service.mechanisms import (
@@ -51,6 +51,7 @@ def hash_of(description: dict[str, Any]) -> str:
     return canonical_form(from_json(description)).hash
 
 
+@settings(max_examples=40, derandomize=True, database=None)
 @given(trees)
 def test_json_round_trip(tree: dict[str, Any]) -> None:
     mechanism = from_json(tree)
@@ -59,6 +60,7 @@ def test_json_round_trip(tree: dict[str, Any]) -> None:
     assert canonical_form(again) == canonical_form(mechanism)
 
 
+@settings(max_examples=40, derandomize=True, database=None)
 @given(st.lists(trees, max_size=4), st.randoms())
 def test_order_and_grouping_do_not_change_the_hash(parts: list[Any], rng: Any) -> None:
     shuffled = list(parts)

@@ -43,16 +43,13 @@ def test_the_json_is_the_api_s_answer() -> None:
 
 
 @pytest.mark.slow
-def test_the_frontier_is_drawn(tmp_path: Path) -> None:
+def test_the_frontier_is_drawn_or_the_option_is_named(tmp_path: Path) -> None:
     for suffix, start in (("svg", b"<?xml"), ("png", b"\x89PNG"), ("pdf", b"%PDF")):
         file = tmp_path / f"plan.{suffix}"
         assert run("--sampling", "poisson", "--plot", str(file)).exit_code == 0
         assert file.read_bytes().startswith(start)
     assert "signal-to-noise" in (tmp_path / "plan.svg").read_text()
-
-
-@pytest.mark.parametrize("name", ["plan.txt", "no/folder/plan.svg"])
-def test_a_plot_that_cannot_be_written_is_refused(name: str, tmp_path: Path) -> None:
-    found = run("--sampling", "poisson", "--plot", str(tmp_path / name))
-    assert found.exit_code == 2
-    assert "--plot" in found.output
+    for name in ("plan.txt", "no/folder/plan.svg"):
+        found = run("--sampling", "poisson", "--plot", str(tmp_path / name))
+        assert found.exit_code == 2
+        assert "--plot" in found.output

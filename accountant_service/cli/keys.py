@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from accountant_service.cli.mechanism_options import parse_count, parse_number
-from accountant_service.cli.names import check_name
+from accountant_service.cli.names import check_label, check_name
 from accountant_service.cli.number_ranges import Range, require_in_range
 from accountant_service.cli.opening import open_repository
 from accountant_service.cli.printing import AsJson, print_rows
@@ -65,12 +65,13 @@ def create_key(
         ("--expires-in-days", expires_in_days, _LIFETIMES),
         ("--requests-per-minute", requests_per_minute, _QUOTAS),
     )
+    names = tuple(each for each in dataset or () if check_name(each, "--dataset"))
     expires = None if expires_in_days is None else now() + int(86400e6 * expires_in_days)
     with open_repository() as repository:
         token, _ = Keys(repository).create(
             scope,
-            name,
-            None if not dataset else tuple(dataset),
+            check_label(name),
+            names or None,
             expires,
             check_name(team),
             requests_per_minute=requests_per_minute,

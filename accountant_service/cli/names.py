@@ -52,13 +52,24 @@ METHODS, DEFAULT_METHOD = _list_methods()
 FORMATS: Final = _list_formats()
 
 
-def check_name(name: str | None) -> str | None:
-    """Return a team's name; exit with an error if the HTTP API would refuse it."""
+def check_name(name: str | None, option: str = "--team") -> str | None:
+    """Return a name given by an option; exit with an error if the HTTP API would refuse it."""
     from accountant_service.api.ledger_schemas import NAME_LENGTH_MAX, NAME_PATTERN
 
     if name is not None and (len(name) > NAME_LENGTH_MAX or not re.search(NAME_PATTERN, name)):
         raise typer.BadParameter(
             f"{name!r} is not a valid name: use letters, digits, dots, dashes and underscores",
-            param_hint="--team",
+            param_hint=option,
         )
     return name
+
+
+def check_label(label: str) -> str:
+    """Return the label of a key; exit with an error if the HTTP API would refuse it."""
+    from accountant_service.api.ledger_schemas import NAME_LENGTH_MAX
+
+    if len(label) > NAME_LENGTH_MAX:
+        raise typer.BadParameter(
+            f"must have at most {NAME_LENGTH_MAX} characters", param_hint="--name"
+        )
+    return label

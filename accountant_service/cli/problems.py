@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-import math
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
@@ -105,7 +105,7 @@ def _say_given(fault: Mapping[str, str], given: Json) -> dict[str, str]:
     is_shown = isinstance(value, str | int | float) and not isinstance(value, bool)
     if not is_shown or said.startswith("is ") or ", not " in said:
         return dict(fault)
-    is_number = isinstance(value, int | float) and math.isfinite(value)
+    is_number = isinstance(value, int | float) and abs(value) <= sys.float_info.max
     text = number_format.round_nearest(value, 12) if is_number else repr(value)
     return {**fault, "message": f"{said}, not {text}" if len(text) <= 60 else said}
 

@@ -7,10 +7,11 @@ import shutil
 import subprocess
 import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import httpx
 import pytest
@@ -18,12 +19,61 @@ import pytest
 from accountant_service.app import create_app
 from accountant_service.ledger.api_keys import Scope
 from accountant_service.settings import Settings
+from accountant_service.web.sessions import COOKIE
 from tests.support.databases import free_port
 from tests.support.programs import awake
 
 ROOT = Path(__file__).parents[2]
 HTML_NAME = "<b>bold</b><script>alert(1)</script>"
 RUN = {"kind": "dp_sgd", "noise_multiplier": 1.1, "sample_rate": 0.01, "steps": 1200}
+AXE = (Path(__file__).parent / "vendor/axe-4.14.1.min.js").read_text()
+SHOTS = ROOT / "build/screenshots"
+WIDTHS = (390, 1280)
+NARROW = 360  # no page scrolls sideways even at this width
+SEVERAL_RUNS = {
+    "noise_multiplier": "1.1",
+    "noise_multiplier-2": "0.9",
+    "steps-2": "400",
+    "kind-3": "json",
+    "mechanism-3": '{"kind": "laplace", "noise_multiplier": 20}',
+}
+PAGES = {
+    "calculator": "/",
+    "calculator-problems": "/?sample_rate=&steps=many&noise_multiplier=1e9&delta=2",
+    "calculator-sizes": "/?batches=sizes&length=epochs&sampling=shuffled",
+    "calculator-runs": "/?" + urlencode(SEVERAL_RUNS),
+    "calculator-kind": "/?kind=fields&release_kind=composed&release_mechanisms_0_kind=rdp"
+    "&release_mechanisms_0_orders=2, 1&release_mechanisms_1_kind=private_selection",
+    "calculator-note": "/?sigma=2&noise_multiplyer=3&sampling=poison",
+    "plan": "/plan?epochs=5&sampling=poisson",
+    "plan-problems": "/plan?epochs=&delta=2&batch_size=many",
+    "import": "/import",
+    "sign-in": "/sign-in",
+    "not-found": "/nothing/here",
+    "datasets": "/datasets",
+    "new-dataset": "/new-dataset",
+    "dataset": "/datasets/patients",
+    "dataset-new": "/datasets/survey-2026",
+    "quote": "/datasets/patients/quote?noise_multiplier=1.1&sample_rate=0.01&steps=3000",
+    "quote-fits": "/datasets/survey-2026/quote?kind=json",
+    "run-open": "/runs/{open_run}",
+    "run-ended": "/runs/{ended_run}",
+    "report": "/datasets/patients/report",
+    "report-run": "/runs/{ended_run}/report",
+    "keys": "/keys",
+    "revoke-key": "/keys/{key}/revoke",
+    "help": "/help",
+    "reference": "/docs",
+}
+EXPECTED = {"not-found": 404, "session-ended": 401}
+# one of each page; the others are its other states
+ONE_OF_EACH = {
+    name: path
+    for name, path in PAGES.items()
+    if not name.startswith(("calculator-", "plan-", "dataset-", "quote-"))
+}
+# htmx reports these when a newer question replaces the one under way, or another page is opened
+REPLACED = ("htmx:afterRequest,", "htmx:sendAbort,")
 
 
 @dataclass(frozen=True)
@@ -101,3 +151,103 @@ def chromium() -> Iterator[Any]:
         browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
         yield browser
         browser.close()
+
+
+class Watched:
+    """A page whose every complaint is kept."""
+
+    def __init__(self, page: Any, site: Site) -> None:
+        self.page, self.site = page, site
+        self.complaints: list[str] = []
+        self.responses: list[Any] = []
+        page.on("console", self._note)
+        page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        page.on("response", lambda answer: self.responses.append(answer))
+
+    def _note(self, message: Any) -> None:
+        if message.type in ("error", "warning") and not message.text.startswith(REPLACED):
+            self.complaints.append(message.text)
+
+    def go(self, path: str) -> Any:
+        return self.page.goto(self.site.url + path)
+
+    def sign_in(self, who: str) -> None:
+        self.go("/sign-in")
+        self.page.get_by_label("API key").fill(self.site.keys[who])
+        self.page.get_by_role("button", name="Sign in").click()
+        self.page.wait_for_url("**/datasets")
+
+    def findings(self) -> list[str]:
+        """Findings of axe-core, of any impact; only colours differ between the themes."""
+        self.page.evaluate(AXE)
+        found = []
+        for theme, rules in (("light", {}), ("dark", {"runOnly": ["color-contrast"]})):
+            self.page.emulate_media(color_scheme=theme)
+            found += [
+                f"{theme}: {each['id']}: {node['html']}"
+                for each in self.page.evaluate("rules => axe.run(rules)", rules)["violations"]
+                for node in each["nodes"]
+            ]
+        return found
+
+    def find_faults(
+        self, pages: Mapping[str, str], themes: Sequence[str] = ("light", "dark")
+    ) -> dict[str, list[str]]:
+        """Open pages as an administrator and photograph them; return what is wrong with each.
+
+        Args:
+            pages: their paths by name.
+            themes: of the photographs.
+        """
+        self.sign_in("admin")
+        SHOTS.mkdir(parents=True, exist_ok=True)
+        key = self.site.keys["run"].split("_")[1]
+        places = {"open_run": self.site.open_run, "ended_run": self.site.ended_run, "key": key}
+        found = {}
+        for name, path in {**pages, "session-ended": "/datasets"}.items():
+            if name == "session-ended":
+                cookie = {"name": COOKIE, "value": "ended", "url": self.site.url}
+                self.page.context.add_cookies([cookie])
+            found[name] = self._look_at(name, path.format(**places), themes)
+        return {name: each for name, each in found.items() if each}
+
+    def _look_at(self, name: str, path: str, themes: Sequence[str]) -> list[str]:
+        """Open and photograph a page, and return what is wrong with it."""
+        self.complaints.clear()
+        status = EXPECTED.get(name, 200)
+        assert self.go(path).status == status
+        width = self.page.viewport_size["width"]
+        for theme in themes:
+            self.page.emulate_media(color_scheme=theme)
+            shot = SHOTS / f"{name}-{width}-{theme}.png"
+            self.page.screenshot(path=shot, full_page=True)
+        complaints = [each for each in self.complaints if f"status of {status}" not in each]
+        wide = ["scrolls sideways"] if self.scrolls_sideways(width) else []
+        return self.findings() + complaints + wide
+
+    def scrolls_sideways(self, width: int) -> bool:
+        """Return whether the page is wider than the screen; a phone is tried narrower as well."""
+        if width < NARROW * 2:
+            self.page.set_viewport_size({"width": NARROW, "height": 900})
+        self.page.evaluate("() => new Promise(requestAnimationFrame)")  # plots are drawn anew
+        wide: bool = self.page.evaluate(
+            "() => document.documentElement.scrollWidth > document.documentElement.clientWidth"
+        )
+        self.page.set_viewport_size({"width": width, "height": 900})
+        return wide
+
+
+@pytest.fixture
+def open_page(chromium: Any, site: Site) -> Iterator[Any]:
+    contexts = []
+
+    def opened(width: int = 1280, theme: str = "light", **options: Any) -> Watched:
+        viewport = {"width": width, "height": 900}
+        context = chromium.new_context(viewport=viewport, color_scheme=theme, **options)
+        context.set_default_timeout(60_000)  # a busy machine is no fault
+        contexts.append(context)
+        return Watched(context.new_page(), site)
+
+    yield opened
+    for context in contexts:
+        context.close()

@@ -1,16 +1,16 @@
-"""Every page in a real Chromium: no finding, no error, usable by keyboard and at 360 px."""
+"""Every page in a real Chromium: no finding, no error, usable by keyboard and on a phone.
+
+All states of the pages, widths and themes are looked at by `test_page_matrix.py`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlencode
 
 import pytest
 
-from accountant_service.web.sessions import COOKIE
-from tests.browser.conftest import HTML_NAME, ROOT, Site
+from tests.browser.conftest import HTML_NAME, ONE_OF_EACH, WIDTHS, Site, Watched
 
 pytestmark = [
     pytest.mark.browser,
@@ -18,144 +18,9 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 
-AXE = (Path(__file__).parent / "vendor/axe-4.14.1.min.js").read_text()
-SHOTS = ROOT / "build/screenshots"
-WIDTHS = (390, 1280)
-NARROW = 360  # no page scrolls sideways even at this width
-THEMES = ("light", "dark")
-KILOBYTES = 150
-RUNS = {
-    "noise_multiplier": "1.1",
-    "noise_multiplier-2": "0.9",
-    "steps-2": "400",
-    "kind-3": "json",
-    "mechanism-3": '{"kind": "laplace", "noise_multiplier": 20}',
-}
-PAGES = {
-    "calculator": "/",
-    "calculator-problems": "/?sample_rate=&steps=many&noise_multiplier=1e9&delta=2",
-    "calculator-sizes": "/?batches=sizes&length=epochs&sampling=shuffled",
-    "calculator-runs": "/?" + urlencode(RUNS),
-    "calculator-kind": "/?kind=fields&release_kind=composed&release_mechanisms_0_kind=rdp"
-    "&release_mechanisms_0_orders=2, 1&release_mechanisms_1_kind=private_selection",
-    "calculator-note": "/?sigma=2&noise_multiplyer=3&sampling=poison",
-    "plan": "/plan?epochs=5&sampling=poisson",
-    "plan-problems": "/plan?epochs=&delta=2&batch_size=many",
-    "import": "/import",
-    "sign-in": "/sign-in",
-    "not-found": "/nothing/here",
-    "datasets": "/datasets",
-    "new-dataset": "/new-dataset",
-    "dataset": "/datasets/patients",
-    "dataset-new": "/datasets/survey-2026",
-    "quote": "/datasets/patients/quote?noise_multiplier=1.1&sample_rate=0.01&steps=3000",
-    "quote-fits": "/datasets/survey-2026/quote?kind=json",
-    "run-open": "/runs/{open_run}",
-    "run-ended": "/runs/{ended_run}",
-    "report": "/datasets/patients/report",
-    "report-run": "/runs/{ended_run}/report",
-    "keys": "/keys",
-    "revoke-key": "/keys/{key}/revoke",
-    "help": "/help",
-    "reference": "/docs",
-}
-EXPECTED = {"not-found": 404, "session-ended": 401}
-# htmx reports these when a newer question replaces the one under way, or another page is opened
-REPLACED = ("htmx:afterRequest,", "htmx:sendAbort,")
 
-
-class Watched:
-    """A page whose every complaint is kept."""
-
-    def __init__(self, page: Any, site: Site) -> None:
-        self.page, self.site = page, site
-        self.complaints: list[str] = []
-        self.responses: list[Any] = []
-        page.on("console", self._note)
-        page.on("pageerror", lambda error: self.complaints.append(str(error)))
-        page.on("response", lambda answer: self.responses.append(answer))
-
-    def _note(self, message: Any) -> None:
-        if message.type in ("error", "warning") and not message.text.startswith(REPLACED):
-            self.complaints.append(message.text)
-
-    def go(self, path: str) -> Any:
-        return self.page.goto(self.site.url + path)
-
-    def sign_in(self, who: str) -> None:
-        self.go("/sign-in")
-        self.page.get_by_label("API key").fill(self.site.keys[who])
-        self.page.get_by_role("button", name="Sign in").click()
-        self.page.wait_for_url("**/datasets")
-
-    def findings(self) -> list[str]:
-        """Findings of axe-core, of any impact; only colours differ between the themes."""
-        self.page.evaluate(AXE)
-        found = []
-        for theme, rules in (("light", {}), ("dark", {"runOnly": ["color-contrast"]})):
-            self.page.emulate_media(color_scheme=theme)
-            found += [
-                f"{theme}: {each['id']}: {node['html']}"
-                for each in self.page.evaluate("rules => axe.run(rules)", rules)["violations"]
-                for node in each["nodes"]
-            ]
-        return found
-
-    def photograph(self, name: str, width: int) -> None:
-        for theme in THEMES:
-            self.page.emulate_media(color_scheme=theme)
-            path = SHOTS / f"{name}-{width}-{theme}.png"
-            self.page.screenshot(path=path, full_page=True)
-
-    def scrolls_sideways(self, width: int) -> bool:
-        """Return whether the page is wider than the screen; a phone is tried narrower as well."""
-        if width < NARROW * 2:
-            self.page.set_viewport_size({"width": NARROW, "height": 900})
-        self.page.evaluate("() => new Promise(requestAnimationFrame)")  # plots are drawn anew
-        wide: bool = self.page.evaluate(
-            "() => document.documentElement.scrollWidth > document.documentElement.clientWidth"
-        )
-        self.page.set_viewport_size({"width": width, "height": 900})
-        return wide
-
-
-@pytest.fixture
-def open_page(chromium: Any, site: Site) -> Iterator[Any]:
-    contexts = []
-
-    def opened(width: int = 1280, theme: str = "light", **options: Any) -> Watched:
-        viewport = {"width": width, "height": 900}
-        context = chromium.new_context(viewport=viewport, color_scheme=theme, **options)
-        context.set_default_timeout(60_000)  # a busy machine is no fault
-        contexts.append(context)
-        return Watched(context.new_page(), site)
-
-    yield opened
-    for context in contexts:
-        context.close()
-
-
-@pytest.mark.parametrize("width", WIDTHS)
-def test_every_page_is_sound(open_page: Any, site: Site, width: int) -> None:
-    watched = open_page(width)
-    watched.sign_in("admin")
-    SHOTS.mkdir(parents=True, exist_ok=True)
-
-    def faults(name: str, path: str) -> list[str]:
-        watched.complaints.clear()
-        status = EXPECTED.get(name, 200)
-        assert watched.go(path).status == status
-        watched.photograph(name, width)
-        complaints = [each for each in watched.complaints if f"status of {status}" not in each]
-        wide = ["scrolls sideways"] if watched.scrolls_sideways(width) else []
-        return watched.findings() + complaints + wide
-
-    key = watched.site.keys["run"].split("_")[1]
-    places = {"open_run": site.open_run, "ended_run": site.ended_run, "key": key}
-    found = {name: faults(name, path.format(**places)) for name, path in PAGES.items()}
-    watched.page.context.add_cookies([{"name": COOKIE, "value": "ended", "url": watched.site.url}])
-    found["session-ended"] = faults("session-ended", "/datasets")
-    assert {name: each for name, each in found.items() if each} == {}
+def test_one_of_each_page_is_sound(open_page: Any) -> None:
+    assert open_page(WIDTHS[0]).find_faults(ONE_OF_EACH, themes=("light",)) == {}
 
 
 def test_typing_updates_the_answer_and_the_address(open_page: Any) -> None:
@@ -252,7 +117,7 @@ def test_the_first_load_is_light(open_page: Any) -> None:
     watched.page.wait_for_load_state("networkidle")  # the icon comes last
     sizes = [len(each.body()) for each in watched.responses]  # as they are without compression
     assert len(sizes) == 7
-    assert sum(sizes) < KILOBYTES * 1000
+    assert sum(sizes) < 150_000
 
 
 def test_a_run_shows_its_progress_by_itself(open_page: Any, site: Site) -> None:
@@ -487,9 +352,12 @@ CanvasRenderingContext2D.prototype.fillText = function (text, ...rest) {
 """
 
 
-@pytest.mark.parametrize("width", WIDTHS)
-def test_plots_have_titles_and_ticks_of_their_data(open_page: Any, width: int) -> None:
-    watched = open_page(width)
+def test_plots_have_titles_and_ticks_of_their_data(open_page: Any) -> None:
+    check_plots(open_page(WIDTHS[0]), "untouched-phone")
+
+
+def check_plots(watched: Watched, name: str) -> None:
+    """Require that plots show their titles and ticks, and that a dataset without runs has none."""
     watched.page.add_init_script(DRAWN)
     watched.sign_in("admin")
     titles = {
@@ -509,7 +377,6 @@ def test_plots_have_titles_and_ticks_of_their_data(open_page: Any, width: int) -
         legend = watched.page.locator(".u-legend").first.inner_text()
         assert "–" not in legend
         assert "--" not in legend
-    name = f"untouched-{width}"
     budget = {"epsilon": 1, "delta": 1e-5}
     watched.site.post("/v1/datasets", {"name": name, "size": 60_000, "budget": budget})
     watched.go(f"/datasets/{name}")

@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.pages import ROOT
 
-pytestmark = pytest.mark.browser
+pytestmark = pytest.mark.nightly
 
 
 def test_make_pictures_writes_both_pictures(tmp_path: Path) -> None:

@@ -74,6 +74,7 @@ def test_a_certificate_verifies_and_agrees_with_the_claim(name: str) -> None:
     assert certificate["guarantee"]["epsilon"] == claim["epsilon"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "steps"), [("stopped", 70), ("projected", 40)])
 def test_a_killed_run_of_the_earlier_version_can_be_resumed(
     name: str, steps: int, api: TestClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

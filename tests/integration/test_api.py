@@ -120,6 +120,11 @@ def test_compare_goes_on_past_what_is_not_applicable(api: TestClient) -> None:
     assert "mma" in refused
     assert "laplace" in refused["mma"]
     assert answer["certified"]["status"] == "proven"
+    release = {"kind": "repeated", "count": 999_999_999, "mechanism": gaussian(1.1)}
+    countless = {"kind": "poisson_sampled", "sample_rate": 0.01, "mechanism": release}
+    answer = api.post("/v1/compare", json={"mechanism": countless, "delta": 1e-5})
+    assert answer.status_code == 200
+    assert all("reason" in claim for claim in answer.json()["guarantees"]), "too expensive for each"
 
 
 def test_curve_ends_at_the_whole_run(api: TestClient) -> None:
@@ -172,40 +177,30 @@ def test_bounds_of_a_risk_are_marked_if_a_hypothesis_fails(api: TestClient) -> N
     assert api.post("/v1/noise-multiplier", json=zeroed).json()["risk"]["status"] == "proven"
 
 
-def test_methods(api: TestClient) -> None:
-    answer = schemas.MethodsAnswer.model_validate_json(api.get("/v1/methods").content)
-    assert [each.method for each in answer.methods] == list(ACCOUNTANTS)
-    assert [each.method for each in answer.methods if each.default] == ["pld"]
-
-
-@pytest.mark.parametrize("path", ["/healthz", "/readyz"])
-def test_health(api: TestClient, path: str) -> None:
-    assert api.get(path).json() == {"status": "ok"}
-
-
 def test_batch_answers_in_order_each_on_its_own(api: TestClient) -> None:
+    """Refusals in a batch are compared with the table of refusals."""
     good = {"path": "/v1/epsilon", "body": {"mechanism": RUN, "delta": 1e-5}}
     requests = [
         good,
-        {"path": "/v1/epsilon", "body": {"mechanism": run(0.01, -1, 5), "delta": 1e-5}},
         {"path": "/v1/nothing", "body": {}},
-        {
-            "path": "/v1/epsilon",
-            "body": {
-                "mechanism": {"kind": "laplace", "noise_multiplier": 1},
-                "delta": 1e-5,
-                "method": "mma",
-            },
-        },
+        {"path": "/v1/epsilon", "body": {}},
         good,
     ]
     answer = api.post("/v1/batch", json={"requests": requests})
     assert answer.status_code == 200
     results = schemas.BatchAnswer.model_validate_json(answer.content).results
-    assert [each.status for each in results] == [200, 422, 404, 422, 200]
-    assert results[0] == results[4]
-    assert results[1].body["errors"][0]["pointer"] == "/mechanism/noise_multiplier"
-    assert results[3].body["code"] == "method-not-applicable"
+    assert [each.status for each in results] == [200, 404, 422, 200]
+    assert results[0] == results[3]
+
+
+def test_methods_and_health(api: TestClient) -> None:
+    answer = schemas.MethodsAnswer.model_validate_json(api.get("/v1/methods").content)
+    assert [each.method for each in answer.methods] == list(ACCOUNTANTS)
+    assert [each.method for each in answer.methods if each.default] == ["pld"]
+    for path in ("/healthz", "/readyz"):
+        assert api.get(path).json() == {"status": "ok"}
+    other = api.post("/v1/epsilon", content=b"a=b")  # of another content type
+    assert "application/json" in other.json()["detail"]
 
 
 def test_an_identical_question_is_computed_once(api: TestClient) -> None:
@@ -230,114 +225,6 @@ def computed(api: TestClient) -> float:
     line = r'^accountant_computation_seconds_count\{question="/v1/epsilon"\} (\S+)'
     found = re.search(line, api.get("/metrics").text, re.M)
     return float(found[1]) if found else 0.0
-
-
-def problem(answer: Any, status: int, code: str) -> dict[str, Any]:
-    assert answer.status_code == status, answer.text[:300]
-    assert answer.headers["content-type"] == "application/problem+json"
-    body = schemas.ProblemView.model_validate_json(answer.content)
-    assert (body.status, body.code) == (status, code)
-    assert body.detail
-    found: dict[str, Any] = answer.json()
-    return found
-
-
-@pytest.mark.parametrize(
-    "raw",
-    [b"{", b"\xff\xfe", b'{"delta": NaN}', b'{"delta": Infinity}', b"[" * 100_000, b"nul"],
-)
-def test_unreadable_bodies(api: TestClient, raw: bytes) -> None:
-    headers = {"Content-Type": "application/json"}
-    problem(api.post("/v1/epsilon", content=raw, headers=headers), 400, "unreadable-body")
-
-
-@pytest.mark.parametrize("raw", [b"", b"null", b"[]", b"3", b'"x"', b'{"mechanism":1e999}'])
-def test_bodies_without_a_valid_question_are_refused(api: TestClient, raw: bytes) -> None:
-    headers = {"Content-Type": "application/json"}
-    problem(api.post("/v1/epsilon", content=raw, headers=headers), 422, "invalid-request")
-
-
-def test_a_body_of_another_type_is_told_what_to_send(api: TestClient) -> None:
-    body = problem(api.post("/v1/epsilon", content=b"a=b"), 422, "invalid-request")
-    assert "application/json" in body["detail"]
-
-
-@pytest.mark.parametrize(
-    ("change", "pointer"),
-    [
-        ({"delta": 0}, "/delta"),
-        ({"delta": 1}, "/delta"),
-        ({"delta": -1}, "/delta"),
-        ({"delta": "1e-5"}, "/delta"),
-        ({"delta": 1e-320}, "/delta"),
-        ({"delta": None}, "/delta"),
-        ({"method": "magic"}, "/method"),
-        ({"method": 3}, "/method"),
-        ({"neighbouring_relation": "friends"}, "/neighbouring_relation"),
-        ({"surprise": 1}, "/surprise"),
-        ({"mechanism": {"kind": "os.system"}}, "/mechanism/kind"),
-        ({"mechanism": run(0.01, 1e300, 5)}, "/mechanism/noise_multiplier"),
-        ({"mechanism": run(0.01, 1, 10**30)}, "/mechanism/steps"),
-    ],
-)
-def test_malformed_fields_are_named(api: TestClient, change: dict[str, Any], pointer: str) -> None:
-    body = {"mechanism": RUN, "delta": 1e-5} | change
-    answer = problem(api.post("/v1/epsilon", json=body), 422, "invalid-request")
-    assert pointer in [fault["pointer"] for fault in answer["errors"]]
-
-
-@pytest.mark.parametrize(
-    ("path", "body", "pointer"),
-    [
-        ("/v1/noise-multiplier", {"epsilon": 1, "delta": 1e-5}, ""),
-        ("/v1/noise-multiplier", {"epsilon": 0, "delta": 1e-5}, "/epsilon"),
-        (
-            "/v1/noise-multiplier",
-            {"epsilon": 1, "delta": 1e-5, "sample_rate": 2, "steps": 5},
-            "/sample_rate",
-        ),
-        (
-            "/v1/steps",
-            {"epsilon": 1, "delta": 1e-5, "sample_rate": 0.1, "noise_multiplier": 1, "steps": 5},
-            "/steps",
-        ),
-        ("/v1/curve", {"mechanism": gaussian(1), "delta": 1e-5}, "/mechanism/kind"),
-        ("/v1/curve", {"mechanism": RUN, "delta": 1e-5, "points": 10**9}, "/points"),
-        ("/v1/trade-off", {"mechanism": RUN, "prior": 1}, "/prior"),
-        ("/v1/batch", {"requests": []}, "/requests"),
-    ],
-)
-def test_malformed_solver_and_curve_questions(
-    api: TestClient, path: str, body: dict[str, Any], pointer: str
-) -> None:
-    answer = problem(api.post(path, json=body), 422, "invalid-request")
-    assert pointer in [fault["pointer"] for fault in answer["errors"]]
-
-
-def test_unreachable_targets_say_so(api: TestClient) -> None:
-    body = {"epsilon": 1e-9, "delta": 1e-40, "sample_rate": 1, "steps": 10**9}
-    problem(api.post("/v1/noise-multiplier", json=body), 422, "unreachable-target")
-    body = {"epsilon": 1.0, "delta": 0.5, "sample_rate": 1e-12, "noise_multiplier": 1e6}
-    problem(api.post("/v1/steps", json=body), 422, "unreachable-target")
-
-
-def test_too_much_work_is_refused_at_once(api: TestClient) -> None:
-    parts = [run(0.01, 1 + i / 1000, 10) for i in range(2000)]
-    body = {"mechanism": {"kind": "composed", "mechanisms": parts}, "delta": 1e-5}
-    answer = api.post("/v1/epsilon", json=body)
-    problem(answer, 422, "too-expensive")
-    assert answer.elapsed.total_seconds() < 1
-
-
-def test_bodies_beyond_the_limit_are_refused(api: TestClient) -> None:
-    body = b'{"mechanism": "' + b"x" * 3_000_000 + b'"}'
-    headers = {"Content-Type": "application/json"}
-    problem(api.post("/v1/epsilon", content=body, headers=headers), 413, "body-too-large")
-
-
-def test_unknown_places_and_methods(api: TestClient) -> None:
-    problem(api.get("/v2/epsilon"), 404, "not-found")
-    problem(api.get("/v1/epsilon"), 405, "method-not-allowed")
 
 
 def test_random_nonsense_never_fails_the_service(api: TestClient) -> None:
@@ -400,10 +287,6 @@ def test_a_tolerance_is_met_or_refused_with_the_width_reached(api: TestClient) -
     assert re.search(
         r"relative width of \S+, more than the tolerance 1e-07", refused.json()["detail"]
     )
-    for wrong in (0, -1e-3, 2.0, "1e-3"):
-        answer = api.post("/v1/epsilon", json=body | {"tolerance": wrong})
-        assert answer.status_code == 422
-        assert answer.json()["errors"][0]["pointer"] == "/tolerance"
 
 
 @pytest.mark.parametrize(

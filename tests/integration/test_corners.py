@@ -8,14 +8,13 @@ import time
 from typing import Any
 
 import pytest
-from fastapi.testclient import TestClient
 
 from accountant_service import calculator, mechanisms, solver
 from accountant_service.accountants import ACCOUNTANTS
 from accountant_service.errors import AccountingError
 from accountant_service.guarantee import Guarantee, NeighbouringRelation, Status
 from accountant_service.mechanisms import DpSgd
-from tests.support.helpers import log_uniform, run, slow_after
+from tests.support.helpers import log_uniform, nightly, run
 
 SIGMAS = [0.01, 0.011, 0.2, 1.0, 1e3, 1e6]
 RATES = [0.0, 1e-12, 1e-7, 0.3, 0.999999999, 1.0]
@@ -55,14 +54,28 @@ def check(claim: Guarantee) -> None:
     assert not (proven and claim.status is Status.REFUTED), "a proven claim was refuted"
 
 
-@pytest.mark.parametrize("seed", slow_after(6, range(60)))
-def test_corners_are_answered_or_refused_soundly(seed: int) -> None:
+@pytest.mark.slow
+def test_corners_are_answered_or_refused_soundly() -> None:
+    for seed in range(20):
+        ask_at_a_corner(seed)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(3600)
+def test_many_corners_are_answered_or_refused_soundly(night_seed: int) -> None:
+    for seed in (*range(20, 60), *range(1000 * night_seed, 1000 * night_seed + 200)):
+        ask_at_a_corner(seed)
+
+
+def ask_at_a_corner(seed: int) -> None:
+    """Ask for ε and δ at a random corner; its seed is shown if that fails."""
+    print("corner", seed)
     rng = random.Random(seed)
     described = mechanisms.from_json(corner(rng))
     relation = rng.choice(list(NeighbouringRelation))
     method = rng.choice(list(ACCOUNTANTS))
     delta, epsilon = rng.choice(DELTAS), rng.choice(EPSILONS)
-    start = time.monotonic()
+    start = time.process_time()
     for ask in (
         lambda: calculator.epsilon(described, delta, method, relation),
         lambda: calculator.delta(described, epsilon, method, relation),
@@ -71,13 +84,21 @@ def test_corners_are_answered_or_refused_soundly(seed: int) -> None:
             check(ask())
         except AccountingError:
             continue  # a refusal is an answer here
-    assert time.monotonic() - start < 20
+    assert time.process_time() - start < 20, "of CPU time"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("q", [1e-9, 0.01, 0.5])
-@pytest.mark.parametrize("sigma", [0.01, 0.1])
-@pytest.mark.parametrize("steps", [1, 10**9])
+@pytest.mark.parametrize(
+    ("q", "sigma", "steps"),
+    [  # each pair of values once
+        (1e-9, 0.01, 1),
+        (1e-9, 0.1, 10**9),
+        (0.01, 0.01, 10**9),
+        (0.01, 0.1, 1),
+        (0.5, 0.01, 1),
+        (0.5, 0.1, 10**9),
+    ],
+)
 def test_the_referee_always_answers_for_sampled_gaussians(
     q: float, sigma: float, steps: int
 ) -> None:
@@ -96,10 +117,18 @@ def test_the_trade_off_at_extreme_priors(prior: float) -> None:
         assert all(0 <= r.lower <= r.upper <= 1 for r in found.false_negative_rates)
 
 
-@pytest.mark.parametrize(
-    "method", slow_after(1, ["mma", "pld", "subsampled_rdp", "advanced_composition"])
-)
-@pytest.mark.parametrize("target", [1e-9, 1.0, 1e6])
+AIMS = [  # each method and each target; all pairs at night
+    *(("mma", target) for target in (1e-9, 1.0, 1e6)),
+    pytest.param("pld", 1.0, marks=pytest.mark.slow),
+    pytest.param("subsampled_rdp", 1e-9, marks=pytest.mark.slow),
+    pytest.param("advanced_composition", 1e6, marks=pytest.mark.slow),
+    *(nightly("pld", target) for target in (1e-9, 1e6)),
+    *(nightly("subsampled_rdp", target) for target in (1.0, 1e6)),
+    *(nightly("advanced_composition", target) for target in (1e-9, 1.0)),
+]
+
+
+@pytest.mark.parametrize(("method", "target"), AIMS)
 def test_solvers_keep_to_the_target_at_the_corners(method: str, target: float) -> None:
     aim = solver.Target(ACCOUNTANTS[method], NeighbouringRelation.ADD_OR_REMOVE_ONE, target, 1e-5)
     plan = DpSgd(noise_multiplier=1.0, sample_rate=0.01, steps=100)
@@ -168,31 +197,3 @@ def test_delta_is_answered_where_the_other_direction_costs_nothing(
     described = mechanisms.from_json(run(q, sigma, steps))
     proved = calculator.delta(described, epsilon).delta
     assert proved <= calculator.delta(described, epsilon, "subsampled_rdp").delta
-
-
-@pytest.mark.parametrize("steps", [999_999_999, 10])
-def test_a_started_epoch_counts_whole(steps: int) -> None:
-    sizes = {"dataset_size": 30, "batch_size": 9, "steps": steps, "sampling": "shuffled"}
-    plan = mechanisms.from_json({"kind": "dp_sgd", "noise_multiplier": 1.0, **sizes})
-    assert isinstance(plan, DpSgd)
-    assert plan.epoch_count() == -(-steps // 3)
-
-
-@pytest.mark.parametrize("path", ["/v1/epsilon", "/v1/delta", "/v1/compare", "/v1/trade-off"])
-def test_a_sample_of_countless_releases_is_refused_at_once(api: TestClient, path: str) -> None:
-    """They count as one release of hardly any noise, whose quadrature would fill the memory."""
-    release = {"kind": "gaussian", "noise_multiplier": 1.1}
-    many = {"kind": "repeated", "count": 999_999_999, "mechanism": release}
-    mechanism = {"kind": "poisson_sampled", "sample_rate": 0.01, "mechanism": many}
-    body: dict[str, Any] = {"mechanism": mechanism}
-    if path != "/v1/trade-off":
-        body |= {"epsilon": 2.0} if path == "/v1/delta" else {"delta": 1e-5}
-    started = time.perf_counter()
-    answer = api.post(path, json=body)
-    assert time.perf_counter() - started < 5
-    if path == "/v1/compare":
-        assert answer.status_code == 200
-        assert all("reason" in claim for claim in answer.json()["guarantees"])
-    else:
-        assert answer.json()["code"] == "too-expensive"
-        assert answer.json()["errors"][0]["pointer"].startswith("/mechanism")

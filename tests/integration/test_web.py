@@ -16,6 +16,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 import pytest
+import sqlalchemy
 from fastapi.testclient import TestClient
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -37,6 +38,7 @@ from accountant_service.web import (
     run_form,
     sessions,
 )
+from tests.support.earlier_ledgers import read_rows
 
 HTML_NAME = '<b>"bold"</b><script>alert(1)</script>'
 RUN = {"kind": "dp_sgd", "noise_multiplier": 1.1, "sample_rate": 0.01, "steps": 100}
@@ -166,43 +168,25 @@ def test_the_whole_state_is_in_the_address(visitor: Person) -> None:
         assert f'value="{state[name]}" selected' in text
 
 
-@pytest.mark.parametrize(
-    ("query", "field", "sentence"),
-    [
-        ({"steps": "many"}, "steps", "Steps must be a whole number"),
-        ({"steps": "1.5"}, "steps", "Steps must be a whole number"),
-        ({"sample_rate": ""}, "sample_rate", "Sample rate is required."),
-        ({"sample_rate": "2"}, "sample_rate", "Sample rate must be 0, or a number"),
-        ({"noise_multiplier": "1e9"}, "noise_multiplier", "Noise multiplier must be"),
+def test_problems_of_the_form_alone_stand_beside_what_was_typed(visitor: Person) -> None:
+    """Other problems are those of the API: see the table of refusals."""
+    for query, field, sentence in (
         ({"delta": "nan"}, "delta", "Failure probability must be a number"),
-        ({"delta": "0"}, "delta", "Failure probability must be ≥ 1e-50"),
-        ({"epsilon": "-1"}, "epsilon", "Target must be > 0."),
         ({"length": "epochs"}, "epochs", "To use epochs, choose batches by sizes"),
         ({"sampling": "fixed_size"}, "sampling", "Fixed size sampling needs"),
-        ({"batches": "sizes", "batch_size": "70000"}, "batch_size", "Batch size must be at most"),
         ({"noise_multiplier": "9" * 5000}, "noise_multiplier", "Noise multiplier must be"),
-        ({"steps": '"><script>'}, "steps", "Steps must be a whole number"),
-    ],
-)
-def test_a_problem_is_a_sentence_beside_what_was_typed(
-    visitor: Person, query: dict[str, str], field: str, sentence: str
-) -> None:
-    text = visitor.get("/?" + urlencode(query))
-    assert problem(text, field).startswith(sentence)
-    for name, typed in query.items():
-        if name in calculator_form.FIELDS:
-            assert value(text, name) == typed
-    assert "<script>" not in text
+    ):
+        text = visitor.get("/?" + urlencode(query))
+        assert problem(text, field).startswith(sentence)
+        for name in query.keys() & calculator_form.FIELDS.keys():
+            assert value(text, name) == query[name]
 
 
-def test_every_problem_is_told_at_once(visitor: Person) -> None:
+def test_every_problem_is_told_at_once_and_leaves_the_other_answers(visitor: Person) -> None:
     text = visitor.get("/?steps=many&noise_multiplier=1e9&delta=2&epsilon=0&sample_rate=")
     for name in ("steps", "noise_multiplier", "delta", "epsilon", "sample_rate"):
         assert problem(text, name), name
     assert "No answer yet" in text
-
-
-def test_a_target_out_of_reach_leaves_the_other_answers(visitor: Person) -> None:
     text = visitor.get("/?epsilon=-1")
     assert "≤ ε ≤" in text
     assert "Correct the fields that are marked" in text
@@ -271,22 +255,6 @@ def test_raw_bytes_in_the_address_break_nothing(visitor: Person) -> None:
         assert visitor.http.get(path).status_code < 500
 
 
-@pytest.mark.parametrize(
-    ("number", "down", "up"),
-    [
-        (1.23456789, "1.23456", "1.23457"),
-        (0.0, "0", "0"),
-        (1e-7, "1e-7", "1e-7"),
-        (1234567.8, "1.23456e6", "1.23457e6"),
-        (0.12, "0.12", "0.12"),
-        (100.0, "100", "100"),
-    ],
-)
-def test_bounds_are_shown_as_bounds(number: float, down: str, up: str) -> None:
-    assert number_format.round_down(number) == down
-    assert number_format.round_up(number) == up
-
-
 def test_a_closed_calculator_requires_signing_in(
     tmp_path: Path,
 ) -> None:
@@ -302,47 +270,51 @@ def test_a_closed_calculator_requires_signing_in(
 # --- headers, weight
 
 
-@pytest.mark.parametrize("path", ["/", "/sign-in", "/nothing", "/static/style.css"])
-def test_every_answer_has_the_content_security_policy(visitor: Person, path: str) -> None:
-    headers = visitor.http.get(path).headers
-    policy = headers["Content-Security-Policy"]
-    assert "default-src 'none'" in policy
-    assert "unsafe" not in policy
-    assert headers["X-Content-Type-Options"] == "nosniff"
-    assert headers["X-Frame-Options"] == "DENY"
+def test_every_answer_has_the_content_security_policy(visitor: Person) -> None:
+    for path in ("/", "/sign-in", "/nothing", "/static/style.css"):
+        headers = visitor.http.get(path).headers
+        policy = headers["Content-Security-Policy"]
+        assert "default-src 'none'" in policy, path
+        assert "unsafe" not in policy, path
+        assert headers["X-Content-Type-Options"] == "nosniff", path
+        assert headers["X-Frame-Options"] == "DENY", path
 
 
-@pytest.mark.parametrize("template", sorted((STATIC.parent / "templates").glob("*.html")))
-def test_no_template_has_inline_style_or_script(template: Path) -> None:
-    text = template.read_text()
-    assert not re.search(r"<style|\bstyle=|\bon[a-z]+=|javascript:|hx-on|\|safe", text)
-    assert all("src=" in tag for tag in re.findall(r"<script[^>]*>", text))
+def test_no_template_has_inline_style_or_script() -> None:
+    templates = sorted((STATIC.parent / "templates").glob("*.html"))
+    assert templates
+    for template in templates:
+        text = template.read_text()
+        inline = re.findall(r"<style|\bstyle=|\bon[a-z]+=|javascript:|hx-on|\|safe", text)
+        assert inline == [], template
+        assert all("src=" in tag for tag in re.findall(r"<script[^>]*>", text)), template
 
 
-@pytest.mark.parametrize("path", ["/", "/plan", "/import", "/sign-in", "/help", "/docs"])
-def test_every_page_links_to_the_operator_s_documentation(
-    path: str, app: Any, visitor: Person, monkeypatch: pytest.MonkeyPatch
+PAGES = ("/", "/plan", "/import", "/sign-in", "/datasets", "/keys", "/runs/{run}", "/help", "/docs")
+
+
+def test_every_page_links_to_the_documentation(
+    admin: Person, app: Any, run: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """That of the service, and the operator's if there is one."""
     link = '<a href="https://docs.example.org/">Documentation</a>'
-    without = visitor.get(path)
-    assert link not in without
-    assert 'href="/help"' in without
-    monkeypatch.setattr(app.state.settings, "documentation_url", "https://docs.example.org/")
-    assert link in visitor.get(path)
+    variable = "ACCOUNTANT_DOCUMENTATION_URL"
+    for address, is_linked in ((None, False), ("https://docs.example.org/", True)):
+        monkeypatch.setattr(app.state.settings, "documentation_url", address)
+        for path in PAGES:
+            text = admin.get(path.format(run=run))
+            assert (link in text) == is_linked, path
+            assert 'href="/help"' in text, path
+            assert 'href="/docs"' in text, path
+        text = admin.get("/help")
+        assert "Sign out" in text
+        assert (variable in text) != is_linked, "it is told how to set one"
 
 
-def test_the_help_says_where_the_documentation_is(
-    app: Any, visitor: Person, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert "ACCOUNTANT_DOCUMENTATION_URL" in visitor.get("/help")
-    monkeypatch.setattr(app.state.settings, "documentation_url", "https://docs.example.org/")
-    assert "ACCOUNTANT_DOCUMENTATION_URL" not in visitor.get("/help")
-
-
-@pytest.mark.parametrize("address", ["javascript:alert(1)", "docs.example.org", "//example.org"])
-def test_the_documentation_is_at_a_web_address(address: str) -> None:
-    with pytest.raises(ValueError, match="https://"):
-        Settings(documentation_url=address)
+def test_the_documentation_is_at_a_web_address() -> None:
+    for address in ("javascript:alert(1)", "docs.example.org", "//example.org"):
+        with pytest.raises(ValueError, match="https://"):
+            Settings(documentation_url=address)
 
 
 def test_the_first_load_is_below_150_kilobytes(visitor: Person) -> None:
@@ -368,10 +340,8 @@ def test_vendored_files_have_their_licences() -> None:
 def test_the_cookie_is_http_only_and_same_site(app: Any, keys: dict[str, str]) -> None:
     for scheme in ("http", "https"):
         person = Person(TestClient(app, f"{scheme}://testserver"))
-        csrf = token_in(person.get("/sign-in"))
-        answer = person.http.post(
-            "/sign-in", data={"csrf": csrf, "key": keys["run"]}, follow_redirects=False
-        )
+        form = {"csrf": token_in(person.get("/sign-in")), "key": keys["run"]}
+        answer = person.http.post("/sign-in", data=form, follow_redirects=False)
         assert answer.status_code == 303
         cookie = answer.headers["Set-Cookie"].lower()
         assert {"httponly", "samesite=strict", "path=/"} <= set(cookie.split("; "))
@@ -379,22 +349,23 @@ def test_the_cookie_is_http_only_and_same_site(app: Any, keys: dict[str, str]) -
         assert keys["run"].lower() not in cookie
 
 
-@pytest.mark.parametrize("key", ["", "nonsense", "pa_0_0", "é" * 3000])
-def test_a_wrong_key_is_a_sentence(visitor: Person, key: str) -> None:
+def test_a_key_that_is_wrong_or_may_not_look_shows_nothing(
+    visitor: Person, keys: dict[str, str]
+) -> None:
     visitor.csrf = token_in(visitor.get("/sign-in"))
-    assert "key is not valid" in problem(visitor.send("/sign-in", 422, key=key), "key")
+    for key in ("", "nonsense", "pa_0_0", "é" * 3000):
+        assert "key is not valid" in problem(visitor.send("/sign-in", 422, key=key), "key")
+    assert "<h1>Sign in</h1>" in visitor.get("/datasets")
+    assert "does not allow this" in visitor.send("/sign-in", 403, key=keys["compute"])
 
 
-def test_signing_in_leads_to_the_requested_page(visitor: Person, keys: dict[str, str]) -> None:
+def test_signing_in_leads_to_the_requested_page_of_this_site(
+    visitor: Person, keys: dict[str, str]
+) -> None:
     assert 'name="next" value="/keys"' in visitor.get("/keys")
     assert "<h1>Keys</h1>" in visitor.sign_in(keys["admin"], next="/keys")
-
-
-@pytest.mark.parametrize("path", ["//evil.example", "https://evil.example", "/\\evil", "", "x\n"])
-def test_signing_in_never_leads_to_another_site(
-    visitor: Person, keys: dict[str, str], path: str
-) -> None:
-    assert "<h1>Datasets</h1>" in visitor.sign_in(keys["admin"], next=path)
+    for path in ("//evil.example", "https://evil.example", "/\\evil", "", "x\n"):
+        assert "<h1>Datasets</h1>" in visitor.sign_in(keys["admin"], next=path)
 
 
 def test_signing_out(admin: Person) -> None:
@@ -402,27 +373,72 @@ def test_signing_out(admin: Person) -> None:
     assert "<h1>Sign in</h1>" in admin.get("/datasets")
 
 
-@pytest.mark.parametrize("path", ["/sign-in", "/sign-out", "/keys", "/datasets", "/keys/x/revoke"])
-@pytest.mark.parametrize("token", ["", "0" * 64, "é"])
-def test_a_form_without_its_token_does_nothing(admin: Person, path: str, token: str) -> None:
-    admin.csrf = token
-    admin.send(path, 403)
+FORMS: dict[str, dict[str, Any]] = {  # of each path, as its page would send it
+    "/datasets": {"name": "forged", "size": "5", "epsilon": "1", "delta": "1e-5", "once": "f"},
+    "/keys": {"name": "forged", "scopes": "admin", "reach": "all", "days": ""},
+    "/keys/{identifier}/revoke": {},
+    "/import": {"document": import_page.EXAMPLE, "delta": "1e-5"},
+    "/sign-in": {"key": "{key}"},
+    "/sign-out": {},
+}
+OPEN_FORMS = {"/import"}  # it needs no token: it computes, and stores nothing
 
 
-def test_a_token_of_another_session_is_none(admin: Person, app: Any, keys: dict[str, str]) -> None:
+def list_forms(app: Any) -> set[str]:
+    """Return the path of every form: every call outside the API by which something is sent."""
+    routers = [getattr(route, "original_router", None) or route for route in app.routes]
+    routes = [inner for router in routers for inner in getattr(router, "routes", [router])]
+    sent = [route for route in routes if {*(getattr(route, "methods", 0) or ())} - {"GET", "HEAD"}]
+    return {route.path for route in sent if not route.path.startswith("/v1/")}
+
+
+def read_everything(app: Any) -> dict[str, Any]:
+    """Return all that the database holds, but for the times when keys were used."""
+    repository = app.state.repository
+    tables = sqlalchemy.inspect(repository.engine).get_table_names()
+    rows = {table: read_rows(repository, table) for table in tables}
+    for row in rows["api_key"]:
+        row.pop("last_used_at")
+    return rows
+
+
+def test_a_form_without_its_token_does_nothing(
+    admin: Person, app: Any, keys: dict[str, str]
+) -> None:
+    """And with its token it does something, so that each form here would."""
+    assert list_forms(app) == FORMS.keys()
     other = Person(TestClient(app))
     other.sign_in(keys["admin"])
-    admin.csrf = other.csrf
-    admin.send("/keys", 403, name="x", scopes="run")
+    _, victim = app.state.keys.create([Scope.RUN], "victim")
+
+    def send(path: str, token: str | None) -> tuple[int, bool]:
+        """Return the status of an answer, and whether anything has changed."""
+        form = {name: text.replace("{key}", keys["run"]) for name, text in FORMS[path].items()}
+        form |= {} if token is None else {"csrf": token}
+        before = read_everything(app)
+        sent_to = path.format(identifier=victim.identifier)
+        answer = admin.http.post(sent_to, data=form, follow_redirects=False)
+        is_same = read_everything(app) == before and "Set-Cookie" not in answer.headers
+        return answer.status_code, not is_same
+
+    for path in FORMS:
+        for token in (None, "", "0" * 64, "é", other.csrf):
+            assert send(path, token) == (200 if path in OPEN_FORMS else 403, False), (path, token)
+        token = token_in(admin.get("/sign-in")) if path == "/sign-in" else admin.csrf
+        status, has_changed = send(path, token)
+        assert (status < 400, has_changed) == (True, path not in OPEN_FORMS), path
+        admin.sign_in(keys["admin"])
 
 
-@pytest.mark.parametrize("body", [b"\xff", b"a=1&" * 1000, b"a=%00"])
-def test_a_body_that_is_no_form_is_refused(admin: Person, body: bytes) -> None:
-    assert admin.http.post("/keys", content=body).status_code == 403
-
-
-def test_a_large_body_is_refused(admin: Person) -> None:
+def test_a_body_that_is_no_form_is_refused(admin: Person, app: Any) -> None:
+    fields = {"name": "no form", "scopes": "run", "reach": "all", "csrf": admin.csrf}
+    whole = urlencode(fields).encode()
+    for more in (b"&a=\xff", b"&a=1" * 1000, b"&a=%00"):
+        answer = admin.http.post("/keys", content=whole + more)
+        assert answer.status_code == 403
+        assert "this form cannot be read" in answer.text.lower()
     assert admin.http.post("/keys", content=b"a" * (2 << 20)).status_code == 413
+    assert "no form" not in [key.name for key in app.state.keys.list_keys()]
 
 
 @pytest.mark.parametrize("change", ["cut", "alter", "nonsense", "late", "revoked"])
@@ -546,11 +562,6 @@ def test_the_record_is_paged(admin: Person, run: str) -> None:
     assert "Newer entries" in text
 
 
-@pytest.mark.parametrize("query", ["before=x", "before=-1", "runs=99999999", "before=0", "runs=²"])
-def test_odd_pages_of_the_record_break_nothing(admin: Person, run: str, query: str) -> None:
-    admin.get("/datasets/patients?" + query)
-
-
 def test_a_run_and_its_certificate(admin: Person, run: str) -> None:
     text = admin.get(f"/runs/{run}")
     assert "90 of 100 steps granted" in text
@@ -582,25 +593,12 @@ def test_markup_is_text(admin: Person, run: str) -> None:
         assert "<script>" not in text
 
 
-def test_a_key_sees_only_its_own(visitor: Person, keys: dict[str, str], run: str) -> None:
+def test_a_key_is_offered_what_it_may_do(visitor: Person, keys: dict[str, str], run: str) -> None:
     assert "patients" not in visitor.sign_in(keys["bound"])
-    assert "There is nothing here" in visitor.get("/datasets/patients", 404)
-    visitor.get(f"/runs/{run}", 404)
-
-
-def test_scopes_decide_which_pages_a_key_may_open(
-    visitor: Person, keys: dict[str, str], run: str
-) -> None:
-    text = visitor.sign_in(keys["run"])
-    assert "New dataset" not in text
-    assert "does not allow this" in visitor.get("/keys", 403)
-    visitor.send("/datasets", 403, name="mine", size="5", epsilon="1", delta="1e-5", once="1")
-    visitor.send("/keys", 403, name="x", scopes="admin")
-
-
-def test_a_key_for_computing_may_not_look(visitor: Person, keys: dict[str, str]) -> None:
-    visitor.csrf = token_in(visitor.get("/sign-in"))
-    assert "does not allow this" in visitor.send("/sign-in", 403, key=keys["compute"])
+    assert "New dataset" not in visitor.sign_in(keys["run"])
+    assert "does not allow this" in visitor.get("/new-dataset", 403)
+    visitor.sign_in(keys["owner"])
+    visitor.get(f"/keys/{keys['run'].split('_')[1]}/revoke", 403)
 
 
 def test_an_owner_gives_a_budget(visitor: Person, keys: dict[str, str]) -> None:
@@ -644,41 +642,21 @@ def test_a_wrong_key_form_keeps_what_was_typed(admin: Person) -> None:
     assert problem(admin.send("/keys", 422, scopes="king", days="inf"), "scopes")
 
 
-GARBAGE = st.dictionaries(
-    st.sampled_from(
-        [
-            "name",
-            "size",
-            "epsilon",
-            "delta",
-            "privacy_unit",
-            "once",
-            "days",
-            "scopes",
-            "reach",
-            "planned",
-            "kind",
-            "mechanism",
-            "filter",
-            "document",
-            "format",
-            "sampling",
-        ]
-    ),
-    st.one_of(TEXTS, st.just("x" * 300)),
-)
+SENT = ("name", "size", "epsilon", "delta", "privacy_unit", "once", "days", "scopes", "reach",
+        "planned", "kind", "mechanism", "filter", "document", "format", "sampling")  # fmt: skip
+GARBAGE = st.dictionaries(st.sampled_from(SENT), st.one_of(TEXTS, st.just("x" * 300)))
 
 
 @pytest.mark.slow
 @settings(max_examples=60, deadline=None)
-@given(st.sampled_from(["/datasets", "/keys", "/sign-in", "/keys/x/revoke", "/import"]), GARBAGE)
+@given(st.sampled_from([*FORMS]), GARBAGE)
 def test_no_form_breaks_a_page(
     app: Any, keys: dict[str, str], path: str, fields: dict[str, str]
 ) -> None:
     person = Person(TestClient(app, raise_server_exceptions=False))
     person.sign_in(keys["admin"])
     body = urlencode({"csrf": person.csrf} | fields, errors="replace")
-    answer = person.http.post(path, content=body)
+    answer = person.http.post(path.format(identifier="x"), content=body)
     assert answer.status_code < 500
     assert "Traceback" not in answer.text
 
@@ -750,22 +728,6 @@ def test_the_planner_recommends_a_run(visitor: Person) -> None:
     opened = visitor.get(unescape(link[1]))
     assert value(opened, "noise_multiplier") == found[3]
     assert value(opened, "steps") == str(steps)
-
-
-def test_the_planner_says_what_is_wrong_beside_the_field(visitor: Person) -> None:
-    text = visitor.get("/plan?epsilon=&delta=2&epochs=5&batch_size=70000&steps=1.5")
-    assert problem(text, "epsilon") == "Budget is required."
-    assert problem(text, "delta") == "Failure probability must be < 1."
-    assert problem(text, "steps").startswith("Steps today must be")
-    assert "Correct the fields that are marked." in text
-    text = visitor.get("/plan?batch_size=70000")
-    assert problem(text, "batch_size").startswith("Batch size today must be at most 60000")
-    text = visitor.get("/plan?sampling=balls_in_bins&epochs=0.5")
-    assert "at least 1" in problem(text, "epochs")
-
-
-def test_a_budget_that_no_noise_reaches_is_told(visitor: Person) -> None:
-    assert "No plan" in visitor.get("/plan?epsilon=1e-9&delta=1e-12&sampling=poisson")
 
 
 # --- several runs
@@ -855,27 +817,20 @@ def test_there_is_a_limit_to_the_number_of_runs(visitor: Person) -> None:
     assert "Add a DP-SGD run" not in text
 
 
-@pytest.mark.parametrize(
-    ("written", "sentence"),
-    [
-        ("", "The JSON text is required."),
-        ("{", "The JSON text cannot be read: EOF"),
-        ('{"kind": "laplace", "noise_multiplier": NaN}', "The JSON text cannot be read"),
-        ("9" * 1001, "The JSON text must be at most 1000 characters long"),
-        ("[]", "The mechanism must be an object"),
-        ("null", "The mechanism must be an object"),
-        ('{"kind": "laplace"}', "/noise_multiplier is required."),
-        ('{"kind": "repeated", "count": 2, "mechanism": {"kind": "x"}}', "/mechanism/kind must be"),
-    ],
-)
-@pytest.mark.parametrize("number", ["", "-2"])
-def test_a_problem_of_a_mechanism_stands_beside_it(
-    visitor: Person, written: str, sentence: str, number: str
-) -> None:
-    text = visitor.get("/?" + urlencode({f"kind{number}": "json", f"mechanism{number}": written}))
-    assert problem(text, f"mechanism{number}").startswith(sentence)
-    assert "Correct the fields that are marked." in text
-    assert not problem(text, "sampling"), "told once, and where it is"
+def test_a_problem_of_a_mechanism_stands_beside_it(visitor: Person) -> None:
+    for number in ("", "-2"):
+        for written, sentence in (
+            ("", "The JSON text is required."),
+            ("{", "The JSON text cannot be read: EOF"),
+            ('{"kind": "laplace", "noise_multiplier": NaN}', "The JSON text cannot be read"),
+            ("9" * 1001, "The JSON text must be at most 1000 characters long"),
+            ('{"kind": "laplace"}', "/noise_multiplier is required."),
+        ):
+            sent = {f"kind{number}": "json", f"mechanism{number}": written}
+            text = visitor.get("/?" + urlencode(sent))
+            assert problem(text, f"mechanism{number}").startswith(sentence)
+            assert "Correct the fields that are marked." in text
+            assert not problem(text, "sampling"), "told once, and where it is"
 
 
 def test_a_problem_of_the_second_run_stands_beside_it(visitor: Person) -> None:
@@ -973,14 +928,14 @@ def test_other_kinds_are_quoted(admin: Person, run: str) -> None:
     answer = admin.http.get("/datasets/patients/quote?" + urlencode(sent))
     assert value(answer.text, "release_noise_multiplier") == "2.0"
     assert "choose" not in answer.url.params
+    assert re.search(r'class="figure">It (does not fit|fits)<', answer.text)
 
 
 # --- notes about the address
 
 
-@pytest.mark.parametrize(
-    ("path", "note"),
-    [
+def test_what_a_page_ignores_is_told(admin: Person, run: str) -> None:
+    for path, note in (
         ("/?sigma=2", "does not know the parameter “sigma” and ignores it."),
         ("/?noise_multiplyer=2", "Did you mean “noise_multiplier”?"),
         ("/?sampling=poison", "“poison” is no value of sampling; “poisson” is used."),
@@ -993,33 +948,17 @@ def test_other_kinds_are_quoted(admin: Person, run: str) -> None:
         ("/import?x=1", "does not know the parameter “x”"),
         ("/help?" + "&".join(f"a{n}=1" for n in range(9)), "It ignores 4 more parameters."),
         ("/?<script>=1", "“&lt;script&gt;”"),
-    ],
-)
-def test_what_a_page_ignores_is_told(admin: Person, run: str, path: str, note: str) -> None:
-    assert note in admin.get(path)
-
-
-@pytest.mark.parametrize(
-    "path",
-    ["/", "/plan", "/datasets/patients?before=5&runs=0", "/?add=json", "/sign-in?next=/keys"],
-)
-def test_what_a_page_reads_is_not_told(admin: Person, run: str, path: str) -> None:
-    assert "ignores it" not in admin.get(path)
-
-
-def test_a_failure_says_nothing_about_the_parameters(admin: Person) -> None:
-    assert "ignores it" not in admin.get("/datasets/missing?before=5", 404)
+    ):
+        assert note in admin.get(path), path
+    patients = "/datasets/patients?"
+    for path in ("/", "/plan", patients + "before=5&runs=0", "/?add=json", "/sign-in?next=/keys"):
+        assert "ignores it" not in admin.get(path), path
+    assert "ignores it" not in admin.get("/datasets/missing?before=5", 404), "a failure"
+    for query in ("before=x", "before=-1", "runs=99999999", "before=0", "runs=²"):
+        admin.get(patients + query)
 
 
 # --- details and documentation
-
-
-def test_every_page_links_to_the_documentation(admin: Person, run: str) -> None:
-    for path in ("/", "/plan", "/import", "/datasets", f"/runs/{run}", "/keys", "/help", "/docs"):
-        text = admin.get(path)
-        assert 'href="/help"' in text
-        assert 'href="/docs"' in text
-    assert "Sign out" in admin.get("/help")
 
 
 def test_what_an_attacker_can_learn_is_marked_as_an_estimate(visitor: Person) -> None:
@@ -1106,22 +1045,10 @@ def test_amounts_of_a_quote_are_rounded_up() -> None:
     assert "σ = 1.30001" in text
 
 
-def test_a_quote_says_what_is_wrong_beside_the_field(admin: Person, run: str) -> None:
-    text = admin.get("/datasets/patients/quote?steps=&noise_multiplier=0")
-    assert problem(text, "steps") == "Steps is required."
-    assert problem(text, "noise_multiplier").startswith("Noise multiplier must be")
-    text = admin.get("/datasets/patients/quote?" + urlencode({"kind": "json", "mechanism": "{}"}))
-    assert problem(text, "mechanism").startswith("/kind must be one of")
+def test_a_quote_of_another_number_of_records_is_refused(admin: Person, run: str) -> None:
     text = admin.get("/datasets/patients/quote?batches=sizes&dataset_size=7&batch_size=2&steps=3")
     assert "No quote" in text
     assert "60000" in text, "the dataset has another number of records"
-
-
-def test_a_quote_needs_a_key_that_sees_the_dataset(
-    visitor: Person, keys: dict[str, str], run: str
-) -> None:
-    visitor.sign_in(keys["bound"])
-    assert "There is nothing here" in visitor.get("/datasets/patients/quote", 404)
 
 
 @pytest.mark.slow
@@ -1135,41 +1062,36 @@ def test_the_page_of_a_dataset_leads_to_a_quote_of_the_last_run(admin: Person, r
 # --- warnings
 
 
-def render_steps_left(steps: int, *, is_exact: bool = True) -> str:
+def test_what_is_left_is_told_in_runs_rounded_down() -> None:
     """The part of a dataset's page after a last run of 100 steps."""
-    return rendering._TEMPLATES.get_template("steps_left.html").render(
-        left=StepsLeft("r", mechanisms.from_json(RUN), steps, is_exact),
-        left_step="DP-SGD",
-        run_steps=100,
-        runs_left=steps // 100,
-        is_complete=True,
-    )
 
+    def render(steps: int, is_exact: bool = True) -> str:
+        return unescape(
+            # private: the real ledger would need a budget for each of these numbers of steps
+            rendering._TEMPLATES.get_template("steps_left.html").render(
+                left=StepsLeft("r", mechanisms.from_json(RUN), steps, is_exact),
+                left_step="DP-SGD",
+                run_steps=100,
+                runs_left=steps // 100,
+                is_complete=True,
+            )
+        )
 
-@pytest.mark.parametrize(
-    ("steps", "sentence", "is_warning"),
-    [
+    for steps, sentence, is_warning in (
         (25_700, "That is about 257 more runs like it, of 100 steps.", False),
         (399, "That is about 3 more runs like it, of 100 steps.", False),
         (299, "Only 2 more runs of 100 steps fit.", True),
         (100, "Only 1 more run of 100 steps fits.", True),
         (99, "Not one more run of 100 steps fits: the next one must be shorter", True),
         (0, "Not one more step like the last run's fits.", True),
-    ],
-)
-def test_what_is_left_is_told_in_runs_rounded_down(
-    steps: int, sentence: str, is_warning: bool
-) -> None:
-    text = unescape(render_steps_left(steps))
-    assert sentence in text
-    assert ('class="warning' in text) == is_warning
-    assert ("alarm" in text) == (steps < 100)
-
-
-def test_a_count_that_may_be_too_small_warns_of_nothing() -> None:
-    text = render_steps_left(99, is_exact=False)
+    ):
+        text = render(steps)
+        assert sentence in text
+        assert ('class="warning' in text) == is_warning
+        assert ("alarm" in text) == (steps < 100)
+    text = render(99, is_exact=False)
     assert "At least 99 more steps" in text
-    assert "warning" not in text
+    assert "warning" not in text, "the count may be too small"
 
 
 def test_the_page_of_a_dataset_counts_runs(admin: Person, run: str) -> None:
@@ -1217,13 +1139,6 @@ def test_a_wrong_planned_run_keeps_what_was_typed(admin: Person) -> None:
     text = admin.send("/datasets", 422, **(typed | sizes))
     assert "70000" in problem(text, "sampling")
     assert "wrong-plan" not in admin.get("/datasets")
-
-
-def test_only_owners_may_open_the_page_of_a_new_dataset(
-    visitor: Person, keys: dict[str, str]
-) -> None:
-    visitor.sign_in(keys["run"])
-    assert "does not allow this" in visitor.get("/new-dataset", 403)
 
 
 # --- safe keys
@@ -1279,11 +1194,6 @@ def test_revoking_the_own_and_the_last_administrators_key_is_warned_about(tmp_pa
             assert "the last key" not in person.get(f"/keys/{each.identifier}/revoke")
 
 
-def test_only_administrators_are_asked(visitor: Person, keys: dict[str, str]) -> None:
-    visitor.sign_in(keys["owner"])
-    visitor.get(f"/keys/{keys['run'].split('_')[1]}/revoke", 403)
-
-
 # --- documents of other tools
 
 
@@ -1300,7 +1210,6 @@ def test_an_import_shows_cost_claims_and_findings(visitor: Person) -> None:
     text = visitor.send("/import", **claim)
     assert "The claimed ε is below a proved lower bound" in text
     assert '<span class="verdict refuted">' in text
-    assert "Batches" in text or "sampling" in text
 
 
 def test_an_imported_event_of_several_kinds_opens_in_the_calculator(visitor: Person) -> None:
@@ -1316,25 +1225,16 @@ def test_an_imported_event_of_several_kinds_opens_in_the_calculator(visitor: Per
     assert value(opened, "delta") == "1e-06"
 
 
-@pytest.mark.parametrize(
-    ("fields", "name", "sentence"),
-    [
+def test_a_wrong_import_keeps_what_was_typed(visitor: Person) -> None:
+    for fields, name, sentence in (
         ({"document": ""}, "document", "Paste a document."),
-        ({"document": "{"}, "document", "The document must be"),
-        ({"document": '{"history": [[1.1, 7, 10]], "mechanism": "rdp"}'}, "document", "/history/0"),
-        ({"delta": "2"}, "delta", "Failure probability must be < 1."),
-        ({"delta": ""}, "delta", "Failure probability is required: the document names no δ."),
         ({"batch_size": "x"}, "batch_size", "Batch size must be a whole number."),
-        ({"dataset_size": "0"}, "dataset_size", "Records must be ≥ 1."),
-    ],
-)
-def test_a_wrong_import_keeps_what_was_typed(
-    visitor: Person, fields: dict[str, str], name: str, sentence: str
-) -> None:
-    typed = {"document": import_page.EXAMPLE, "delta": "1e-5"} | fields
-    text = visitor.send("/import", **typed)
-    assert problem(text, name).startswith(sentence)
-    assert "No answer yet" in text
+    ):
+        typed = {"document": import_page.EXAMPLE, "delta": "1e-5"} | fields
+        text = visitor.send("/import", **typed)
+        assert problem(text, name).startswith(sentence)
+        assert value(text, "delta") == "1e-5"
+        assert "No answer yet" in text
 
 
 def test_a_large_document_is_answered(visitor: Person) -> None:

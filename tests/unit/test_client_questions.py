@@ -16,7 +16,7 @@ from tests.support.stub_service import claim
 from tests.support.stub_service import service as stub
 from training_client.answers import Guarantee
 from training_client.client import AccountingService
-from training_client.errors import DataError, ServiceConfusedError, ServiceRefusedError
+from training_client.errors import DataError, ServiceConfusedError
 
 RUN: dict[str, Any] = {
     "noise_multiplier": 1.1,
@@ -95,21 +95,17 @@ def test_a_plan_has_a_recommended_run(service: AccountingService) -> None:
     assert any("Today" in text for text in found.warnings)
 
 
-def test_what_is_missing_or_given_twice_is_refused_before_it_is_sent(
-    service: AccountingService,
-) -> None:
+def test_what_is_missing_or_given_twice_is_refused_before_it_is_sent() -> None:
+    def fail(path: str, _: Any) -> httpx.Response:
+        raise AssertionError(f"{path} was asked")
+
+    service = stub(fail)
     with pytest.raises(DataError, match="delta is required"):
         service.epsilon(**RUN)
     with pytest.raises(DataError, match="epsilon is required"):
         service.delta(**RUN)
     with pytest.raises(DataError, match="noise_multiplier must be left out"):
         service.epsilon({"kind": "gaussian", "noise_multiplier": 1}, 1e-5, noise_multiplier=2.0)
-
-
-def test_a_wrong_argument_is_named_by_the_service(service: AccountingService) -> None:
-    with pytest.raises(ServiceRefusedError) as refused:
-        service.epsilon(delta=1e-5, noise_multiplier=0.0, sample_rate=0.1, steps=5)
-    assert refused.value.pointers == ("/mechanism/noise_multiplier",)
 
 
 RUN_OUTSIDE = {
@@ -135,14 +131,14 @@ CONFUSED = [
 ]
 
 
-@pytest.mark.parametrize("at", range(len(CONFUSED)))
-def test_an_answer_that_breaks_the_contract_is_not_trusted(at: int) -> None:
-    name, answer = CONFUSED[at]
-    asked: dict[str, Any] = {
+def test_an_answer_that_breaks_the_contract_is_not_trusted() -> None:
+    asked: dict[str, dict[str, Any]] = {
         "plan": {**TARGET, "dataset_size": 9, "epochs": 1},
         "compare": {"delta": 1e-5, **RUN},
         "delta": {"epsilon": 2.0, **RUN},
         "sample_rate": {**TARGET, "noise_multiplier": 1.0, "steps": 5},
-    }[name]
-    with pytest.raises(ServiceConfusedError):
-        getattr(stub(lambda *_: httpx.Response(200, json=answer)), name)(**asked)
+    }
+    for name, answer in CONFUSED:
+        service = stub(lambda *_, answer=answer: httpx.Response(200, json=answer))
+        with pytest.raises(ServiceConfusedError):
+            getattr(service, name)(**asked[name])

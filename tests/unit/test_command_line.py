@@ -42,6 +42,7 @@ def test_the_list_of_commands_says_what_each_command_says(name: str) -> None:
     assert command.name == name
 
 
+@pytest.mark.slow
 def test_help_and_version_import_no_arrays_and_no_server() -> None:
     """Help of any command, however deep: else each takes more than a second."""
     code = """

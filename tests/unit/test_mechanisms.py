@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, get_args
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from accountant_service.mechanisms import (
@@ -51,6 +51,7 @@ def hash_of(description: dict[str, Any]) -> str:
     return canonical_form(from_json(description)).hash
 
 
+@settings(max_examples=40, derandomize=True, database=None)
 @given(trees)
 def test_json_round_trip(tree: dict[str, Any]) -> None:
     mechanism = from_json(tree)
@@ -59,6 +60,7 @@ def test_json_round_trip(tree: dict[str, Any]) -> None:
     assert canonical_form(again) == canonical_form(mechanism)
 
 
+@settings(max_examples=40, derandomize=True, database=None)
 @given(st.lists(trees, max_size=4), st.randoms())
 def test_order_and_grouping_do_not_change_the_hash(parts: list[Any], rng: Any) -> None:
     shuffled = list(parts)
@@ -159,9 +161,10 @@ def test_a_part_of_an_epoch_counts_as_whole_steps() -> None:
 )
 def test_an_epoch_may_drop_its_last_smaller_batch(rate: dict[str, float]) -> None:
     """With three batches of 300 of 1000 records an epoch, ten steps are in four epochs."""
-    run = {"kind": "dp_sgd", "noise_multiplier": 1.0, "sampling": "shuffled", "steps": 10} | rate
-    ((_, count),) = canonical_form(from_json(run)).atom_counts
-    assert count == 4
+    run = {"kind": "dp_sgd", "noise_multiplier": 1.0, "sampling": "shuffled"} | rate
+    for steps in (10, 999_999_999):
+        ((_, count),) = canonical_form(from_json(run | {"steps": steps})).atom_counts
+        assert count == -(-steps // 3)
     whole = {"kind": "dp_sgd", "noise_multiplier": 1.0, "sampling": "shuffled", "epochs": 3} | {
         "dataset_size": 1000, "batch_size": 300
     }  # fmt: skip
@@ -177,62 +180,12 @@ def test_shuffled_epochs_are_counted_whole() -> None:
         assert (atom.sampling, count) == ("shuffled", epochs)
 
 
-@pytest.mark.parametrize(
-    ("description", "pointer"),
-    [
-        (None, ""),
-        ([], ""),
-        ({"kind": "os.system"}, "/kind"),
-        ({"kind": ["gaussian"]}, "/kind"),
-        ({"kind": "gaussian"}, "/noise_multiplier"),
-        ({"kind": "gaussian", "noise_multiplier": True}, "/noise_multiplier"),
-        ({"kind": "gaussian", "noise_multiplier": "1"}, "/noise_multiplier"),
-        ({"kind": "gaussian", "noise_multiplier": 0}, "/noise_multiplier"),
-        ({"kind": "gaussian", "noise_multiplier": float("nan")}, "/noise_multiplier"),
-        ({"kind": "gaussian", "noise_multiplier": float("inf")}, "/noise_multiplier"),
-        ({"kind": "gaussian", "noise_multiplier": 10**400}, "/noise_multiplier"),
-        ({"kind": "gaussian", "noise_multiplier": 1, "a/b": 1}, "/a~1b"),
-        ({"kind": "repeated", "count": 1.5, "mechanism": gaussian(1)}, "/count"),
-        ({"kind": "repeated", "count": -1, "mechanism": gaussian(1)}, "/count"),
-        ({"kind": "repeated", "count": 1, "mechanism": {"kind": "x"}}, "/mechanism/kind"),
-        ({"kind": "composed", "mechanisms": {}}, "/mechanisms"),
-        ({"kind": "composed", "mechanisms": [gaussian(1), 3]}, "/mechanisms/1"),
-        (
-            {"kind": "diagonal_gaussian", "sensitivities": [1], "noise_stds": []},
-            "/noise_stds",
-        ),
-        (
-            {"kind": "diagonal_gaussian", "sensitivities": [1, 2], "noise_stds": [1]},
-            "/noise_stds",
-        ),
-        (
-            {"kind": "diagonal_gaussian", "sensitivities": [1e150], "noise_stds": [1e-150]},
-            "/noise_stds",
-        ),
-        (
-            {
-                "kind": "fixed_size_sampled",
-                "dataset_size": 5,
-                "batch_size": 6,
-                "mechanism": gaussian(1),
-            },
-            "/batch_size",
-        ),
-        (run(1.0001, 1, 1), "/sample_rate"),
-        (run(0.5, 1, 10**30), "/steps"),
-        (run(0.5, 1, 10, sampling="none"), ""),
-        (run(0.5, 1, 10, sampling="fixed_size"), ""),
-        (run(0.5, 1, 10, sampling="random"), "/sampling"),
-        (run(0.5, 1, 10, dataset_size=5, batch_size=2), ""),
-        (run(0.5, 1, 10, epochs=2), ""),
-        ({"kind": "dp_sgd", "noise_multiplier": 1, "dataset_size": 5, "steps": 3}, ""),
-    ],
-)
-def test_faults_are_named_with_their_pointer(description: Any, pointer: str) -> None:
-    with pytest.raises(MechanismError) as caught:
-        from_json(description)
-    assert pointer in [place for place, _ in caught.value.faults]
-    assert all(message for _, message in caught.value.faults)
+def test_numbers_that_json_has_not_are_refused() -> None:
+    """Other faults stand in the table of refusals."""
+    for number in (float("nan"), float("inf")):
+        with pytest.raises(MechanismError) as caught:
+            from_json(gaussian(number))
+        assert [place for place, _ in caught.value.faults] == ["/noise_multiplier"]
 
 
 def test_several_faults_are_reported_together() -> None:

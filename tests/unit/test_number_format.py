@@ -33,7 +33,7 @@ def test_bounds_stay_bounds(number: float, places: int) -> None:
     assert client_number_format.format_upper_bound(123450.0) == "123450"
 
 
-@pytest.mark.parametrize("noise", [0.9, 1.1, 1.3, 1.7, 2.3, 3.1])
+@pytest.mark.parametrize("noise", [0.9, 1.7])
 def test_commands_show_bounds_as_bounds(noise: float) -> None:
     run = ["-q", "0.01", "-s", str(noise), "-t", "1000", "-d", "1e-5"]
     claim = json.loads(CliRunner().invoke(cli.app, ["epsilon", *run, "--json"]).stdout)

@@ -121,12 +121,16 @@ def test_the_claim_is_one_that_the_audit_could_refute() -> None:
     assert 4 * claimed(PLAN) < all_right.epsilon_lower
 
 
-@pytest.mark.parametrize(("name", "state"), SOUND)
-def test_no_sound_optimizer_gives_less_privacy_than_claimed(name: str, state: str) -> None:
-    found = audited(name, state)
-    assert found.epsilon_lower <= claimed(PLAN), found
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "state"), STATES)
+def test_no_optimizer_gives_less_privacy_than_claimed(name: str, state: str) -> None:
+    """Unless its state is raw. And an eighth of the noise is found out in all."""
+    sound, broken = audited(name, state), audited(name, state, cut=8.0)
+    assert (name, state) not in SOUND or sound.epsilon_lower <= claimed(PLAN), sound
+    assert broken.epsilon_lower > claimed(PLAN), broken
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "state"), AS_PRINTED)
 def test_the_audit_of_printed_parameters_finds_missing_noise(name: str, state: str) -> None:
     """A sixteenth of the noise is found out in all of these; an eighth was in 5 of 7."""
@@ -134,6 +138,7 @@ def test_the_audit_of_printed_parameters_finds_missing_noise(name: str, state: s
     assert sound.epsilon_lower <= claimed(PLAN) < broken.epsilon_lower, (sound, broken)
 
 
+@pytest.mark.slow
 def test_no_participant_gives_less_privacy_than_claimed() -> None:
     """And is found out with an eighth of the noise."""
     sound, broken = audited_participant(), audited_participant(cut=8.0)
@@ -146,13 +151,7 @@ def test_the_audit_of_dp_sgd_comes_close_to_the_claim() -> None:
     assert 0.25 * claimed(PLAN) < found.epsilon_lower <= claimed(PLAN), found
 
 
-@pytest.mark.parametrize(("name", "state"), STATES)
-def test_an_eighth_of_the_noise_is_found_out(name: str, state: str) -> None:
-    found = audited(name, state, cut=8.0)
-    assert found.epsilon_lower > claimed(PLAN), found
-
-
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_audit_has_the_stated_power() -> None:
     """On another draw than above."""
     claim = claimed(PLAN)

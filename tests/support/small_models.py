@@ -31,19 +31,6 @@ def model(*, bias: bool = True) -> nn.Module:
     return nn.Sequential(nn.Linear(6, 9, bias=bias), nn.Tanh(), nn.Linear(9, 4)).double()
 
 
-def per_example(net: nn.Module, examples: torch.Tensor, labels: torch.Tensor) -> list[torch.Tensor]:
-    """Return each example's gradient of every parameter, computed by PyTorch's `vmap`."""
-    parameters = {name: p.detach() for name, p in net.named_parameters() if p.requires_grad}
-
-    def loss(values: dict[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """Return one example's cross entropy at given parameters."""
-        out = torch.func.functional_call(net, values, (x[None],))
-        return nn.functional.cross_entropy(out, y[None])
-
-    gradients = torch.func.vmap(torch.func.grad(loss), (None, 0, 0))(parameters, examples, labels)
-    return list(gradients.values())
-
-
 def sum_clipped(
     clipper: Clipper, examples: torch.Tensor, targets: torch.Tensor, loss: Loss, by: Transform
 ) -> tuple[list[torch.Tensor], float]:
@@ -54,24 +41,6 @@ def sum_clipped(
         with torch.no_grad():
             found.write_block(block, by.for_block(block), block.view_in(sums))
     return unflatten_vector(sums, clipper.parameters), found.mean_loss
-
-
-class TokenClassifier(nn.Module):
-    """A classifier with the token and position embeddings of a transformer."""
-
-    def __init__(self, *, expanded: bool) -> None:
-        super().__init__()
-        torch.manual_seed(4)
-        self.tokens, self.positions = nn.Embedding(9, 5, padding_idx=0), nn.Embedding(6, 5)
-        self.last, self.expanded = nn.Linear(5, 4), expanded
-
-    def forward(self, examples: torch.Tensor) -> torch.Tensor:
-        positions = torch.arange(examples.shape[1])[None]
-        if self.expanded:
-            positions = positions.expand_as(examples)
-        embedded = self.tokens(examples) + self.positions(positions)
-        found: torch.Tensor = self.last(embedded.tanh().mean(1))
-        return found
 
 
 def clipped_norm(layer: nn.Module, inputs: torch.Tensor, of: torch.Tensor, by: Transform) -> float:

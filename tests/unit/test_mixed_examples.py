@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import pack_padded_sequence
 
+from tests.support.helpers import slow_after
 from training_client.errors import UnsupportedModelError
 from training_client.private_step.token_gradients import TokenGradients
 from training_client.testing import clipped_sum
@@ -199,7 +200,7 @@ class SortedByLength(nn.Module):
         return found
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", slow_after(2, range(12)))
 def test_a_layer_that_gets_the_examples_sorted_is_refused(seed: int) -> None:
     """The layers would attribute their parts of a gradient to different examples."""
     torch.manual_seed(seed)
@@ -236,7 +237,7 @@ def mix_up_sometimes(rows: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("mix", [mix_up, mix_up_sometimes])
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", slow_after(2, range(6)))
 def test_examples_that_are_mixed_at_random_are_refused(
     mix: Callable[[torch.Tensor], torch.Tensor], seed: int
 ) -> None:

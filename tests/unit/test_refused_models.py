@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import nn
 
-from tests.support.layer_models import clipped_sum_by_definition
 from tests.support.small_models import (
     batch,
     model,
@@ -19,7 +18,6 @@ from tests.support.small_models import (
 )
 from tests.support.torch_layers import (
     CLASSES,
-    COMPUTED_WEIGHTS,
     REFUSED_CLASSES,
     REFUSED_LAYERS,
     LayerModel,
@@ -31,7 +29,6 @@ from training_client.lab.models import cross_entropy
 from training_client.plan import Plan
 from training_client.private_step import Clipper, Loss, Transform
 from training_client.private_step.private_sum import PrivateSum
-from training_client.testing import clipped_sum
 
 ONE_LINE = r"[^\n]*layer [\w.]+ \(\w+\)[^\n]*: [^\n]+"  # path and class, and advice
 
@@ -71,22 +68,10 @@ def test_unsupported_layers_are_named_and_refused(net: nn.Module, name: str) -> 
     assert "install" not in str(refused.value)  # Opacus is there
 
 
+@pytest.mark.slow
 def test_each_class_of_torch_with_parameters_is_tested() -> None:
+    """The accepted ones by `tests/conformance/test_clipped_sums.py`."""
     assert {*CLASSES, *REFUSED_CLASSES} == classes_with_parameters()
-
-
-@pytest.mark.filterwarnings("ignore:Initializing zero-element")
-@pytest.mark.parametrize("name", [*CLASSES, *COMPUTED_WEIGHTS])
-def test_a_clipped_sum_of_an_accepted_class_equals_its_definition(name: str) -> None:
-    torch.manual_seed(3)
-    make, draw, use = {**CLASSES, **COMPUTED_WEIGHTS}[name]
-    net, examples = LayerModel(make(), use), draw()
-    labels = torch.arange(len(examples)) % 4
-    found = clipped_sum(net, examples, labels, cross_entropy, 0.1)
-    exact = clipped_sum_by_definition(net, examples, labels, 0.1)
-    for one, other in zip(found, exact, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
-    assert any(each.any() for each in exact)
 
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning", "ignore:Lazy modules")

@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from fractions import Fraction
 from functools import partialmethod
+from itertools import cycle
 
 import pytest
 import torch
 from torch import nn
 
-from tests.support.helpers import slow_after
-from tests.support.small_models import (
-    clipped_norm,
-    sum_clipped,
-)
-from training_client.private_step import Clipper, Transform, example_gradients, gradient_factors
-from training_client.private_step.kernels import elementwise, per_coordinate_sums, row_sums
+from tests.support.accelerator_counts import no_cpu
+from tests.support.small_models import clipped_norm, sum_clipped
+from training_client.private_step import Clipper, Transform, gradient_factors
 from training_client.private_step.layer_uses import EnginePath
 from training_client.private_step.rounding_bounds import rounding_error, sequence_rounding
+
+
+@contextmanager
+def flushed(flush: bool) -> Iterator[None]:
+    """Flush subnormal numbers to 0, or do not, inside of a block."""
+    with flushed(flush):
+        yield
 
 
 @pytest.mark.parametrize("size", [1e17, 1e19, 1e21, 1e22, 2e38])
@@ -93,6 +99,7 @@ def test_a_bound_at_which_sums_may_underflow_or_overflow_is_refused(
 
 def force_sparse_factors(monkeypatch: pytest.MonkeyPatch) -> None:
     """Use sparse factors for all inputs in single precision, even narrow ones with few zeros."""
+    # private: narrow inputs are multiplied with their zeros, as that is faster
     for name in ("_SPARSE_WIDTH_MIN", "_SPARSE_COLUMNS_MIN"):
         monkeypatch.setattr(gradient_factors, name, 0)
     monkeypatch.setattr(Clipper, "__init__", partialmethod(Clipper.__init__, sparse_inputs=True))
@@ -131,14 +138,11 @@ def test_an_input_whose_share_of_the_norm_underflows_keeps_the_bound(
     """Its share of ‖a‖² underflows, but its scale is large: the sum was once 1e14 bounds long."""
     layer, exceeded = nn.Linear(2, 1, bias=False), []
     by = Transform.fixed(1e-3, [torch.tensor([[1e-19, scale]])])
-    torch.set_flush_denormal(flush)
-    try:
+    with flushed(flush):
         for share in (1e-18, 1e-19, 2e-20, 1e-21, 1e-24):
             for size in (1e-6, 1.0, 1e6, 1e12):
                 inputs, of = torch.tensor([[1.0, share]]), torch.full((1, 1), size)
                 exceeded.append(clipped_norm(layer, inputs, of, by) > 1e-3)
-    finally:
-        torch.set_flush_denormal(False)
     assert not any(exceeded)
 
 
@@ -177,44 +181,38 @@ def draw_attack(draw: random.Random) -> tuple[nn.Linear, torch.Tensor, torch.Ten
     return layer, inputs, of, Transform.fixed(bound, scales, shifts)
 
 
-@pytest.mark.parametrize("flush", slow_after(1, [False, True]))
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "how", slow_after(1, ["compiled", "accelerated", "sparse", "damped", "damped, accelerated"])
+    ("how", "flush"),
+    zip(
+        ["compiled", "accelerated", "sparse", "damped", "damped, accelerated", "compiled"],
+        cycle([False, True]),
+    ),
 )
 def test_values_of_random_magnitude_keep_the_bound(
     how: str, flush: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A few of 1000 random cases exceed it if small squares next to large ones are lost."""
-    monkeypatch.setattr(
-        Clipper, "_check_model_periodically", lambda *_: None
-    )  # as long as all the rest
-    if "accelerated" in how:
-        for module in (elementwise, per_coordinate_sums, example_gradients, row_sums):
-            monkeypatch.setattr(module, "is_on_cpu", lambda _: False)
+    # private: checks of the model, which are tested elsewhere, take as long as all the rest
+    monkeypatch.setattr(Clipper, "_check_model_periodically", lambda *_: None)
     if how == "sparse":
         force_sparse_factors(monkeypatch)
     draw = random.Random(11)
-    torch.set_flush_denormal(flush)
-    try:
+    with flushed(flush), no_cpu(pretend="accelerated" in how):
         for _ in range(1000):
             layer, inputs, of, by = draw_attack(draw)
             if "damped" in how:
                 by = replace(by, damping=10 ** draw.uniform(-20, 20))
             assert clipped_norm(layer, inputs, of, by) <= by.bound, (inputs, of)
-    finally:
-        torch.set_flush_denormal(False)
 
 
 @pytest.mark.parametrize("accelerated", [False, True])
-def test_damped_squares_that_underflow_or_overflow_keep_the_bound(
-    accelerated: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if accelerated:
-        monkeypatch.setattr(per_coordinate_sums, "is_on_cpu", lambda _: False)
+def test_damped_squares_that_underflow_or_overflow_keep_the_bound(accelerated: bool) -> None:
     layer, one = nn.Linear(2, 1, bias=False), torch.ones(1, 1)
     for size, bound in ((1e-25, 1e-28), (1e25, 1e20)):
         by = Transform.fixed(bound, [torch.ones(1, 2)], [torch.full((1, 2), size)], damping=1e-35)
-        norm = clipped_norm(layer, torch.full((1, 2), size), one, by)
+        with no_cpu(pretend=accelerated):
+            norm = clipped_norm(layer, torch.full((1, 2), size), one, by)
         assert 0.99 * bound < norm <= bound
 
 
@@ -245,8 +243,7 @@ def test_values_that_underflow_keep_the_bound(
         (double, 1e-14, [5e152], [1e-82], [[1e-81]], None),
         (double, 1e-13, [0.0], [0.0], [[1e152]], [[1e-163]]),
     ]
-    torch.set_flush_denormal(flush)
-    try:
+    with flushed(flush):
         for kind, bound, inputs, of, scale, shift in attacks:
             layer = nn.Linear(len(inputs), len(of), bias=False, dtype=kind)
             shifts = None if shift is None else [torch.tensor(shift, dtype=kind)]
@@ -255,15 +252,12 @@ def test_values_that_underflow_keep_the_bound(
                 by = Transform.fixed(bound, [torch.tensor(scale, dtype=kind)], shifts)
             values = torch.tensor([inputs], dtype=kind), torch.tensor([of], dtype=kind)
             assert clipped_norm(layer, *values, by) <= bound, (kind, bound, inputs[0])
-    finally:
-        torch.set_flush_denormal(False)
 
 
 @pytest.mark.parametrize("flush", [False, True])
 def test_a_shift_that_cancels_the_gradient_keeps_the_bound(flush: bool) -> None:
     """∇ + b is almost 0, but w∇ underflows and w·b does not: this was 180 times the bound."""
-    torch.set_flush_denormal(flush)
-    try:
+    with flushed(flush):
         for inputs, bound in (
             (2.2e-38, 5.9e-3),
             (1.1e-37, 1.2e-3),
@@ -278,8 +272,6 @@ def test_a_shift_that_cancels_the_gradient_keeps_the_bound(flush: bool) -> None:
         scales, shifts = [torch.ones(1, 1), torch.full((1,), 1e18)], [torch.zeros(1, 1), -of[0]]
         by = Transform.fixed(1.8e-23, scales, shifts)
         assert clipped_norm(biased, torch.zeros(1, 1), of, by) <= 1.8e-23
-    finally:
-        torch.set_flush_denormal(False)
 
 
 @pytest.mark.parametrize("outputs", [1000, 100_000])
@@ -343,17 +335,30 @@ def draw_sequence_attack(
     )
 
 
-@pytest.mark.parametrize("flush", [False, True])
-@pytest.mark.parametrize("path", [None, "gram", "product"])
+@pytest.mark.parametrize(
+    ("path", "flush", "cases"),
+    [
+        (None, False, 60),
+        *(
+            pytest.param(*each, 300, marks=pytest.mark.slow)
+            for each in ((None, True), ("gram", False), ("product", True))
+        ),
+        *(
+            pytest.param(path, flush, 3000, marks=pytest.mark.nightly)
+            for path in (None, "gram", "product")
+            for flush in (False, True)
+        ),
+    ],
+)
 def test_sequences_of_random_magnitude_keep_the_bound(
-    path: EnginePath | None, flush: bool, monkeypatch: pytest.MonkeyPatch
+    path: EnginePath | None, flush: bool, cases: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Terms that cancel round by far more than their sum; about a third is clipped to the bound."""
+    # private: checks of the model, which are tested elsewhere, take as long as all the rest
     monkeypatch.setattr(Clipper, "_check_model_periodically", lambda *_: None)
     draw, longest = random.Random(13), 0
-    torch.set_flush_denormal(flush)
-    try:
-        for _ in range(500):
+    with flushed(flush):
+        for _ in range(cases):
             layer, inputs, of, by = draw_sequence_attack(draw)
             sums, _ = sum_clipped(
                 Clipper(layer, path=path), inputs, of, lambda p, g: (p * g).flatten(1).sum(1), by
@@ -361,9 +366,7 @@ def test_sequences_of_random_magnitude_keep_the_bound(
             norm = math.sqrt(sum(float(each.double().square().sum()) for each in sums))
             assert norm <= by.bound, (inputs, of)
             longest += norm > 0.99 * by.bound
-        assert longest > 100
-    finally:
-        torch.set_flush_denormal(False)
+        assert longest > cases / 5
 
 
 @pytest.mark.parametrize("path", [None, "gram", "product", "held"])
@@ -388,6 +391,7 @@ def test_a_sequence_whose_terms_cancel_keeps_the_bound(
 
 @pytest.mark.slow
 def test_an_embedding_of_random_magnitude_keeps_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    # private: checks of the model, which are tested elsewhere, take as long as all the rest
     monkeypatch.setattr(Clipper, "_check_model_periodically", lambda *_: None)
     draw = random.Random(5)
     for seed in range(300):

@@ -103,7 +103,7 @@ PLACES: dict[str, Callable[[PrivateOptimizer], Any]] = {
 
 
 @pytest.mark.parametrize(
-    ("kind", "place"), zip(["tensor", "number", "array", "list"], PLACES, strict=True)
+    ("kind", "place"), list(zip(["tensor", "number", "array", "list"], PLACES, strict=True))
 )
 def test_a_leak_is_found_in_any_optimizer(kind: str, place: str) -> None:
     """An optimizer that keeps data of the batch itself is caught, under any attribute name."""

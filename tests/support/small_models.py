@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import nn
@@ -41,6 +43,30 @@ def sum_clipped(
         with torch.no_grad():
             found.write_block(block, by.for_block(block), block.view_in(sums))
     return unflatten_vector(sums, clipper.parameters), found.mean_loss
+
+
+class Uses(nn.Module):
+    """A model that applies its layers by a function."""
+
+    def __init__(self, use: Callable[[Any, torch.Tensor], torch.Tensor], **layers: nn.Module):
+        super().__init__()
+        self.use = use
+        for name, layer in layers.items():
+            self.add_module(name, layer)
+
+    def forward(self, examples: torch.Tensor) -> torch.Tensor:
+        return self.use(self, examples)
+
+
+class Scaled(nn.Module):
+    """A layer with a parameter of its own, which a function applies."""
+
+    def __init__(self, use: Callable[[Any, torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.scale, self.use = nn.Parameter(torch.ones(6, dtype=torch.float64)), use
+
+    def forward(self, examples: torch.Tensor) -> torch.Tensor:
+        return self.use(self, examples)
 
 
 def clipped_norm(layer: nn.Module, inputs: torch.Tensor, of: torch.Tensor, by: Transform) -> float:

@@ -169,7 +169,7 @@ def compare_ways(
         assert is_ball or clipping == "automatic" or transform.bound == pytest.approx(size**0.5)
         assert clipping == "adaptive" or norm == plan.at(step).clip_norm
         sigma = charged[min(step - 1, 1)]["noise_multiplier"] if charged else plan.noise_multiplier
-        stated = sigma * transform.bound / plan.expected_batch_size
+        stated = sigma * transform.bound * transform.gain / plan.expected_batch_size
         assert mean.noise_deviation == pytest.approx(stated, rel=1e-12)
         if plan.adaptive_clipping is None or not is_ball:
             assert next_factor == factor

@@ -32,7 +32,7 @@ Exact = list[list[Fraction]]
 
 @pytest.fixture(autouse=True)
 def _no_cpu() -> Iterator[None]:
-    with no_cpu():
+    with no_cpu(must_ask=False):
         yield
 
 

@@ -62,7 +62,7 @@ def width(request: pytest.FixtureRequest) -> int:
 
 @pytest.fixture(autouse=True)
 def _no_cpu() -> Iterator[None]:
-    with no_cpu():
+    with no_cpu(must_ask=False):
         yield
 
 

@@ -93,6 +93,7 @@ def audited_participant(*, cut: float = 1.0) -> AuditResult:
         "one", net, examples, targets, NoBudget(PLAN, STEPS, "it is attacked"), generator
     )
     less = replace(PLAN, noise_multiplier=PLAN.noise_multiplier / cut)
+    # private: a participant draws the noise of its budget, and this one must draw less
     person._private_sum.allowance = NoBudget(less, STEPS, "it is attacked")
     train_federated(net, [person], cross_entropy, learning_rate=0.1, rounds_max=STEPS)
     return judged(net, took_part)

@@ -152,6 +152,7 @@ def state_after_rounds(
         released = torch.cat([each.flatten() for each in random_like(net, next(seeds))])
         return AccumulatedSum(released, genuine(*of).mean_loss)
 
+    # private: a participant's releases must be the same on other data
     person._private_sum.clipped_sum = summed  # type: ignore[method-assign]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(

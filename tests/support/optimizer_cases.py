@@ -134,6 +134,7 @@ class Recorder:
             return found
 
         private_sum.release = recorded  # type: ignore[method-assign]
+        # private: a block's noisy mean is not kept after the optimizer used it
         private_sum._noisy_block = noisy  # type: ignore[method-assign]
 
 

@@ -24,8 +24,11 @@ from training_client.private_step.rounding_bounds import rounding_error, sequenc
 @contextmanager
 def flushed(flush: bool) -> Iterator[None]:
     """Flush subnormal numbers to 0, or do not, inside of a block."""
-    with flushed(flush):
+    torch.set_flush_denormal(flush)
+    try:
         yield
+    finally:
+        torch.set_flush_denormal(False)
 
 
 @pytest.mark.parametrize("size", [1e17, 1e19, 1e21, 1e22, 2e38])

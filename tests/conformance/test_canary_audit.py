@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 import torch
-from scipy import stats
 from torch import nn
 
 from accountant_service import calculator, mechanisms
@@ -176,6 +175,8 @@ def test_guessing_blindly_refutes_nothing() -> None:
 
 
 def test_p_values_are_binomial_tails_and_grow_with_delta() -> None:
+    from scipy import stats
+
     chance = math.e / (1 + math.e)
     assert p_value(90, 100, 1000, 1.0, 0.0) == pytest.approx(stats.binom.sf(89, 100, chance))
     assert p_value(90, 100, 1000, 1.0, 1e-5) > p_value(90, 100, 1000, 1.0, 0.0)

@@ -152,21 +152,24 @@ def compare_with_definition(
             found, _ = sum_clipped(clipper, select(examples, rows), labels[rows], loss, transform)
             return torch.cat([each.flatten() for each in found])
 
+        # in double precision the sum shows almost all; norms may be rounded in single precision
+        tried = range(len(labels)) if dtype == torch.float32 else (1, 2)
         with no_cpu(pretend=not on_cpu):
             whole = summed(slice(None))
-            alone = [summed(slice(at, at + 1)) for at in range(len(labels))]
+            alone = {at: summed(slice(at, at + 1)) for at in tried}
             less = summed(torch.arange(len(labels)) != 1)
     lost = 2e-3 if dtype == torch.float32 else 1e-9
     if dtype == torch.float64:
         wanted = exact.sum(0)
         torch.testing.assert_close(whole, wanted, rtol=1e-9, atol=1e-9 * float(wanted.abs().max()))
     assert norm_of([whole - exact.sum(0)]) <= lost * float(exact.norm(dim=1).sum())
-    for found, wanted in zip(alone, exact, strict=True):
+    for at, found in alone.items():
+        wanted = exact[at]
         assert norm_of([found]) <= transform.bound
         assert not transform.box or float(found.abs().max()) <= 1
         assert norm_of([found - wanted]) <= lost * norm_of([wanted])
     assert dtype == torch.float32 or norm_of([whole - less]) <= transform.bound * (1 + 1e-9)
-    assert any(each.any() for each in alone)
+    assert bool(whole.any())
 
 
 @pytest.mark.parametrize(

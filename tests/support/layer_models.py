@@ -274,7 +274,7 @@ def select(examples: Examples, rows: slice | torch.Tensor) -> Examples:
     """Return some examples of a batch."""
     if isinstance(examples, torch.Tensor):
         return examples[rows]
-    return {name: each[rows] for name, each in examples.items()}
+    return {name: each[rows] if torch.is_tensor(each) else each for name, each in examples.items()}
 
 
 def call(net: nn.Module, examples: Examples) -> torch.Tensor:

@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 import torch
-from scipy import stats
 from torch import nn
 
 from accountant_service import calculator, mechanisms
@@ -93,6 +92,7 @@ def audited_participant(*, cut: float = 1.0) -> AuditResult:
         "one", net, examples, targets, NoBudget(PLAN, STEPS, "it is attacked"), generator
     )
     less = replace(PLAN, noise_multiplier=PLAN.noise_multiplier / cut)
+    # private: a participant draws the noise of its budget, and this one must draw less
     person._private_sum.allowance = NoBudget(less, STEPS, "it is attacked")
     train_federated(net, [person], cross_entropy, learning_rate=0.1, rounds_max=STEPS)
     return judged(net, took_part)
@@ -121,12 +121,16 @@ def test_the_claim_is_one_that_the_audit_could_refute() -> None:
     assert 4 * claimed(PLAN) < all_right.epsilon_lower
 
 
-@pytest.mark.parametrize(("name", "state"), SOUND)
-def test_no_sound_optimizer_gives_less_privacy_than_claimed(name: str, state: str) -> None:
-    found = audited(name, state)
-    assert found.epsilon_lower <= claimed(PLAN), found
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "state"), STATES)
+def test_no_optimizer_gives_less_privacy_than_claimed(name: str, state: str) -> None:
+    """Unless its state is raw. And an eighth of the noise is found out in all."""
+    sound, broken = audited(name, state), audited(name, state, cut=8.0)
+    assert (name, state) not in SOUND or sound.epsilon_lower <= claimed(PLAN), sound
+    assert broken.epsilon_lower > claimed(PLAN), broken
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "state"), AS_PRINTED)
 def test_the_audit_of_printed_parameters_finds_missing_noise(name: str, state: str) -> None:
     """A sixteenth of the noise is found out in all of these; an eighth was in 5 of 7."""
@@ -134,6 +138,7 @@ def test_the_audit_of_printed_parameters_finds_missing_noise(name: str, state: s
     assert sound.epsilon_lower <= claimed(PLAN) < broken.epsilon_lower, (sound, broken)
 
 
+@pytest.mark.slow
 def test_no_participant_gives_less_privacy_than_claimed() -> None:
     """And is found out with an eighth of the noise."""
     sound, broken = audited_participant(), audited_participant(cut=8.0)
@@ -146,13 +151,7 @@ def test_the_audit_of_dp_sgd_comes_close_to_the_claim() -> None:
     assert 0.25 * claimed(PLAN) < found.epsilon_lower <= claimed(PLAN), found
 
 
-@pytest.mark.parametrize(("name", "state"), STATES)
-def test_an_eighth_of_the_noise_is_found_out(name: str, state: str) -> None:
-    found = audited(name, state, cut=8.0)
-    assert found.epsilon_lower > claimed(PLAN), found
-
-
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_audit_has_the_stated_power() -> None:
     """On another draw than above."""
     claim = claimed(PLAN)
@@ -176,6 +175,8 @@ def test_guessing_blindly_refutes_nothing() -> None:
 
 
 def test_p_values_are_binomial_tails_and_grow_with_delta() -> None:
+    from scipy import stats
+
     chance = math.e / (1 + math.e)
     assert p_value(90, 100, 1000, 1.0, 0.0) == pytest.approx(stats.binom.sf(89, 100, chance))
     assert p_value(90, 100, 1000, 1.0, 1e-5) > p_value(90, 100, 1000, 1.0, 0.0)

@@ -7,15 +7,9 @@ import math
 import pytest
 import torch
 
-from tests.support.optimizer_cases import (
-    NETS,
-    PLAN,
-    PUBLIC,
-    build_optimizer,
-    build_transform,
-    clipped_per_example,
-)
-from tests.support.small_models import batch, model, per_example
+from tests.support.clipped_sums import build_transform, clipped_rows, gradient_rows
+from tests.support.optimizer_cases import NETS, PLAN, PUBLIC, build_optimizer
+from tests.support.small_models import batch, model
 from training_client.budget import Budget
 from training_client.client import AccountingService
 from training_client.errors import NoGuaranteeError
@@ -30,7 +24,7 @@ def test_squares_are_those_of_each_examples_gradient(kind: str, physical: int | 
     net, examples = NETS[kind]()
     labels = torch.arange(len(examples)) % 4
     found, loss = Clipper(net, physical).mean_of_squares(examples, labels, cross_entropy, 16)
-    each = torch.cat([g.flatten(1) for g in per_example(net, examples, labels)], 1)
+    each = gradient_rows(net, examples, labels)
     assert torch.allclose(found, each.square().sum(0) / 16, rtol=1e-9, atol=1e-15)
     assert loss == pytest.approx(float(cross_entropy(net(examples), labels).detach().mean()))
 
@@ -46,7 +40,7 @@ def test_the_state_is_the_moving_mean_of_public_squares(name: str) -> None:
     assert isinstance(plain, AdaDp)
     for each in (optimizer, plain):
         each.step(*batch(8), cross_entropy)
-    gradients = torch.cat([g.flatten(1) for g in per_example(model(), *PUBLIC)], 1)
+    gradients = gradient_rows(model(), *PUBLIC)
     expected = 0.1 * gradients.square().mean(0)
     assert torch.allclose(optimizer.prior_squares, expected, rtol=1e-9)
     assert torch.allclose(plain.prior_squares, 0.1 * gradients.mean(0).square(), rtol=1e-6)
@@ -67,7 +61,7 @@ def test_raw_squares_need_a_run_without_a_claim() -> None:
     optimizer = build_optimizer("adadp", model(), PLAN, state="raw", example_squares=True)
     optimizer.step(*batch(8), cross_entropy)
     assert isinstance(optimizer, AdaDp)
-    gradients = torch.cat([g.flatten(1) for g in per_example(model(), *batch(8))], 1)
+    gradients = gradient_rows(model(), *batch(8))
     expected = 0.1 * gradients.square().sum(0) / PLAN.expected_batch_size
     assert torch.allclose(optimizer.prior_squares, expected, rtol=1e-9)
 
@@ -77,7 +71,7 @@ def test_the_sensitivity_that_a_release_of_squares_would_have(shape: str) -> Non
     """Σ u∘u moves by at most B² with one example, and by √m in a box; the page states both."""
     net, (examples, labels) = model(), batch(32)
     transform = build_transform(shape, net)
-    u = clipped_per_example(net, transform, examples, labels)
+    u = clipped_rows(net, transform, examples, labels)
     bound = math.sqrt(u.shape[1]) if shape == "box" else transform.bound**2
     assert float(u.square().norm(dim=1).max()) <= bound
     if shape == "ball":  # a gradient along one axis attains the bound

@@ -11,12 +11,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import product
+from itertools import cycle, product
 
 import pytest
 import torch
 from torch import nn
 
+from tests.support.clipped_sums import clip_rows, gradient_rows
+from tests.support.helpers import slow_after
 from tests.support.layer_models import (
     LAYER_MODELS,
     SIZE,
@@ -24,16 +26,9 @@ from tests.support.layer_models import (
     MeanOverPositions,
     build,
     call,
-    each_gradient,
     sequences,
 )
-from tests.support.optimizer_cases import (
-    OPTIONS,
-    REFERENCES,
-    STATES,
-    build_optimizer,
-    clip_rows,
-)
+from tests.support.optimizer_cases import OPTIONS, REFERENCES, STATES, build_optimizer
 from tests.support.small_models import unbudgeted
 from training_client.lab.models import cross_entropy
 from training_client.optimizers import PrivateOptimizer, make_optimizer
@@ -47,6 +42,7 @@ CONV1D = "Conv1D of Hugging Face"
 NAMES = [*LAYER_MODELS, CONV1D]
 STEPS = 3
 PHYSICAL_BATCH_SIZES = (None, 1, 4)
+PLAIN = ("dp_sgd", "dp_adam", "dp_rmsprop", "dp_adagrad")
 
 
 def build_layers(name: str, seed: int = 0) -> tuple[nn.Module, Examples, torch.Tensor]:
@@ -79,8 +75,7 @@ def gradients_by_definition() -> Iterator[None]:
     def as_rows(clipper: Clipper, examples: Examples, targets: torch.Tensor) -> torch.Tensor:
         """Return one gradient per row."""
         with torch.enable_grad():
-            found = each_gradient(clipper._model, examples, targets)
-        return torch.stack([torch.cat([p.flatten() for p in each]) for each in found])
+            return gradient_rows(clipper._model, examples, targets)
 
     def clip(
         self: Clipper, examples: Examples, targets: torch.Tensor, _: Loss, transform: Transform
@@ -123,14 +118,19 @@ def compare_with_definition(
     assert not all(torch.equal(a, b) for a, b in zip(before, net.parameters(), strict=True))
 
 
-@pytest.mark.parametrize(("optimizer", "state"), STATES)
+@pytest.mark.parametrize("of", slow_after(3, STATES))
 def test_an_optimizer_with_tied_weights_equals_itself_with_gradients_by_definition(
-    optimizer: str, state: str
+    of: tuple[str, str],
 ) -> None:
-    compare_with_definition(optimizer, state, "tied embedding", 4)
+    compare_with_definition(*of, "tied embedding", 4)
 
 
-def test_public_examples_may_be_a_dictionary() -> None:
+@pytest.mark.slow
+def test_optimizers_of_pytorch_are_equalled_on_every_layer(subtests: pytest.Subtests) -> None:
+    """And public examples may be a dictionary."""
+    for name, optimizer, size in zip(NAMES, cycle(PLAIN), cycle(PHYSICAL_BATCH_SIZES)):
+        with subtests.test(name, optimizer=optimizer, physical_batch_size=size):
+            compare_with_pytorch(optimizer, name, size)
     compare_with_definition("adadps", "public", "packed sequences", None)
 
 
@@ -149,8 +149,7 @@ def test_optimizers_equal_themselves_with_gradients_by_definition(
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("name", NAMES)
 def test_optimizers_equal_those_of_pytorch(name: str, subtests: pytest.Subtests) -> None:
-    optimizers = ("dp_sgd", "dp_adam", "dp_rmsprop", "dp_adagrad")
-    for optimizer, size in product(optimizers, PHYSICAL_BATCH_SIZES):
+    for optimizer, size in product(PLAIN, PHYSICAL_BATCH_SIZES):
         with subtests.test(optimizer=optimizer, physical_batch_size=size):
             compare_with_pytorch(optimizer, name, size)
 

@@ -1,10 +1,13 @@
-"""Counts what an accelerator must wait for in a step, and what is copied in double precision."""
+"""A CPU that says it is none, and counts of what an accelerator waits for and copies in double."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Self
 
+import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -13,6 +16,26 @@ _SYNCHRONIZING = {  # their results' values or shapes are read by the CPU
     "_local_scalar_dense", "item", "equal", "nonzero", "masked_select", "unique_consecutive",
     "unique_dim", "_unique2", "is_nonzero",
 }  # fmt: skip
+
+
+@contextmanager
+def no_cpu(*, pretend: bool = True, must_ask: bool = True) -> Iterator[None]:
+    """Have all tensors say that they are not on a CPU; require that somebody asks, if told so.
+
+    `Tensor.is_cpu` decides about compiled loops, oneDNN, sparse products, and the sizes of blocks
+    and chunks. With it False, the engine takes the way of every other device. GPUs' own kernels and
+    generators are not tried by this.
+    """
+    if not pretend:
+        yield
+        return
+    asked = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            torch.Tensor, "is_cpu", property(lambda _: bool(asked.append(1))), raising=False
+        )
+        yield
+    assert asked or not must_ask
 
 
 class AcceleratorCounts(TorchDispatchMode):

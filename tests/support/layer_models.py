@@ -274,37 +274,10 @@ def select(examples: Examples, rows: slice | torch.Tensor) -> Examples:
     """Return some examples of a batch."""
     if isinstance(examples, torch.Tensor):
         return examples[rows]
-    return {name: each[rows] for name, each in examples.items()}
+    return {name: each[rows] if torch.is_tensor(each) else each for name, each in examples.items()}
 
 
 def call(net: nn.Module, examples: Examples) -> torch.Tensor:
     """Return a model's predictions for a batch."""
     found: torch.Tensor = net(examples) if torch.is_tensor(examples) else net(**examples)  # type: ignore[arg-type]
     return found
-
-
-def each_gradient(
-    net: nn.Module, examples: Examples, labels: torch.Tensor
-) -> list[list[torch.Tensor]]:
-    """Return each example's gradients of the cross entropy, one model pass per example."""
-    trained = [p for p in net.parameters() if p.requires_grad]
-    found = []
-    for at in range(len(labels)):
-        one = slice(at, at + 1)
-        loss = nn.functional.cross_entropy(call(net, select(examples, one)), labels[one])
-        found.append(list(torch.autograd.grad(loss, trained, materialize_grads=True,
-                                              allow_unused=True)))  # fmt: skip
-    return found
-
-
-def clipped_sum_by_definition(
-    net: nn.Module, examples: Examples, labels: torch.Tensor, clip_norm: float
-) -> list[torch.Tensor]:
-    """Return Σ min(1, C/‖∇‖)·∇ over examples, one model pass per example."""
-    total = [torch.zeros_like(p) for p in net.parameters() if p.requires_grad]
-    for gradients in each_gradient(net, examples, labels):
-        norm = torch.stack([each.norm() for each in gradients]).norm()
-        weight = min(1.0, clip_norm / float(norm))
-        for sums, each in zip(total, gradients, strict=True):
-            sums += weight * each
-    return total

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from tests.support.small_models import batch, model, per_example, unbudgeted
+from tests.support.small_models import batch, model, unbudgeted
 from training_client.lab.models import cross_entropy
 from training_client.optimizers import OPTIMIZERS, PrivateOptimizer, make_optimizer
 from training_client.plan import Plan
-from training_client.private_step import Block, BlockwiseSum, Clipper, Loss, Transform
+from training_client.private_step import Block, BlockwiseSum, Loss, Transform
 from training_client.private_step.private_sum import NoisyBlock, NoisyMean
-from training_client.private_step.rounding_bounds import weight_rounding
 
-Tensors = Sequence[torch.Tensor]
-SHAPES = ("ball", "ellipsoid", "box", "affine", "damped", "damped and shifted")
 PAPER_VARIANT = (
     " as in the paper"  # after an optimizer's name: a box (with half axes), or own squares
 )
@@ -64,59 +60,6 @@ def build_optimizer(name: str, net: nn.Module, plan: Plan, **options: Any) -> Pr
         boxed = {"box": True, "threshold": 0.0}
         options |= boxed if OPTIMIZERS[known].paper_option == "box" else {"own_squares": True}
     return make_optimizer(known, net, unbudgeted(plan), **{"public": PUBLIC} | options)
-
-
-def random_like(net: nn.Module, seed: int) -> list[torch.Tensor]:
-    """Draw random tensors with the shapes of the trained parameters."""
-    generator = torch.Generator().manual_seed(seed)
-    trained = [p for p in net.parameters() if p.requires_grad]
-    return [torch.randn(p.shape, generator=generator, dtype=p.dtype) for p in trained]
-
-
-def build_transform(shape: str, net: nn.Module) -> Transform:
-    """Build a random transform of a shape, such as ball, box or affine, for a model."""
-    positive = [each.abs() + 0.05 for each in random_like(net, 3)]
-    if shape == "ball":
-        return Transform(0.7)
-    if shape == "affine":
-        return Transform.fixed(0.7, positive, random_like(net, 4))
-    if shape.startswith("damped"):
-        return Transform.fixed(
-            0.7, positive, random_like(net, 4) if "shifted" in shape else None, damping=5
-        )
-    return ellipsoid([0.1 * each for each in positive], box=shape == "box")
-
-
-def ellipsoid(half_axes: Tensors, *, box: bool = False) -> Transform:
-    """Return the transform that clips to an ellipsoid with these half axes, or to its box."""
-    size = sum(each.numel() for each in half_axes)
-    return Transform.fixed(math.sqrt(size), [1 / each for each in half_axes], box=box)
-
-
-def clipped_per_example(net: nn.Module, transform: Transform, *of: torch.Tensor) -> torch.Tensor:
-    """Return each example's clipped gradient as a row, computed one example at a time."""
-    gradients = torch.cat([each.flatten(1) for each in per_example(net, *of)], 1)
-    return clip_rows(gradients, transform, Clipper(net).blocks)
-
-
-def clip_rows(
-    gradients: torch.Tensor, transform: Transform, blocks: Sequence[Block]
-) -> torch.Tensor:
-    """Return clipped gradients by the definition of a transform; each row is one example's."""
-    rows = []
-    for block in blocks:
-        affine, gradient = transform.for_block(block), gradients[:, block.coordinates]
-        u = gradient if affine.shift is None else gradient + affine.shift
-        u = u if affine.scale is None else u * affine.scale
-        if transform.damping:
-            assert affine.scale is not None
-            u = u / (1 + (transform.damping * affine.scale * gradient) ** 2).sqrt()
-        rows.append(u.flatten(1))
-    u = torch.cat(rows, 1)
-    if transform.box:
-        return u.clamp(-1, 1)
-    limit = transform.bound * (1 - weight_rounding(u.dtype))
-    return u * (limit / (u.norm(dim=1, keepdim=True) + transform.stability)).clamp_max(1.0)
 
 
 class SequenceMean(nn.Module):
@@ -191,7 +134,24 @@ class Recorder:
             return found
 
         private_sum.release = recorded  # type: ignore[method-assign]
+        # private: a block's noisy mean is not kept after the optimizer used it
         private_sum._noisy_block = noisy  # type: ignore[method-assign]
+
+
+class Releases:
+    """A record of the transform and the noise of each release of an optimizer."""
+
+    def __init__(self, optimizer: PrivateOptimizer) -> None:
+        self.transforms: list[Transform] = []
+        self.means: list[NoisyMean] = []
+        genuine = optimizer.private_sum.release
+
+        def release(*of: Any) -> NoisyMean:
+            self.transforms.append(of[3])
+            self.means.append(genuine(*of))
+            return self.means[-1]
+
+        optimizer.private_sum.release = release  # type: ignore[method-assign]
 
 
 def leaves(value: Any, seen: set[int] | None = None) -> list[torch.Tensor]:
@@ -222,9 +182,3 @@ def children(value: Any) -> list[Any]:
 
 PLAN = Plan(dataset_size=64, sample_rate=0.5, clip_norm=1.0, noise_multiplier=0.5)
 OPTIONS: dict[str, dict[str, Any]] = {"adadp": {"threshold": 0.0}, "adan": {"threshold": 0.0}}
-
-
-def wide_row_model() -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
-    """Return a model large enough to estimate a standard deviation from its noise, and a batch."""
-    torch.manual_seed(1)
-    return nn.Linear(600, 400), torch.randn(4, 600), torch.arange(4)

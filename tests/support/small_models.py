@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import nn
@@ -31,19 +33,6 @@ def model(*, bias: bool = True) -> nn.Module:
     return nn.Sequential(nn.Linear(6, 9, bias=bias), nn.Tanh(), nn.Linear(9, 4)).double()
 
 
-def per_example(net: nn.Module, examples: torch.Tensor, labels: torch.Tensor) -> list[torch.Tensor]:
-    """Return each example's gradient of every parameter, computed by PyTorch's `vmap`."""
-    parameters = {name: p.detach() for name, p in net.named_parameters() if p.requires_grad}
-
-    def loss(values: dict[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """Return one example's cross entropy at given parameters."""
-        out = torch.func.functional_call(net, values, (x[None],))
-        return nn.functional.cross_entropy(out, y[None])
-
-    gradients = torch.func.vmap(torch.func.grad(loss), (None, 0, 0))(parameters, examples, labels)
-    return list(gradients.values())
-
-
 def sum_clipped(
     clipper: Clipper, examples: torch.Tensor, targets: torch.Tensor, loss: Loss, by: Transform
 ) -> tuple[list[torch.Tensor], float]:
@@ -56,22 +45,28 @@ def sum_clipped(
     return unflatten_vector(sums, clipper.parameters), found.mean_loss
 
 
-class TokenClassifier(nn.Module):
-    """A classifier with the token and position embeddings of a transformer."""
+class Uses(nn.Module):
+    """A model that applies its layers by a function."""
 
-    def __init__(self, *, expanded: bool) -> None:
+    def __init__(self, use: Callable[[Any, torch.Tensor], torch.Tensor], **layers: nn.Module):
         super().__init__()
-        torch.manual_seed(4)
-        self.tokens, self.positions = nn.Embedding(9, 5, padding_idx=0), nn.Embedding(6, 5)
-        self.last, self.expanded = nn.Linear(5, 4), expanded
+        self.use = use
+        for name, layer in layers.items():
+            self.add_module(name, layer)
 
     def forward(self, examples: torch.Tensor) -> torch.Tensor:
-        positions = torch.arange(examples.shape[1])[None]
-        if self.expanded:
-            positions = positions.expand_as(examples)
-        embedded = self.tokens(examples) + self.positions(positions)
-        found: torch.Tensor = self.last(embedded.tanh().mean(1))
-        return found
+        return self.use(self, examples)
+
+
+class Scaled(nn.Module):
+    """A layer with a parameter of its own, which a function applies."""
+
+    def __init__(self, use: Callable[[Any, torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.scale, self.use = nn.Parameter(torch.ones(6, dtype=torch.float64)), use
+
+    def forward(self, examples: torch.Tensor) -> torch.Tensor:
+        return self.use(self, examples)
 
 
 def clipped_norm(layer: nn.Module, inputs: torch.Tensor, of: torch.Tensor, by: Transform) -> float:

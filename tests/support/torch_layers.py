@@ -277,6 +277,19 @@ REFUSED_LAYERS: dict[str, tuple[Make, str]] = {
         lambda: nn.Linear(4, 4, device="meta"),
         r"\(Linear\).*weight without values: use to_empty",
     ),
+    "bags, max": (lambda: nn.EmbeddingBag(5, 4, mode="max"), r"mode='sum' or 'mean'"),
+    "bags, sparse": (
+        lambda: nn.EmbeddingBag(5, 4, mode="sum", sparse=True),
+        r"\(EmbeddingBag\).*sparse=False",
+    ),
+    "embedding, sparse": (lambda: nn.Embedding(5, 4, sparse=True), r"\(Embedding\).*sparse=False"),
+    "embedding, scaled by frequency": (
+        lambda: nn.Embedding(5, 4, scale_grad_by_freq=True),
+        r"\(Embedding\).*scale_grad_by_freq=False",
+    ),
+    "running statistics": (lambda: nn.InstanceNorm1d(3, track_running_stats=True), "keeps"),
+    "BatchNorm without parameters": (lambda: nn.BatchNorm1d(4, affine=False), "over the batch"),
+    "in place": (lambda: nn.ReLU(inplace=True), "inplace=False"),
     "RReLU": (nn.RReLU, r"\(RReLU\).*use LeakyReLU or PReLU"),
 }
 

@@ -135,6 +135,7 @@ def test_a_sampled_randomized_response_is_enclosed_as_one_answer_and_as_one_of_e
     assert lower <= exact <= of_each_person <= upper
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 def test_every_replacement_costs_at_most_as_much(seed: int) -> None:
     """Contributions v and w in [−1, 1], at ε of either sign, both ways round."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import mpmath
@@ -17,6 +17,7 @@ from training_client.plan import Plan
 from training_client.private_step import example_gradients
 from training_client.private_step.kernels import elementwise, row_sums
 from training_client.private_step.kernels.compiled import compile_and_keep, compile_loop
+from training_client.private_step.kernels.per_coordinate_sums import clamp_in_place, clamped_sum
 
 KINDS = [torch.float32, torch.float64]
 
@@ -234,6 +235,31 @@ def test_an_optimizer_is_the_same_without_compiled_loops(
     compiled, plain = both(train)
     for one, other in zip(compiled, plain, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    """Share compiled loops out among two threads; tests have one otherwise."""
+    import numba
+
+    clamped_sum(torch.ones(4, 3), torch.ones(4, 2), torch.ones(3, 2))  # it sets the number
+    before = numba.get_num_threads()
+    numba.set_num_threads(min(2, numba.config.NUMBA_NUM_THREADS))
+    yield
+    numba.set_num_threads(before)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_clamped_sum_counts_nan_as_zero(kind: torch.dtype, two_threads: None) -> None:
+    gradients, inputs = table(kind, 50, 9), table(kind, 50, 7)
+    scale = table(kind, 9, 7).abs() + 0.1
+    gradients[3, 2], gradients[4, 5] = torch.nan, torch.inf
+    each = gradients[:, :, None] * inputs[:, None, :] * scale
+    exact = torch.where(each.isnan(), 0.0, each.clamp(-1.0, 1.0)).sum(0)
+    before = torch.get_num_threads()
+    assert torch.allclose(clamped_sum(gradients, inputs, scale), exact, atol=1e-5)
+    assert torch.get_num_threads() == before
+    assert torch.allclose(clamp_in_place(each).sum(0), exact, atol=1e-5)
 
 
 def test_a_compiled_loop_is_kept_for_the_next_process() -> None:

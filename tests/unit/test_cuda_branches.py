@@ -74,6 +74,7 @@ def test_a_model_on_a_device_is_checked_with_its_random_numbers_wherever_the_tar
 
     model_checks.losses_beside_others(run, batch, CUDA)
     assert torch.equal(before, random_state(CUDA))
+    # private: the stub has no layers to compare
     monkeypatch.setattr(model_checks, "_require_equal_passes", lambda *_: None)
     _, is_random = model_checks._run_beside_others(run, batch, CUDA)  # type: ignore[arg-type]
     assert is_random
@@ -109,6 +110,7 @@ def test_after_a_fork_only_generators_of_the_cpu_are_reseeded(
 ) -> None:
     """CUDA cannot be used in a forked process."""
     on_cpu, on_cuda = FreshGenerator(torch.device("cpu")), StubGenerator()
+    # private: no generator on a device can be made here
     monkeypatch.setattr(noise, "_GENERATORS", [on_cuda, on_cpu])
     before = on_cpu.get_state()
     noise._reseed_all()

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.support.accelerator_counts import no_cpu
 from training_client.private_step import Clipper, Transform, clipper
 from training_client.private_step.layer_uses import EnginePath
 
@@ -154,13 +155,14 @@ def seeded(seed: int) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     ("seed", "cases"),
-    [(0, 40), *(pytest.param(seed, 600, marks=pytest.mark.nightly) for seed in range(1, 6))],
-)
+    [(0, 10), pytest.param(1, 60, marks=pytest.mark.slow),
+     *(pytest.param(seed, 600, marks=pytest.mark.nightly) for seed in range(2, 7))],
+)  # fmt: skip
 def test_no_hostile_example_exceeds_the_bound(kind: str, seed: int, cases: int) -> None:
     seeded(seed)
     shares = [share_of_bound(kind) for _ in range(cases)]
     assert all(math.isfinite(each) and each <= 1 for each in shares), max(shares)
-    assert max(shares) > 0.99  # most are clipped, so that the bound is tried
+    assert max(shares) > 0.99 or cases < 40  # most are clipped, so that the bound is tried
 
 
 @pytest.mark.slow
@@ -170,11 +172,11 @@ def test_no_hostile_example_exceeds_the_bound(kind: str, seed: int, cases: int) 
     [(10, 60), *(pytest.param(seed, 600, marks=pytest.mark.nightly) for seed in range(11, 16))],
 )
 def test_no_hostile_example_exceeds_the_bound_on_an_accelerator(
-    kind: str, seed: int, cases: int, monkeypatch: pytest.MonkeyPatch
+    kind: str, seed: int, cases: int
 ) -> None:
-    """Tensors say that they are not on a CPU, as in `test_accelerator_branches`."""
-    monkeypatch.setattr(torch.Tensor, "is_cpu", property(lambda _: False), raising=False)
-    test_no_hostile_example_exceeds_the_bound(kind, seed, cases)
+    """Tensors say that they are not on a CPU."""
+    with no_cpu():
+        test_no_hostile_example_exceeds_the_bound(kind, seed, cases)
 
 
 def test_without_the_allowance_for_rounding_they_would(monkeypatch: pytest.MonkeyPatch) -> None:

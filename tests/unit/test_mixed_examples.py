@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +12,9 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import pack_padded_sequence
 
+from tests.support.clipped_sums import norm_of
+from tests.support.helpers import slow_after
+from tests.support.small_models import Uses
 from training_client.errors import UnsupportedModelError
 from training_client.private_step.token_gradients import TokenGradients
 from training_client.testing import clipped_sum
@@ -25,59 +30,38 @@ def balanced_losses(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor
     return class_losses(outputs, labels) * weights[labels]
 
 
-def distance(one: list[torch.Tensor], other: list[torch.Tensor]) -> float:
-    return (
-        sum(float((a - b).double().square().sum()) for a, b in zip(one, other, strict=True)) ** 0.5
-    )
-
-
 def test_weights_of_the_batchs_classes_are_refused_also_if_the_data_are_sorted() -> None:
     inputs, labels = torch.randn(64, 5), torch.arange(64) // 60
     with pytest.raises(UnsupportedModelError, match="depend on other examples"):
         clipped_sum(nn.Linear(5, 2), inputs, labels, balanced_losses, 1.0)
 
 
-class Centred(nn.Module):
-    """Subtracts a running mean that it keeps where no one looks."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner, self.mean = nn.Linear(5, 2), torch.zeros(5)
-
-    def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        self.mean = 0.9 * self.mean + 0.1 * rows.mean(0).detach()
-        found: torch.Tensor = self.inner(rows - self.mean)
-        return found
+def subtract_running_mean(net: Any, rows: torch.Tensor) -> torch.Tensor:
+    """Subtract a running mean that the model keeps where no one looks."""
+    net.mean = 0.9 * getattr(net, "mean", 0.0) + 0.1 * rows.mean(0).detach()
+    return net.inner(rows - net.mean)  # type: ignore[no-any-return]
 
 
 def test_examples_are_compared_also_if_each_is_a_physical_batch() -> None:
+    net = Uses(subtract_running_mean, inner=nn.Linear(5, 2))
     inputs, labels = torch.randn(8, 5), torch.arange(8) % 2
     with pytest.raises(UnsupportedModelError, match="depend on other examples"):
-        clipped_sum(Centred(), inputs, labels, class_losses, 1.0, physical_batch_size=1)
+        clipped_sum(net, inputs, labels, class_losses, 1.0, physical_batch_size=1)
 
 
-class Hidden(nn.Module):
-    """Writes a statistic of the batch into a buffer or parameter, unseen by PyTorch's count."""
-
-    mean: torch.Tensor
-
-    def __init__(self, *, is_parameter: bool) -> None:
-        super().__init__()
-        self.inner = nn.Linear(5, 2)
-        if is_parameter:
-            self.register_parameter("mean", nn.Parameter(torch.zeros(5), requires_grad=False))
-        else:
-            self.register_buffer("mean", torch.zeros(5))
-
-    def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        self.mean.data.mul_(0.9).add_(rows.mean(0), alpha=0.1)
-        found: torch.Tensor = self.inner(rows)
-        return found
+def write_in_secret(net: Any, rows: torch.Tensor) -> torch.Tensor:
+    """Write a statistic of the batch into a buffer or parameter, unseen by PyTorch's count."""
+    net.mean.data.mul_(0.9).add_(rows.mean(0), alpha=0.1)
+    return net.inner(rows)  # type: ignore[no-any-return]
 
 
 @pytest.mark.parametrize("is_parameter", [False, True])
 def test_state_that_is_changed_in_secret_is_found(is_parameter: bool) -> None:
-    net = Hidden(is_parameter=is_parameter)
+    net = Uses(write_in_secret, inner=nn.Linear(5, 2))
+    if is_parameter:
+        net.register_parameter("mean", nn.Parameter(torch.zeros(5), requires_grad=False))
+    else:
+        net.register_buffer("mean", torch.zeros(5))
     with pytest.raises(UnsupportedModelError, match=r"changes (buffer|parameter) mean .*the model"):
         clipped_sum(net, torch.randn(8, 5), torch.arange(8) % 2, class_losses, 1.0)
 
@@ -93,45 +77,24 @@ class Scaled(nn.Module):
         return (rows + other) * self.scale
 
 
-class WithTable(nn.Module):
-    """Adds a table of positions, which has as many rows as some batches have examples."""
-
-    def __init__(self, positions: int) -> None:
-        super().__init__()
-        self.scaled = Scaled()
-        self.register_buffer("table", torch.randn(positions, 8))
-
-    def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = self.scaled(rows, self.table).mean(1)
-        return found
-
-
 def test_an_argument_for_all_examples_may_have_as_many_rows_as_the_batch() -> None:
+    """A table of positions has as many rows as one of the batches has examples."""
     torch.manual_seed(0)
-    model, inputs, labels = WithTable(12), torch.randn(13, 12, 8), torch.arange(13) % 8
-    sums = [clipped_sum(model, inputs[:n], labels[:n], class_losses, 0.01) for n in (11, 12, 13)]
-    assert distance(sums[0], sums[1]) <= 0.01
-    assert distance(sums[1], sums[2]) <= 0.01
-
-
-class Spread(nn.Module):
-    """Gives a layer the mean of the batch, as an argument for all examples."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.scaled = Scaled()
-
-    def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = self.scaled(rows, -rows.detach().mean(0))
-        return found
+    table = torch.randn(12, 8)
+    net = Uses(lambda m, rows: m.scaled(rows, table).mean(1), scaled=Scaled())
+    inputs, labels = torch.randn(13, 12, 8), torch.arange(13) % 8
+    sums = [clipped_sum(net, inputs[:n], labels[:n], class_losses, 0.01) for n in (11, 12, 13)]
+    for one, other in pairwise(sums):
+        assert norm_of([a - b for a, b in zip(one, other, strict=True)]) <= 0.01
 
 
 def test_an_argument_for_all_examples_that_depends_on_them_is_refused() -> None:
     def losses(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         return (outputs.sum(1) - targets).abs()
 
+    net = Uses(lambda m, rows: m.scaled(rows, -rows.detach().mean(0)), scaled=Scaled())
     with pytest.raises(UnsupportedModelError, match="depend on other examples"):
-        clipped_sum(Spread(), torch.randn(16, 8), torch.full((16,), 1e4), losses, 1.0)
+        clipped_sum(net, torch.randn(16, 8), torch.full((16,), 1e4), losses, 1.0)
 
 
 def test_short_integers_as_tokens_do_not_overflow() -> None:
@@ -147,16 +110,12 @@ def test_short_integers_as_tokens_do_not_overflow() -> None:
     assert torch.equal(one.examples, other.examples)
 
 
-class Wrapped(nn.Module):
-    """A model of two layers, the first of which is given what `mix` makes of the batch."""
-
-    def __init__(self, mix: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        super().__init__()
-        self.mix, self.first, self.last = mix, nn.Linear(5, 5), nn.Linear(5, 3)
-
-    def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = self.last(self.first(self.mix(rows)).tanh())
-        return found
+def wrapped(mix: Callable[[torch.Tensor], torch.Tensor]) -> nn.Module:
+    """Return a model of two layers, the first of which is given what `mix` makes of the batch."""
+    return Uses(
+        lambda m, rows: m.last(m.first(mix(rows)).tanh()),
+        first=nn.Linear(5, 5), last=nn.Linear(5, 3),
+    )  # fmt: skip
 
 
 def add_previous(rows: torch.Tensor) -> torch.Tensor:
@@ -181,50 +140,40 @@ def test_examples_that_depend_on_those_before_them_are_refused(
     inputs, labels = torch.randn(size, 5), torch.arange(size) % 3
     inputs[:, 0].abs_()
     with pytest.raises(UnsupportedModelError, match="other examples"):
-        clipped_sum(Wrapped(mix), inputs, labels, class_losses, 1.0)
+        clipped_sum(wrapped(mix), inputs, labels, class_losses, 1.0)
 
 
-class SortedByLength(nn.Module):
-    """Sorts sequences by length, but for one layer only."""
+class OfLengths(nn.Module):
+    """Packs sequences for an LSTM, sorted by length, or as somebody else sorted them."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, sorts: bool) -> None:
         super().__init__()
         self.recurrent, self.last = nn.LSTM(5, 4, batch_first=True), nn.Linear(4, 3)
+        self.sorts = sorts
 
     def forward(self, rows: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-        ordered, order = lengths.sort(descending=True, stable=True)
-        packed = pack_padded_sequence(rows[order], ordered, batch_first=True)
+        order = torch.arange(len(rows))
+        if self.sorts:
+            order = lengths.sort(descending=True, stable=True).indices
+        packed = pack_padded_sequence(rows[order], lengths[order], batch_first=True)
         _, (hidden, _) = self.recurrent(packed)
         found: torch.Tensor = self.last(hidden[-1][order.argsort()])
         return found
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", slow_after(2, range(12)))
 def test_a_layer_that_gets_the_examples_sorted_is_refused(seed: int) -> None:
     """The layers would attribute their parts of a gradient to different examples."""
     torch.manual_seed(seed)
     batch = {"rows": torch.randn(12, 6, 5), "lengths": torch.randint(1, 7, (12,))}
     with pytest.raises(UnsupportedModelError, match=r"LSTM.*depend on other examples"):
-        clipped_sum(SortedByLength(), batch, torch.arange(12) % 3, class_losses, 1.0)
-
-
-class SortedBefore(nn.Module):
-    """Packs sequences that someone else must have sorted by length."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.recurrent, self.last = nn.LSTM(5, 4, batch_first=True), nn.Linear(4, 3)
-
-    def forward(self, rows: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-        _, (hidden, _) = self.recurrent(pack_padded_sequence(rows, lengths, batch_first=True))
-        found: torch.Tensor = self.last(hidden[-1])
-        return found
+        clipped_sum(OfLengths(sorts=True), batch, torch.arange(12) % 3, class_losses, 1.0)
 
 
 def test_a_model_that_needs_sorted_examples_is_refused_with_the_way_out() -> None:
     batch = {"rows": torch.randn(6, 6, 5), "lengths": torch.arange(6, 0, -1)}
     with pytest.raises(UnsupportedModelError, match=r"in another order.*enforce_sorted=False"):
-        clipped_sum(SortedBefore(), batch, torch.arange(6) % 3, class_losses, 1.0)
+        clipped_sum(OfLengths(sorts=False), batch, torch.arange(6) % 3, class_losses, 1.0)
 
 
 def mix_up(rows: torch.Tensor) -> torch.Tensor:
@@ -236,14 +185,14 @@ def mix_up_sometimes(rows: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("mix", [mix_up, mix_up_sometimes])
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", slow_after(2, range(6)))
 def test_examples_that_are_mixed_at_random_are_refused(
     mix: Callable[[torch.Tensor], torch.Tensor], seed: int
 ) -> None:
     torch.manual_seed(seed)
     inputs, labels = torch.randn(12, 5), torch.arange(12) % 3
     with pytest.raises(UnsupportedModelError, match="other examples"):
-        clipped_sum(Wrapped(mix), inputs, labels, class_losses, 1.0)
+        clipped_sum(wrapped(mix), inputs, labels, class_losses, 1.0)
 
 
 def hardest(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

@@ -161,27 +161,26 @@ def test_data_that_cannot_be_drawn_as_charged_are_refused(
         next(private_batches(optimizer_of(poisson(40, 0.1), 7), dataset))
 
 
-def test_targets_of_another_number_are_refused() -> None:
-    optimizer = optimizer_of(poisson(40, 0.1), 7)
-    with pytest.raises(DataError, match="3 examples and 2 targets"):
-        optimizer.step(torch.zeros(3, 6), torch.zeros(2, dtype=torch.int64), cross_entropy)
-
-
-def test_tensors_of_different_numbers_of_examples_are_refused() -> None:
-    optimizer = optimizer_of(poisson(40, 0.1), 7)
-    uneven = {"input": torch.zeros(3, 6), "mask": torch.zeros(2)}
-    with pytest.raises(DataError, match=r"tensors of \[2, 3\] rows"):
-        optimizer.step(uneven, torch.zeros(3, dtype=torch.int64), cross_entropy)
-
-
 PACKED = pack_padded_sequence(torch.zeros(3, 2, 6), torch.tensor([2, 2, 1]), batch_first=True)
+IN_FORWARD = r"got (PackedSequence|list)\. .* in the model's forward"
 
 
-@pytest.mark.parametrize("batch", [PACKED, {"input": torch.zeros(3, 6), "more": PACKED}, [PACKED]])
-def test_packed_sequences_are_packed_in_the_model(batch: Any) -> None:
+@pytest.mark.parametrize(
+    ("batch", "targets", "message"),
+    [
+        (torch.zeros(3, 6), 2, "3 examples and 2 targets"),
+        ({"input": torch.zeros(3, 6), "mask": torch.zeros(2)}, 3, r"tensors of \[2, 3\] rows"),
+        (PACKED, 3, IN_FORWARD),
+        ({"input": torch.zeros(3, 6), "more": PACKED}, 3, IN_FORWARD),
+        ([PACKED], 3, IN_FORWARD),
+    ],
+)
+def test_batches_without_one_row_for_each_example_are_refused(
+    batch: Any, targets: int, message: str
+) -> None:
     optimizer = optimizer_of(poisson(40, 0.1), 7)
-    with pytest.raises(DataError, match=r"got (PackedSequence|list)\. .* in the model's forward"):
-        optimizer.step(batch, torch.zeros(3, dtype=torch.int64), cross_entropy)
+    with pytest.raises(DataError, match=message):
+        optimizer.step(batch, torch.zeros(targets, dtype=torch.int64), cross_entropy)
 
 
 class FirstState(nn.Module):
@@ -308,6 +307,7 @@ def test_the_next_batch_is_copied_beside_a_step_that_waited_for_its_own(
         return torch.full((len(records), 6), float(next(firsts)))
 
     batches = private_batches(optimizer, Records(40), collate=collate, device=DEVICE)
+    # private: the check collates records too, and would take part in the count
     monkeypatch.setitem(private_batches.__globals__, "_check_collate", lambda *_: None)
     labels = torch.zeros(40, dtype=torch.int64)
     for number, batch in enumerate(batches):

@@ -8,37 +8,16 @@ import pytest
 import torch
 from torch import nn
 
-from tests.support.small_models import batch, model, sum_clipped, unbudgeted
+from tests.support.small_models import batch, clipped_norm, model, sum_clipped, unbudgeted
 from training_client.lab.models import cross_entropy
 from training_client.plan import Plan
 from training_client.private_step import Clipper, Transform, flatten_tensors
 from training_client.private_step.private_sum import NoisyBlock, PrivateSum
 
 
-def test_no_example_exceeds_the_clip_norm() -> None:
-    net, (examples, labels) = model().float(), batch()
-    clipper = Clipper(net)
-    for i in range(len(labels)):
-        one = slice(i, i + 1)
-        sums, _ = sum_clipped(
-            clipper,
-            examples[one].float() * 100,
-            labels[one],
-            cross_entropy,
-            Transform(0.5),
-        )
-        norm = math.sqrt(sum(float(s.double().square().sum()) for s in sums))
-        assert norm <= 0.5
-
-
-@pytest.mark.parametrize("number", [math.nan, math.inf])
-def test_an_example_with_a_non_finite_gradient_adds_zero(number: float) -> None:
-    net, (examples, labels) = model(), batch()
-    clipper = Clipper(net)
-    rest, _ = sum_clipped(clipper, examples[1:], labels[1:], cross_entropy, Transform(1.0))
-    examples[0] = number
-    found, _ = sum_clipped(clipper, examples, labels, cross_entropy, Transform(1.0))
-    assert all(torch.allclose(a, b) for a, b in zip(found, rest, strict=True))
+def weighted(predictions: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+    """Return a loss whose gradient in the predictions is given."""
+    return (predictions * gradient).flatten(1).sum(1)
 
 
 @pytest.mark.parametrize("number", [math.nan, math.inf])
@@ -67,19 +46,16 @@ def test_a_non_finite_gradient_adds_zero_under_every_transform(
         "box": Transform.fixed(9.0, scales, box=True),
     }[shape]
 
-    def loss(predictions: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
-        return (predictions * gradient).sum(1)
-
-    rest, _ = sum_clipped(Clipper(net), inputs[kept], of[kept], loss, by)
+    rest, _ = sum_clipped(Clipper(net), inputs[kept], of[kept], weighted, by)
     assert all(bool(each.any()) for each in rest)  # or nothing would be as it was
     if shape == "box":
-        own = torch.autograd.grad(loss(net(inputs[4:5]), of[4:5]).sum(), list(net.parameters()))
+        own = torch.autograd.grad(weighted(net(inputs[4:5]), of[4:5]).sum(), list(net.parameters()))
         assert not any(bool(each.isfinite().all()) for each in own)
         within = [
             (d * g).nan_to_num(0.0).clamp(-1.0, 1.0) for d, g in zip(scales, own, strict=True)
         ]
         rest = [one + other for one, other in zip(rest, within, strict=True)]
-    found, _ = sum_clipped(Clipper(net), inputs, of, loss, by)
+    found, _ = sum_clipped(Clipper(net), inputs, of, weighted, by)
     for one, other in zip(found, rest, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
 
@@ -92,9 +68,7 @@ def test_one_record_more_does_not_make_a_sum_overflow(held: bool) -> None:
     by = Transform.fixed(bound, [torch.full_like(layer.weight, 1e-10)])
     for count in (400, 401, 900):
         values = torch.full((count, 1, 1) if held else (count, 1), math.sqrt(most))
-        sums, _ = sum_clipped(
-            Clipper(layer), values, values, lambda p, g: (p * g).flatten(1).sum(1), by
-        )
+        sums, _ = sum_clipped(Clipper(layer), values, values, weighted, by)
         found.append(float(sums[0].double().norm()))
     assert found[0] > 0
     assert abs(found[1] - found[0]) <= bound * (1 + 1e-3)
@@ -109,12 +83,8 @@ def test_a_record_moves_a_shifted_sum_by_the_bound_at_most(rows: int) -> None:
     inputs, of = torch.rand(rows, 60, generator=generator), torch.ones(rows, 40)
     shift = 10 * torch.rand(40, 60, generator=generator)
     by = Transform.fixed(1.0, [torch.rand(40, 60, generator=generator) + 0.5], [shift])
-
-    def loss(predictions: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
-        return (predictions * gradient).sum(1)
-
-    whole, _ = sum_clipped(Clipper(layer), inputs, of, loss, by)
-    less, _ = sum_clipped(Clipper(layer), inputs[1:], of[1:], loss, by)
+    whole, _ = sum_clipped(Clipper(layer), inputs, of, weighted, by)
+    less, _ = sum_clipped(Clipper(layer), inputs[1:], of[1:], weighted, by)
     assert float((whole[0].double() - less[0].double()).norm()) <= 1 + 2e-6 * math.sqrt(rows)
 
 
@@ -132,13 +102,9 @@ def test_a_record_moves_a_sum_by_the_bound_at_most(sparse: bool, rows: int) -> N
     inputs[:, :40] = torch.rand(40, generator=generator) + 0.1
     inputs[1, 0], inputs[0] = 0.0, torch.rand(160, generator=generator) + 0.1
     by = Transform(1.0)
-
-    def loss(predictions: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
-        return (predictions * gradient).sum(1)
-
     clipper = Clipper(layer, sparse_inputs=sparse)
-    whole, _ = sum_clipped(clipper, inputs, of, loss, by)
-    less, _ = sum_clipped(clipper, inputs[1:], of[1:], loss, by)
+    whole, _ = sum_clipped(clipper, inputs, of, weighted, by)
+    less, _ = sum_clipped(clipper, inputs[1:], of[1:], weighted, by)
     assert (inputs != 0).float().mean() > 0.25 > (inputs[1:] != 0).float().mean()
     assert float((whole[0].double() - less[0].double()).norm()) <= 1 + 2e-6 * math.sqrt(rows)
 
@@ -158,14 +124,57 @@ def test_leaving_out_a_non_finite_example_keeps_the_order_of_summation(lie: str)
         inputs = inputs.T.contiguous().T
 
     def loss(predictions: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
-        if lie == "one number for all":
-            return predictions.sum(1)
-        return (predictions * gradient).sum(1)
+        return (
+            predictions.sum(1) if lie == "one number for all" else predictions.mul(gradient).sum(1)
+        )
 
     whole, _ = sum_clipped(Clipper(layer), inputs, of, loss, Transform(1.0))
     less, _ = sum_clipped(Clipper(layer), inputs[1:], of[1:], loss, Transform(1.0))
     assert float(less[0].norm()) > rows / 2
     assert float((whole[0].double() - less[0].double()).norm()) <= 1e-3
+
+
+def test_scales_may_be_parameters_themselves() -> None:
+    layer = nn.Linear(3, 2)
+    one = torch.ones(1, 3), torch.ones(1, 2)
+    plain = clipped_norm(layer, *one, Transform.fixed(0.5, [torch.ones(2, 3), torch.ones(2)]))
+    trained = [nn.Parameter(torch.ones(2, 3)), nn.Parameter(torch.ones(2))]
+    assert clipped_norm(layer, *one, Transform.fixed(0.5, trained)) == plain
+
+
+def test_huge_scales_on_inputs_that_are_0_leave_the_sum_correct() -> None:
+    """A scale of 1e18, from a root of 0, has no effect if the input is always 0."""
+    layer = nn.Linear(20, 60, bias=False)
+    inputs, of = torch.rand(9, 20), torch.randn(9, 60)
+    scale = torch.ones(60, 20)
+    inputs[:, :10], scale[:, :10] = 0.0, 1e18
+    sums, _ = sum_clipped(Clipper(layer), inputs, of, weighted, Transform.fixed(1e3, [scale]))
+    torch.testing.assert_close(sums[0], of.T @ inputs, rtol=1e-4, atol=1e-4)
+
+
+def test_a_box_needs_a_bound_of_at_least_the_root_of_its_size() -> None:
+    net, size = model(), sum(p.numel() for p in model().parameters())
+    small = Transform.fixed(0.99 * math.sqrt(size), list(net.parameters()), box=True)
+    with pytest.raises(ValueError, match=r"expected a bound .* for a box"):
+        sum_clipped(Clipper(net), *batch(), cross_entropy, small)
+
+
+def test_clipping_is_in_full_precision_whatever_the_model_uses() -> None:
+    before, seen = torch.get_float32_matmul_precision(), []
+    torch.set_float32_matmul_precision("medium")
+    try:
+        clipper = Clipper(model().float())
+        # private: the precision is set inside of this function's call only
+        genuine = clipper._clip_weights
+        clipper._clip_weights = lambda *of: (  # type: ignore[method-assign]
+            seen.append(torch.get_float32_matmul_precision()), genuine(*of)
+        )[1]  # fmt: skip
+        examples, labels = batch()
+        sum_clipped(clipper, examples.float(), labels, cross_entropy, Transform(1.0))
+        assert seen == ["highest"]
+        assert torch.get_float32_matmul_precision() == "medium"
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 class BorrowedWeightModel(nn.Module):
@@ -212,11 +221,6 @@ def test_a_transform_with_non_finite_values_releases_zero(
     (scale if where == "scale" else shift)[0, 0] = number
     by = Transform.fixed(1.0, [scale], [shift], damping=damping)
     for count in (0, 1, 400):
-        sums, _ = sum_clipped(
-            Clipper(layer),
-            torch.ones(count, 2),
-            torch.ones(count, 1),
-            lambda p, g: (p * g).sum(1),
-            by,
-        )
+        given = torch.ones(count, 2), torch.ones(count, 1)
+        sums, _ = sum_clipped(Clipper(layer), *given, weighted, by)
         assert torch.equal(sums[0], torch.zeros(1, 2))

@@ -6,6 +6,7 @@ import json
 import math
 from dataclasses import asdict, replace
 from fractions import Fraction
+from itertools import product
 from typing import Any
 
 import pytest
@@ -24,16 +25,14 @@ def test_pieces_hold_for_their_steps_and_the_last_one_afterwards() -> None:
     assert list(schedule.divide(0)) == [(0, 1.0)]
 
 
-@pytest.mark.parametrize("steps", [1, 7, 16, 1000])
-@pytest.mark.parametrize("levels", [1, 5, 1000])
+@pytest.mark.parametrize(
+    ("curve", "middle"), [("linear", 0.625), ("cosine", 0.625), ("exponential", 0.5)]
+)
 def test_curves_go_from_one_to_their_end_in_as_many_steps_as_stated(
-    steps: int, levels: int
+    curve: str, middle: float
 ) -> None:
-    for schedule, middle in (
-        (Schedule.linear(0.25, steps, levels), 0.625),
-        (Schedule.cosine(0.25, steps, levels), 0.625),
-        (Schedule.exponential(0.25, steps, levels), 0.5),
-    ):
+    for steps, levels in product((1, 7, 16, 1000), (1, 5, 1000)):
+        schedule = getattr(Schedule, curve)(0.25, steps, levels)
         factors = [factor for _, factor in schedule.pieces]
         assert sum(count for count, _ in schedule.pieces) == steps
         assert len(factors) == min(steps, levels)
@@ -120,17 +119,14 @@ def test_an_epoch_of_balls_in_bins_has_one_noise() -> None:
         replace(plan, noise_schedule=Schedule.by_steps([(7, 1.0), (5, 0.5)]))
 
 
-@pytest.mark.parametrize("sigma", [0.3, 1.0, 7.7])
-@pytest.mark.parametrize("count_noise", [0.5, 10.0, 123.0])
-def test_adaptive_clipping_is_charged_for_the_sum_and_the_count(
-    sigma: float, count_noise: float
-) -> None:
+def test_adaptive_clipping_is_charged_for_the_sum_and_the_count() -> None:
     """Its charge is never below the exact one, and above it by rounding only."""
-    plan = replace(PLAN, noise_multiplier=sigma, adaptive_clipping=AdaptiveClipping(count_noise))
-    charged = Fraction(plan.mechanism(1)["noise_multiplier"])
-    exact_inverse_square = 1 / Fraction(sigma) ** 2 + 1 / Fraction(count_noise) ** 2
-    ratio = 1 / charged**2 / exact_inverse_square
-    assert 1 < ratio < 1 + Fraction(1, 10**12)
+    for sigma, noise in product((0.3, 1.0, 7.7), (0.5, 10.0, 123.0)):
+        plan = replace(PLAN, noise_multiplier=sigma, adaptive_clipping=AdaptiveClipping(noise))
+        charged = Fraction(plan.mechanism(1)["noise_multiplier"])
+        exact_inverse_square = 1 / Fraction(sigma) ** 2 + 1 / Fraction(noise) ** 2
+        ratio = 1 / charged**2 / exact_inverse_square
+        assert 1 < ratio < 1 + Fraction(1, 10**12)
 
 
 def test_a_plan_is_read_from_a_checkpoint_as_it_was() -> None:

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from scipy.stats import chi2
+from scipy.special import chdtrc
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.support.cuda_streams import DEVICE, stub_cuda
+from tests.support.helpers import slow_after
 from tests.support.process_groups import run_in_processes
 from tests.support.shared_runs import (
     CASES,
@@ -167,23 +168,26 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("processes", [2, 4])
+@pytest.mark.parametrize("processes", [2, pytest.param(4, marks=pytest.mark.nightly)])
 def test_processes_train_the_model_of_one(processes: int, tmp_path: Path) -> None:
     """With every optimizer, and with every option of the plan and the clipping."""
     require_models_of_one(run_in_processes(processes, tmp_path, trained_in_turn))
 
 
+@pytest.mark.slow
 def test_frozen_parameters_and_buffers_are_those_of_rank_zero(two: Any) -> None:
     """Each process drew its own; the trained layers are those of one process only if they agree."""
     require_model_of_one(two[2], CASES[0], with_frozen_parts)
 
 
+@pytest.mark.slow
 def test_rank_zero_asks_and_all_obey(two: Any) -> None:
     first, second = two[0]
     assert first == (20, 20, 2.0, 2.0, [0])
     assert second == (20, 20, 2.0, 2.0, [])
 
 
+@pytest.mark.slow
 def test_what_would_be_more_than_one_run_is_refused(two: Any) -> None:
     first, second = two[1]
     for seen in (first, second):
@@ -252,14 +256,14 @@ def require_rate(counts: torch.Tensor, rate: float, smallest_p: float) -> None:
     steps, records = counts.shape
     assert counts.max() == 1  # no record is in two shares
     squares = (counts.sum(0) - rate * steps) ** 2 / (steps * rate * (1 - rate))
-    assert chi2.sf(float(squares.sum()), records) > smallest_p
+    assert chdtrc(records, float(squares.sum())) > smallest_p
     centred = counts - rate
     correlations = (centred.T @ centred / (steps * rate * (1 - rate))).triu(1)
     pairs = records * (records - 1) // 2
-    assert chi2.sf(float((correlations**2).sum() * steps), pairs) > smallest_p
+    assert chdtrc(pairs, float((correlations**2).sum() * steps)) > smallest_p
 
 
-@pytest.mark.parametrize("processes", [1, 2, 3, 4])
+@pytest.mark.parametrize("processes", slow_after(1, [2, 3, 4]))
 def test_processes_draw_each_record_at_the_rate_that_is_charged(processes: int) -> None:
     """The rates of records, and of pairs of records of different processes, with fixed seeds."""
     records, rate, steps = 30, 0.3, 4000
@@ -317,7 +321,8 @@ def random_numbers(rank: int) -> Any:
 
 
 @pytest.fixture(
-    scope="module", params=[pytest.param(size, marks=pytest.mark.slow) for size in (2, 4)]
+    scope="module",
+    params=[pytest.param(2, marks=pytest.mark.nightly), pytest.param(4, marks=pytest.mark.slow)],
 )
 def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     """Return the random numbers of two and of four processes, whose seeds are not chosen."""
@@ -367,6 +372,7 @@ print(*[(task / "comm").read_text().strip() for task in Path("/proc/self/task").
 """
 
 
+@pytest.mark.slow
 def test_a_destroyed_process_group_leaves_no_threads_that_abort_python_at_its_end() -> None:
     threads = subprocess.check_output([sys.executable, "-c", _ENDS_A_GROUP], text=True)
     assert "gloo" not in threads

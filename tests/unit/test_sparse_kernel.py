@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import product
 
 import pytest
 import torch
@@ -32,14 +33,14 @@ def whole(matrix: SparseFactor) -> torch.Tensor:
     return found
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-def test_sparse_matrices_omit_only_zeros(shape: tuple[int, int]) -> None:
-    matrix = mostly_zero(*shape)
-    found = SparseFactor.from_dense(matrix)
-    assert torch.equal(whole(found), matrix)
-    assert bool((found.values != 0).all())
-    assert torch.equal(whole(found._transposed), matrix.T)
-    assert torch.equal(whole(SparseFactor.from_dense(matrix.T)), matrix.T)
+def test_sparse_matrices_omit_only_zeros() -> None:
+    for shape in SHAPES:
+        matrix = mostly_zero(*shape)
+        found = SparseFactor.from_dense(matrix)
+        assert torch.equal(whole(found), matrix)
+        assert bool((found.values != 0).all())
+        assert torch.equal(whole(found._transposed), matrix.T)
+        assert torch.equal(whole(SparseFactor.from_dense(matrix.T)), matrix.T)
 
 
 def test_nan_and_infinity_are_kept() -> None:
@@ -50,37 +51,30 @@ def test_nan_and_infinity_are_kept() -> None:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("columns", COLUMNS)
-@pytest.mark.parametrize("layout", ["rows", "columns"])
-def test_products_are_those_of_the_matrix(
-    shape: tuple[int, int], columns: int, layout: str
-) -> None:
-    matrix, right = mostly_zero(*shape), torch.randn(shape[1], columns)
-    right = right if layout == "rows" else right.T.contiguous().T
-    parts = list(SparseFactor.from_dense(matrix).products(right))
-    assert all(rows == slice(0, len(matrix)) for rows, _, _ in parts)
-    assert [c for _, part, _ in parts for c in range(columns)[part]] == list(range(columns))
-    require_close(torch.cat([found for _, _, found in parts], 1), matrix, right)
+def test_products_and_sums_over_examples_are_those_of_the_matrix(shape: tuple[int, int]) -> None:
+    for at, columns in enumerate(COLUMNS):
+        matrix, right = mostly_zero(*shape), torch.randn(shape[1], columns)
+        right = right if at % 2 else right.T.contiguous().T
+        sparse = SparseFactor.from_dense(matrix)
+        parts = list(sparse.products(right))
+        assert all(rows == slice(0, len(matrix)) for rows, _, _ in parts)
+        assert [c for _, part, _ in parts for c in range(columns)[part]] == list(range(columns))
+        require_close(torch.cat([found for _, _, found in parts], 1), matrix, right)
+        left, weights = torch.randn(shape[0], columns + 9), torch.rand(shape[0])
+        left, out = left[:, 4 : 4 + columns], torch.full((columns, shape[1]), torch.nan)
+        sparse.weighted_product(left, weights, out)
+        require_close(out, left.T * weights, matrix)
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("columns", COLUMNS)
-def test_sums_over_examples_are_those_of_the_matrix(shape: tuple[int, int], columns: int) -> None:
-    matrix, left, weights = (
-        mostly_zero(*shape),
-        torch.randn(shape[0], columns + 9),
-        torch.rand(shape[0]),
-    )
-    left, out = left[:, 4 : 4 + columns], torch.full((columns, shape[1]), torch.nan)
-    SparseFactor.from_dense(matrix).weighted_product(left, weights, out)
-    require_close(out, left.T * weights, matrix)
-
-
-@pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("size", [1e-25, 1.0, 1e25])
-def test_squares_are_those_of_the_matrix(shape: tuple[int, int], size: float) -> None:
+def test_squares_are_those_of_the_matrix(size: float) -> None:
     """In double precision, and none of them becomes 0."""
-    matrix = size * mostly_zero(*shape)
+    for shape in SHAPES:
+        require_same_squares(size * mostly_zero(*shape))
+
+
+def require_same_squares(matrix: torch.Tensor) -> None:
+    """Raise unless a matrix without its zeros has the squares of the whole matrix."""
     dense, few = DenseFactor(matrix), SparseFactor.from_dense(matrix)
     assert torch.allclose(few.squared_norms(), dense.squared_norms(), rtol=1e-12, atol=0.0)
     (unit, norms), (expected, _) = few.normalized_squares(), dense.normalized_squares()
@@ -107,17 +101,14 @@ def test_nan_stays_with_its_example() -> None:
     ]
 
 
-@pytest.mark.parametrize("rows", [1, 200])
-@pytest.mark.parametrize("filled", [0.0, 0.2, 1.0])
 @pytest.mark.parametrize("said", [False, True])
-def test_the_declaration_and_not_the_data_decides_about_sparse_kernels(
-    said: bool, filled: float, rows: int
-) -> None:
+def test_the_declaration_and_not_the_data_decides_about_sparse_kernels(said: bool) -> None:
     """The two add up in another order: a record that chose between them moved all the others."""
-    matrix = torch.zeros(rows * 500)
-    matrix[: int(filled * len(matrix))] = 1.0
-    kind = SparseFactor if said else DenseFactor
-    assert type(make_factor(matrix.view(rows, 500), 64, sparse=said)) is kind
+    for rows, filled in product((1, 200), (0.0, 0.2, 1.0)):
+        matrix = torch.zeros(rows * 500)
+        matrix[: int(filled * len(matrix))] = 1.0
+        kind = SparseFactor if said else DenseFactor
+        assert type(make_factor(matrix.view(rows, 500), 64, sparse=said)) is kind
 
 
 @pytest.mark.parametrize(
@@ -135,6 +126,7 @@ def test_narrow_or_unsuitable_matrices_stay_dense(rows: torch.Tensor, columns: i
 
 
 def test_large_sparse_matrices_have_64_bit_indices(monkeypatch: pytest.MonkeyPatch) -> None:
+    # private: a matrix that needs 64-bit indices has two thousand million values
     monkeypatch.setattr("training_client.private_step.kernels.sparse._INT32_SIZE_MAX", 130 * 200)
     matrix, right = mostly_zero(130, 200), torch.randn(200, 20)
     found = SparseFactor.from_dense(matrix)

@@ -15,7 +15,6 @@ from typing import Final
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy import stats
 
 _EPSILON_MAX: Final = 50.0
 
@@ -51,6 +50,8 @@ def p_value(correct: int, guesses: int, canaries: int, epsilon: float, delta: fl
         epsilon: the claimed ε.
         delta: the claimed δ.
     """
+    from scipy import stats  # imported when it is used: it takes more than a second
+
     law = stats.binom(guesses, 1 / (1 + math.exp(-epsilon)))
     tail = float(law.sf(correct - 1))
     if correct == 0 or delta == 0:

@@ -20,14 +20,17 @@ from typing import Final
 
 import torch
 from torch import nn
-from torch.nn.functional import group_norm, instance_norm, layer_norm, rms_norm
+from torch.nn.functional import rms_norm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from training_client.errors import UnsupportedModelError
 from training_client.private_step.batches import Examples, select_examples, tensors_of
 from training_client.private_step.blocks import Piece, cut_into_blocks
 from training_client.private_step.evaluation import evaluation_mode
-from training_client.private_step.example_gradients import ExampleGradients
+from training_client.private_step.example_gradients import (
+    ExampleGradients,
+    MaterializedGradients,
+)
 from training_client.private_step.layer_uses import Parts, merge_parts
 from training_client.private_step.model_pass import (
     ModelPass,
@@ -314,33 +317,42 @@ def _gradients_of_magnitudes(uses: Sequence[UsePass]) -> dict[torch.Tensor, list
 def _magnitudes_of_use(use: UsePass) -> Parts:
     """Return the per-example gradients of a layer's use with the magnitudes of all terms.
 
-    The scale of a normalisation layer multiplies normalised inputs. If absolute inputs are
-    normalised, they may be far smaller. So here each term gets the sign that makes it positive.
+    The gradient of a normalisation layer's scale has its own terms: see `_normalised_magnitudes`.
     """
     magnitudes, layer = _absolute(use.gradients), use.use.layer
-    if not isinstance(layer, _NORMALISATIONS):
-        return replace(use, inputs=_absolute(use.inputs), gradients=magnitudes).example_gradients()
-    unit = _normalized(layer, use.inputs[0])
-    of_shift = replace(use, gradients=magnitudes).example_gradients()
-    signed = [magnitudes[0] * unit.sign()]
-    of_scale = replace(use, gradients=signed).example_gradients()
-    shift = getattr(layer, "bias", None)
-    return {each: (of_shift if each is shift else of_scale)[each] for each in of_scale}
+    found = replace(use, inputs=_absolute(use.inputs), gradients=magnitudes).example_gradients()
+    if not isinstance(layer, _NORMALISATIONS) or layer.weight not in found:
+        return found
+    inputs, gradient = (each.to(layer.weight.dtype) for each in (use.inputs[0], magnitudes[0]))
+    terms = _normalised_magnitudes(layer, inputs) * gradient
+    if isinstance(layer, nn.LayerNorm | nn.RMSNorm):
+        summed = tuple(range(1, terms.dim() - layer.weight.dim()))
+    else:
+        summed = tuple(range(2, terms.dim()))
+    return {**found, layer.weight: MaterializedGradients(terms.sum(summed) if summed else terms)}
 
 
-def _normalized(
+def _normalised_magnitudes(
     layer: nn.LayerNorm | nn.RMSNorm | nn.GroupNorm | _InstanceNorm, inputs: torch.Tensor
 ) -> torch.Tensor:
-    """Return a normalisation layer's output without its scale and shift."""
+    """Return the magnitudes of the terms of normalised inputs: (|x| + |mean|)/deviation.
+
+    PyTorch multiplies x and the mean by gradients separately and sums before it subtracts. So where
+    the mean is far larger than the deviation, rounding is relative to these terms, and not to the
+    normalised inputs, which may be far smaller.
+    """
     match layer:
-        case nn.LayerNorm():
-            return layer_norm(inputs, layer.normalized_shape, eps=layer.eps)
         case nn.RMSNorm():
-            return rms_norm(inputs, layer.normalized_shape, eps=layer.eps)
+            return rms_norm(inputs, tuple(layer.normalized_shape), eps=layer.eps).abs()
+        case nn.LayerNorm():
+            rows = inputs.flatten(-len(layer.normalized_shape))
         case nn.GroupNorm():
-            return group_norm(inputs, layer.num_groups, eps=layer.eps)
+            rows = inputs.reshape(len(inputs), layer.num_groups, -1)
         case _:
-            return instance_norm(inputs, eps=layer.eps)
+            rows = inputs.flatten(2)
+    mean = rows.mean(-1, keepdim=True)
+    deviation = (rows.var(-1, correction=0, keepdim=True) + layer.eps).sqrt()
+    return ((rows.abs() + mean.abs()) / deviation).view(inputs.shape)
 
 
 def _largest_sum(parts: Sequence[ExampleGradients], piece: Piece, weights: torch.Tensor) -> float:

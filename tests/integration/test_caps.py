@@ -397,21 +397,21 @@ def test_the_page_of_keys_shows_teams_and_caps(own_web: Service) -> None:
 
 
 def test_caps_on_the_command_line(commands: Commands) -> None:
-    identifier = commands.make("keys", "create", "--scope", "run", "--team", "vision").split("_")[1]
-    assert commands.json("keys", "list")[0]["team"] == "vision"
-    assert commands("keys", "create", "--scope", "run", "--team", "a b")[0] == 2
+    identifier = commands.make("keys create --scope run --team vision").split("_")[1]
+    assert commands.json("keys list")[0]["team"] == "vision"
+    assert commands("keys create --scope run --team 'a b'")[0] == 2
     with closing(opening.open_repository(commands.url)) as repository:
         team = Team(Scenario(repository))
-        said = commands.make("caps", "set", "d", "--team", "vision", "--share", "0.3")
+        said = commands.make("caps set d --team vision --share 0.3")
         assert said == "team vision may take 0.3 of the budget of d; taken: 0"
-        commands.make("caps", "set", "d", "--key", identifier, "--share", "0.1")
+        commands.make("caps set d --key", identifier, "--share", "0.1")
         assert team.one.affords() == pytest.approx(0.3 * team.most, abs=1)
-    rows = commands.json("caps", "list", "d")
+    rows = commands.json("caps list d")
     assert [(row["team"], row["key"], row["share"]) for row in rows] == [
         (None, identifier, 0.1), ("vision", None, 0.3),
     ]  # fmt: skip
-    assert "vision" in commands.make("caps", "list", "d")
-    removed = commands.make("caps", "remove", "d", "--team", "vision")
+    assert "vision" in commands.make("caps list d")
+    removed = commands.make("caps remove d --team vision")
     assert removed == "removed the cap of team vision"
     for wrong in (
         "remove d --team vision",
@@ -423,6 +423,6 @@ def test_caps_on_the_command_line(commands: Commands) -> None:
         f"set d --team vision --key {identifier} --share 0.3",
         "list none",
     ):
-        assert commands("caps", *wrong.split())[0] == 2, wrong
-    events = commands.json("ledger", "events")
+        assert commands(f"caps {wrong}")[0] == 2, wrong
+    events = commands.json("ledger events")
     assert [event["action"] for event in events][-3:] == ["cap-set", "cap-set", "cap-removed"]

@@ -25,11 +25,13 @@ the decorator `SQL_MATTERS`, and one about PostgreSQL alone by `ON_POSTGRESQL`.
 from __future__ import annotations
 
 import json
+import shlex
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -124,18 +126,23 @@ class Clock:
     """The clock of the ledger, which a test can advance or set back."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.ahead = 0
-        self._genuine = storage.now
+        self._genuine: Callable[[], int] = storage.now
+        self._ahead = 0
         for module in (storage, operations, api_keys):
             monkeypatch.setattr(module, "now", self)
 
     def __call__(self) -> int:
         """Return the time in microseconds since 1970."""
-        return self._genuine() + self.ahead
+        return self._genuine() + self._ahead
+
+    def stop(self) -> None:
+        """Let no time pass but what `wait` says."""
+        at = self()
+        self._genuine, self._ahead = lambda: at, 0
 
     def wait(self, seconds: float) -> None:
-        """Let time pass."""
-        self.ahead += int(1e6 * seconds)
+        """Let time pass; less than nothing if the clock is set back."""
+        self._ahead += int(1e6 * seconds)
 
 
 class Person:
@@ -439,18 +446,25 @@ class Service:
 
     Attributes:
         app, http: the application, and a client of it in this process.
-        admin: a caller who may do everything.
     """
 
     def __init__(self, http: TestClient) -> None:
         self.http, self.app = http, http.app
         state = http.app.state  # type: ignore[attr-defined]
         self.keys, self.repository = state.keys, state.repository
-        self.admin = self.caller(Scope.ADMIN)
+
+    @cached_property
+    def admin(self) -> Caller:
+        """Return a caller who may do everything."""
+        return self.caller(Scope.ADMIN)
 
     def caller(self, *scopes: Scope, **fields: Any) -> Caller:
         """Create a key, by default one with scope run; for the fields see `Keys.create`."""
         return Caller(self.http, self.keys.create(scopes or (Scope.RUN,), **fields)[0])
+
+    def with_key(self, key: str) -> Caller:
+        """Return a caller with a key."""
+        return Caller(self.http, key)
 
     def faults(self) -> list[str]:
         """Return the faults that `verify` finds."""
@@ -471,11 +485,17 @@ def read_form_token(page: str) -> str:
 
 
 @contextmanager
-def serving(url: str, **settings: Any) -> Iterator[Service]:
-    """Context manager of a service on a database, in which `verify` finds no fault at the end."""
+def started(url: str, **settings: Any) -> Iterator[Service]:
+    """Context manager of a service on a database."""
     app = create_app(Settings(database_url=url, **settings))
     with TestClient(app, raise_server_exceptions=False) as http:
-        found = Service(http)
+        yield Service(http)
+
+
+@contextmanager
+def serving(url: str, **settings: Any) -> Iterator[Service]:
+    """Context manager of a service on a database, in which `verify` finds no fault at the end."""
+    with started(url, **settings) as found:
         yield found
         assert found.faults() == []
 
@@ -490,20 +510,20 @@ class Commands:
     def __init__(self, url: str) -> None:
         self.url = url
 
-    def __call__(self, *arguments: str) -> tuple[int, str]:
-        """Run a command; return its status and its output."""
-        found = CliRunner().invoke(cli.app, list(arguments))
+    def __call__(self, line: str, *more: str) -> tuple[int, str]:
+        """Run a command line, with more arguments; return its status and its output."""
+        found = CliRunner().invoke(cli.app, [*shlex.split(line), *more])
         return found.exit_code, found.output
 
-    def make(self, *arguments: str) -> str:
+    def make(self, line: str, *more: str) -> str:
         """Run a command that must succeed; return its output without the last line break."""
-        status, said = self(*arguments)
+        status, said = self(line, *more)
         assert status == 0, said
         return said.strip()
 
-    def json(self, *arguments: str) -> Any:
+    def json(self, line: str, *more: str) -> Any:
         """Run a command that must succeed, with --json; return what it says."""
-        return json.loads(self.make(*arguments, "--json"))
+        return json.loads(self.make(line, *more, "--json"))
 
 
 # --- fixtures

@@ -240,8 +240,7 @@ def test_verify_finds_a_run_beyond_its_cap_and_changed_rows(scenario: Scenario, 
     assert entry["team"] == "vision"
     assert entry["caps"] == [{"team": "vision", "share": 0.3}]
     for change in ("taken = '[0]'", "team = 'other'", "team = NULL"):
-        with scenario.altered(f"UPDATE reservation SET {change}") as faults:
-            assert faults, change
+        assert scenario.faults_after(f"UPDATE reservation SET {change}"), change
     before = hash_chain.hash_entry(hash_chain.GENESIS, hash_chain.encode_entry(created))
     for fields in (
         {"caps": [{"team": "vision", "share": 0.001}]},
@@ -253,11 +252,11 @@ def test_verify_finds_a_run_beyond_its_cap_and_changed_rows(scenario: Scenario, 
     ):
         body = hash_chain.encode_entry(entry | fields)
         digest = hash_chain.hash_entry(before, body)
-        with scenario.altered(
+        faults = scenario.faults_after(
             f"UPDATE entry SET body = '{body}', hash = '{digest}' WHERE number = 2",
             f"UPDATE dataset SET head = '{digest}'",
-        ) as faults:
-            assert faults, fields
+        )
+        assert faults, fields
 
 
 @pytest.mark.parametrize("fixture", ["ledger-0001", "ledger-0002"])

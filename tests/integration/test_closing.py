@@ -120,16 +120,16 @@ def test_verify_finds_a_dataset_that_was_opened_again_or_closed_twice(scenario: 
     scenario.admin.close()
     for change, said in (("NULL", "closed_at is None, but recorded as"),
                          ("closed_at + 1", "but recorded as")):  # fmt: skip
-        with scenario.altered(f"UPDATE dataset SET closed_at = {change}") as faults:
-            assert any(said in fault for fault in faults)
+        faults = scenario.faults_after(f"UPDATE dataset SET closed_at = {change}")
+        assert any(said in fault for fault in faults)
     dataset, body = scenario.dataset(), scenario.entries()[1]
     again = hash_chain.encode_entry(body | {"number": 3})
     head = hash_chain.hash_entry(dataset.head, again)
-    with scenario.altered(
+    faults = scenario.faults_after(
         f"INSERT INTO entry VALUES ('{dataset.identifier}', 3, '{again}', '{head}')",
         f"UPDATE dataset SET version = 3, head = '{head}'",
-    ) as faults:
-        assert faults == ["dataset 'd': entry 3: it breaks a rule: the dataset was closed before"]
+    )
+    assert faults == ["dataset 'd': entry 3: it breaks a rule: the dataset was closed before"]
 
 
 # --- HTTP and commands

@@ -108,7 +108,7 @@ def without_unique_numbers(scenario: Scenario) -> None:
 @pytest.mark.parametrize(
     ("others", "planned", "granted"),
     [
-        (0, True, 0),
+        pytest.param(0, True, 0, marks=pytest.mark.slow),
         pytest.param(8, True, 0, marks=pytest.mark.nightly),  # up to 20 CPU seconds each
         pytest.param(8, False, 0, marks=pytest.mark.nightly),
         pytest.param(8, False, 70, marks=pytest.mark.slow),

@@ -274,7 +274,32 @@ def wait_for(receiver: Receiver, count: int) -> None:
     assert len(receiver.requests) >= count
 
 
-@pytest.mark.slow
+def test_a_delivery_killed_after_the_receiver_has_the_event_is_told_again_with_its_id(
+    bench: Bench, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the point between the answer and its record; at night a server is killed there."""
+    genuine = webhook_delivery.post_event
+
+    def killed(*of: Any) -> None:
+        genuine(*of)
+        raise KeyboardInterrupt
+
+    bench.add(receiver.url)
+    bench.reserve(0.6)
+    with monkeypatch.context() as patch:
+        patch.setattr(webhook_delivery, "post_event", killed)
+        with pytest.raises(KeyboardInterrupt):
+            bench.deliver()
+    bench.reserve(0.3)
+    bench.deliver()
+    assert len(receiver.events) == 1, "claimed for a minute"
+    bench.make_due()
+    bench.deliver()
+    assert [event["share"] for event in receiver.events] == [0.5, 0.5, 0.8]
+    assert receiver.events[0] == receiver.events[1]
+
+
+@pytest.mark.nightly
 def test_a_server_killed_between_commit_and_delivery_delivers_after_its_restart(
     tmp_path: Path, receiver: Receiver
 ) -> None:

@@ -52,10 +52,10 @@ from accountant_service.ledger import service as operations
 from accountant_service.ledger.api_keys import Keys, Scope
 from accountant_service.ledger.caps import Caps
 from accountant_service.ledger.errors import BudgetExhaustedError, DatabaseAwayError
-from accountant_service.ledger.repository import KeyRecord, Repository
+from accountant_service.ledger.repository import KeyRecord, Repository, Transaction
 from accountant_service.ledger.rules import Cap, Dataset, HolderKind, NewDataset, Reservation
 from accountant_service.ledger.service import Ledger, WriteRequest
-from accountant_service.ledger.verification import verify
+from accountant_service.ledger.verification import verify, verify_snapshot
 from accountant_service.mechanisms import DpSgd, Mechanism, to_json
 from accountant_service.settings import Settings
 from tests.support.databases import database
@@ -68,8 +68,6 @@ BUDGET: Json = {"epsilon": 3.0, "delta": 1e-5}
 # without sampling, for which charges are decided fast; about 1300 steps of it fit
 PLAN = DpSgd(60.0, sample_rate=1.0, steps=10, sampling="none")
 PLAN_JSON: Json = to_json(PLAN)
-# a row after those that it refers to
-_TABLES = ("dataset", "reservation", "entry", "cap")
 
 SQL_MATTERS = pytest.mark.parametrize(
     "kind", ["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)], scope="session"
@@ -321,11 +319,9 @@ class Scenario:
         self._forged = True
         return self.faults()
 
-    @contextmanager
-    def altered(self, *statements: str) -> Iterator[list[str]]:
-        """Context manager of the faults that `verify` finds after statements, which it undoes."""
-        with altered(self.repository, *statements) as faults:
-            yield faults
+    def faults_after(self, *statements: str) -> list[str]:
+        """Return the faults that `verify` finds after SQL statements, which are then undone."""
+        return faults_after(self.repository, *statements)
 
     def check(self) -> None:
         """Check what is true of every ledger at the end of a scenario."""
@@ -340,17 +336,26 @@ def execute(repository: Repository, *statements: str) -> None:
             transaction.connection.exec_driver_sql(each)
 
 
+class _UndoneError(Exception):
+    """A transaction is undone on purpose."""
+
+
 @contextmanager
-def altered(repository: Repository, *statements: str) -> Iterator[list[str]]:
-    """Context manager of the faults that `verify` finds after statements, which it undoes."""
-    execute(repository, *(f"CREATE TABLE kept_{name} AS SELECT * FROM {name}" for name in _TABLES))
-    try:
-        execute(repository, *statements)
-        yield verify(repository).faults
-    finally:
-        execute(repository, *(f"DELETE FROM {name}" for name in reversed(_TABLES)))
-        execute(repository, *(f"INSERT INTO {name} SELECT * FROM kept_{name}" for name in _TABLES))
-        execute(repository, *(f"DROP TABLE kept_{name}" for name in _TABLES))
+def undone(repository: Repository) -> Iterator[Transaction]:
+    """Context manager of a transaction that is undone at its end; it may break foreign keys."""
+    with suppress(_UndoneError), repository.transaction() as transaction:
+        if repository.engine.dialect.name == "sqlite":
+            transaction.connection.exec_driver_sql("PRAGMA defer_foreign_keys = ON")
+        yield transaction
+        raise _UndoneError
+
+
+def faults_after(repository: Repository, *statements: str) -> list[str]:
+    """Return the faults that `verify` finds after SQL statements, which are then undone."""
+    with undone(repository) as transaction:
+        for each in statements:
+            transaction.connection.exec_driver_sql(each)
+        return verify_snapshot(transaction).faults
 
 
 # --- over HTTP

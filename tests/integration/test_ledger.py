@@ -66,14 +66,14 @@ def name() -> str:
 
 
 @pytest.mark.parametrize(
-    ("kind", "unit"),
+    ("by", "unit"),
     [
         pytest.param("reference", "reference_steps", marks=pytest.mark.slow),
         ("renyi", "micronats"),
     ],
 )
-def test_the_life_of_a_run(kind: str, unit: str, admin: Caller, name: str) -> None:
-    made = admin.dataset(name, filter=kind, planned_mechanism=RUN)
+def test_the_life_of_a_run(by: str, unit: str, admin: Caller, name: str) -> None:
+    made = admin.dataset(name, filter=by, planned_mechanism=RUN)
     nothing = {"share": 0.0, "micronats": 0} if unit == "micronats" else NO_STEPS
     assert made["spent"] == {"epsilon": 0.0, **nothing}
     assert made["remaining"]["epsilon"] == BUDGET["epsilon"]
@@ -707,6 +707,7 @@ def test_ended_leases_that_take_too_long_are_left_for_the_next_request(
     assert held[0] > held[1] == 0
 
 
+@pytest.mark.slow
 def test_an_exchange_that_is_not_decided_in_time_is_refused_and_costs_nothing(
     scenario: Scenario, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -940,9 +941,9 @@ def test_it_is_the_chain_that_shows_an_altered_time(
 
 @SQL_MATTERS
 @pytest.mark.slow
-def test_verify_sees_one_state_while_others_write(web: Service, name: str) -> None:
-    admin, verified, statuses = web.admin, Event(), list[int]()
-    admin.dataset(name)
+def test_verify_sees_one_state_while_others_write(own_web: Service, name: str) -> None:
+    admin, verified, statuses = own_web.admin, Event(), list[int]()
+    admin.dataset(name, filter="renyi")
     run = admin.reserve(name, RUN | {"steps": 1000})
 
     def write() -> None:
@@ -953,7 +954,7 @@ def test_verify_sees_one_state_while_others_write(web: Service, name: str) -> No
         writing, checks = pool.submit(write), 0
         try:
             while not writing.done() and (checks < 3 or len(statuses) < 20):
-                assert web.faults() == []
+                assert own_web.faults() == []
                 checks += 1
         finally:
             verified.set()

@@ -68,6 +68,7 @@ BUDGET: Json = {"epsilon": 3.0, "delta": 1e-5}
 # without sampling, for which charges are decided fast; about 1300 steps of it fit
 PLAN = DpSgd(60.0, sample_rate=1.0, steps=10, sampling="none")
 PLAN_JSON: Json = to_json(PLAN)
+_JSON = ("application/json", "application/problem+json")
 
 SQL_MATTERS = pytest.mark.parametrize(
     "kind", ["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)], scope="session"
@@ -383,7 +384,7 @@ class Caller:
     ) -> tuple[int, Any]:
         """Send a request; return its status and its answer, read if it is JSON."""
         found = self.send(method, path, body, once)
-        is_json = "json" in found.headers.get("content-type", "")
+        is_json = found.headers.get("content-type", "").startswith(_JSON)
         return found.status_code, found.json() if is_json else found.text
 
     def post(self, path: str, body: Any = None, once: str | None = None) -> tuple[int, Any]:

@@ -429,7 +429,7 @@ def ended(entries: Entries, *, exchanged: bool) -> tuple[int, int, int]:
     raise AssertionError
 
 
-def altered(which: int, *, exchanged: bool, **changes: Any) -> Edit:
+def altered(which: int, *, exchanged: bool = True, **changes: Any) -> Edit:
     """An edit that adds to numbers of a run that ended early, and puts other values in.
 
     Args:
@@ -500,45 +500,31 @@ def without_slack(entries: Entries) -> Entries:
 EXCHANGE_EDITS: dict[str, Edit] = {
     "exchanged for half of it": undercharged,
     "exchanged without slack": without_slack,
-    "exchanged for less": altered(
-        0, exchanged=True, charged_reference_steps=-4, held_reference_steps=-4
-    ),
-    "exchanged for nothing": altered(
-        0, exchanged=True, charged_reference_steps=-9, held_reference_steps=-9
-    ),
+    "exchanged for less": altered(0, charged_reference_steps=-4, held_reference_steps=-4),
+    "exchanged for nothing": altered(0, charged_reference_steps=-9, held_reference_steps=-9),
     "exchanged for less than nothing": altered(
-        0, exchanged=True, charged_reference_steps=-10, held_reference_steps=-10
+        0, charged_reference_steps=-10, held_reference_steps=-10
     ),
-    "more slack than is held": altered(0, exchanged=True, slack=1),
-    "more slack to return than is held": altered(0, exchanged=True, return_slack=1),
-    "slack below nothing": altered(0, exchanged=True, slack=-(10**9), held_slack=-(10**9)),
-    "slack moved to the end": altered(0, exchanged=True, slack=-(10**8), return_slack=10**8),
-    "more slack than the reserve": altered(
-        0, exchanged=True, slack=SLACK_UNITS, held_slack=SLACK_UNITS
-    ),
-    "slack as text": altered(0, exchanged=True, slack="7"),
-    "steps as a truth value": altered(0, exchanged=True, charged_reference_steps=True),
-    "steps as a fraction": altered(0, exchanged=True, charged_reference_steps=9.0),
-    "no steps": altered(0, exchanged=True, charged_reference_steps=None),
-    "endless steps": altered(0, exchanged=True, charged_reference_steps=math.inf),
-    "held less": altered(0, exchanged=True, held_reference_steps=-1),
-    "granted without its slack": altered(1, exchanged=True, spent_slack=-1, held_slack=1),
-    "granted at a rounded down share": altered(
-        1, exchanged=True, spent_reference_steps=-1, held_reference_steps=1
-    ),
-    "granted and given back": altered(
-        1, exchanged=True, spent_reference_steps=-4, held_reference_steps=0
-    ),
-    "one step too many given back": altered(2, exchanged=True, spent_reference_steps=-1),
-    "steps given back, and the slack too": altered(
-        2, exchanged=True, spent_slack=-62_500_000
-    ),
-    "more given back than is held": altered(
-        2, exchanged=True, spent_reference_steps=-10, held_reference_steps=0
-    ),
-    "held after the end": altered(2, exchanged=True, held_reference_steps=1),
-    "slack held after the end": altered(2, exchanged=True, held_slack=1),
-    "given back in fractions": altered(2, exchanged=True, spent_reference_steps=0.5),
+    "more slack than is held": altered(0, slack=1),
+    "more slack to return than is held": altered(0, return_slack=1),
+    "slack below nothing": altered(0, slack=-(10**9), held_slack=-(10**9)),
+    "slack moved to the end": altered(0, slack=-(10**8), return_slack=10**8),
+    "more slack than the reserve": altered(0, slack=SLACK_UNITS, held_slack=SLACK_UNITS),
+    "slack as text": altered(0, slack="7"),
+    "steps as a truth value": altered(0, charged_reference_steps=True),
+    "steps as a fraction": altered(0, charged_reference_steps=9.0),
+    "no steps": altered(0, charged_reference_steps=None),
+    "endless steps": altered(0, charged_reference_steps=math.inf),
+    "held less": altered(0, held_reference_steps=-1),
+    "granted without its slack": altered(1, spent_slack=-1, held_slack=1),
+    "granted at a rounded down share": altered(1, spent_reference_steps=-1, held_reference_steps=1),
+    "granted and given back": altered(1, spent_reference_steps=-4, held_reference_steps=0),
+    "one step too many given back": altered(2, spent_reference_steps=-1),
+    "steps given back, and the slack too": altered(2, spent_slack=-62_500_000),
+    "more given back than is held": altered(2, spent_reference_steps=-10, held_reference_steps=0),
+    "held after the end": altered(2, held_reference_steps=1),
+    "slack held after the end": altered(2, held_slack=1),
+    "given back in fractions": altered(2, spent_reference_steps=0.5),
     "reference steps charged less": altered(
         0, exchanged=False, charged_reference_steps=-15, held_reference_steps=-15
     ),
@@ -548,7 +534,7 @@ EXCHANGE_EDITS: dict[str, Edit] = {
     "reference steps given back": altered(2, exchanged=False, spent_reference_steps=-11),
     "reference steps kept": altered(2, exchanged=False, spent_reference_steps=3),
     "the reference changed later": refilled,
-}  # fmt: skip
+}
 FILTER_EDITS: dict[str, Edit] = {
     "more reference steps than the budget": refiltered(reference_steps=3000),
     "reference steps below nothing": refiltered(reference_steps=-5),

@@ -19,7 +19,7 @@ SECONDS_MAX = 10.0  # SQLite's writers give up after 20
 
 
 @SQL_MATTERS
-def test_no_writer_waits_for_verify(
+def test_no_writer_waits_for_verify_which_sees_one_state(
     scenario: Scenario, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scenario.admin.create("before")
@@ -32,7 +32,7 @@ def test_no_writer_waits_for_verify(
         assert may_end.wait(60)
         return found
 
-    monkeypatch.setattr(Transaction, "list_dataset_rows", list_slowly)
+    monkeypatch.setattr(Transaction, "list_dataset_rows", list_slowly)  # then come the entries
     with closing(opening.open_repository(url)) as server:
         thread = threading.Thread(target=lambda: reports.append(verification.verify(server)))
         thread.start()
@@ -40,12 +40,15 @@ def test_no_writer_waits_for_verify(
             assert began.wait(60)
             start = time.monotonic()
             scenario.admin.create("meanwhile")
+            scenario.admin.grant(scenario.admin.reserve(name="before"))
             assert time.monotonic() - start < SECONDS_MAX
         finally:
             may_end.set()
             thread.join()
-    assert [(report.datasets, report.faults) for report in reports] == [(1, [])]
-    assert verification.verify(scenario.repository).datasets == 2
+    (report,) = reports
+    assert (report.datasets, report.entries, report.faults) == (1, 1, [])
+    after = verification.verify(scenario.repository)
+    assert (after.datasets, after.entries) == (2, 4)
 
 
 @SQL_MATTERS

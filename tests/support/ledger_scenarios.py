@@ -384,7 +384,7 @@ class Caller:
     ) -> tuple[int, Any]:
         """Send a request; return its status and its answer, read if it is JSON."""
         found = self.send(method, path, body, once)
-        is_json = found.headers.get("content-type", "").startswith(_JSON)
+        is_json = found.headers.get("content-type", "").split(";")[0] in _JSON
         return found.status_code, found.json() if is_json else found.text
 
     def post(self, path: str, body: Any = None, once: str | None = None) -> tuple[int, Any]:

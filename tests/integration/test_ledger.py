@@ -76,7 +76,7 @@ def test_the_life_of_a_run(by: str, unit: str, admin: Caller, name: str) -> None
     nothing = {"share": 0.0, "micronats": 0} if unit == "micronats" else NO_STEPS
     assert made["spent"] == {"epsilon": 0.0, **nothing}
     assert made["remaining"]["epsilon"] == BUDGET["epsilon"]
-    quote = admin.make(f"/v1/datasets/{name}/quotes", {"mechanism": RUN})
+    quote = admin.quote(name, RUN)
     assert (quote["fits"], quote["guarantee"]["scope"]) == (True, "fixed_plan")
     assert quote["affordable"]["steps"] > 60
     run = admin.reserve(name, RUN, purpose="a first try")
@@ -84,7 +84,7 @@ def test_the_life_of_a_run(by: str, unit: str, admin: Caller, name: str) -> None
     status, run = admin.grant(run["id"], 20, 0)
     assert (status, run["steps_granted"]) == (200, 20)
     of = f"/v1/reservations/{run['id']}"
-    held = admin.read(f"/v1/datasets/{name}")
+    held = admin.look(name)
     assert held["held"][unit] > 0
     for steps, sequence, code in ((20, 0, "stale-sequence"), (41, 20, "budget-exhausted")):
         status, problem = admin.grant(run["id"], steps, sequence)
@@ -94,7 +94,7 @@ def test_the_life_of_a_run(by: str, unit: str, admin: Caller, name: str) -> None
     assert admin.refusal("POST", f"{of}/release", {}) == (409, "reservation-closed")
     status, problem = admin.grant(run["id"], 1, 20)
     assert (status, problem["code"]) == (409, "reservation-closed")
-    after = admin.read(f"/v1/datasets/{name}")
+    after = admin.look(name)
     assert after["held"][unit] == 0
     assert after["spent"][unit] == held["spent"][unit] > 0
     assert kinds(admin, name) == ["create", "reserve", "grant", "commit"]
@@ -133,7 +133,7 @@ def test_shuffled_reports_and_correlated_noise_are_charged(
     assert run["steps_reserved"] == 3
     assert admin.grant(run["id"], 2, 0)[1]["steps_granted"] == 2
     admin.commit(run["id"])
-    spent = admin.read(f"/v1/datasets/{name}")["spent"]
+    spent = admin.look(name)["spent"]
     assert spent["reference_steps"] > 0  # a Gaussian reference is divided into finer steps
     alone = {"mechanism": plan | {"count": 2}, "delta": BUDGET["delta"]}
     assert spent["epsilon"] >= admin.make("/v1/epsilon", alone)["epsilon"] * (1 - 1e-3)
@@ -216,7 +216,7 @@ def test_however_a_run_stops_its_certificate_claims_what_it_reserved(
             clock.wait(3601)
         else:
             admin.make(f"/v1/reservations/{run['id']}/{end}")
-        document = admin.read(f"/v1/reservations/{run['id']}/certificate")
+        document = admin.certificate(run["id"])
         assert (document["guarantee"]["epsilon"], document["steps"]) == (whole, 7), end
         for field in ("mechanism", "mechanism_hash"):
             assert document[field] == run[field]
@@ -232,7 +232,7 @@ def test_an_end_declared_before_the_first_step_is_a_smaller_reservation(
     short = admin.reserve(name, RUN | {"steps": 20})
     admin.grant(short["id"], 20, 0)
     admin.commit(short["id"])
-    document = admin.read(f"/v1/reservations/{short['id']}/certificate")
+    document = admin.certificate(short["id"])
     assert document["guarantee"]["epsilon"] == epsilon_of(admin, RUN | {"steps": 20})
     assert admin.grant(short["id"], 1, 20)[1]["code"] == "reservation-closed"
 
@@ -335,12 +335,12 @@ def test_a_mechanism_for_another_number_of_records_is_refused(admin: Caller, nam
         assert problem["code"] == "dataset-size-mismatch"
         assert problem["errors"][0]["pointer"] == "/mechanisms/0" + pointer
         assert batch["together"]["fits"] is False
-        admin.make(f"/v1/datasets/{name}/quotes", {"mechanism": right})
+        admin.quote(name, right)
     for size in sizes:
         plan = sized(size)[0][0]
         refused_with = admin.refusal("POST", f"/v1/datasets/{name}/quotes", {"mechanism": plan})
         assert refused_with == (422, "dataset-size-mismatch")
-    assert admin.read(f"/v1/datasets/{name}")["version"] == 1
+    assert admin.look(name)["version"] == 1
 
 
 def test_more_reports_than_records_are_refused(admin: Caller, name: str) -> None:
@@ -371,7 +371,7 @@ def test_a_hypothesis_that_fails_for_replaced_records_is_checked_by_every_filter
     admin.make(f"/v1/datasets/{name}/quotes", whole)
     # the same releases, charged before, prove nothing about a part
     admin.reserve(name, noise)
-    status, problem = admin.post(f"/v1/datasets/{name}/reservations", {"mechanism": part})
+    status, problem = admin.try_to_reserve(name, part)
     assert status == 422, problem
     assert "each record belongs to one part" in problem["detail"]
 
@@ -389,7 +389,7 @@ def test_a_part_without_releases_costs_what_the_other_part_costs(
     assert run["mechanism"] == part
     admin.grant(run["id"], 1, 0)
     admin.commit(run["id"])
-    document = admin.read(f"/v1/reservations/{run['id']}/certificate")
+    document = admin.certificate(run["id"])
     assert certificate.check(document)[0] == []
     assert document["guarantee"]["epsilon"] == epsilon_of(admin, noise)
     assert document["guarantee"]["gaussian_dp"] is not None
@@ -414,14 +414,14 @@ def test_equal_refusals_compute_once_what_would_fit(
 
     monkeypatch.setattr(ProcessPool, "run", count)
     admin.dataset(name, {"epsilon": 1.0, "delta": 1e-5})
-    long = {"mechanism": RUN | {"steps": 100_000}}
-    answers = [admin.post(f"/v1/datasets/{name}/reservations", long) for _ in range(3)]
+    long = RUN | {"steps": 100_000}
+    answers = [admin.try_to_reserve(name, long) for _ in range(3)]
     assert [status for status, _ in answers] == [409] * 3
     assert answers[0][1]["affordable"]["steps"] > 0
     assert all(problem["affordable"] == answers[0][1]["affordable"] for _, problem in answers)
     assert computed.count("find_affordable") == 1
     admin.reserve(name, RUN | {"steps": 1})
-    _, problem = admin.post(f"/v1/datasets/{name}/reservations", long)
+    _, problem = admin.try_to_reserve(name, long)
     assert computed.count("find_affordable") == 2, "the budget has changed"
     assert problem["affordable"]["steps"] < answers[0][1]["affordable"]["steps"]
 
@@ -437,41 +437,35 @@ def test_a_refusal_stands_when_nothing_tells_what_would_fit(
         return await run(pool, function, *arguments)
 
     admin.dataset(name, {"epsilon": 1.0, "delta": 1e-5})
-    long = {"mechanism": RUN | {"steps": 100_000}}
+    long = RUN | {"steps": 100_000}
     with monkeypatch.context() as patch:
         patch.setattr(ProcessPool, "run", fail)
-        found = admin.refusal("POST", f"/v1/datasets/{name}/reservations", long)
-    assert found == (409, "budget-exhausted")
-    status, problem = admin.post(f"/v1/datasets/{name}/reservations", long)
+        status, problem = admin.try_to_reserve(name, long)
+    assert (status, problem["code"]) == (409, "budget-exhausted")
+    status, problem = admin.try_to_reserve(name, long)
     assert (status, problem["affordable"]["steps"] > 0) == (409, True), "a failure is not kept"
 
 
 def test_a_run_that_does_not_fit_is_refused_with_one_that_does(admin: Caller, name: str) -> None:
-    admin.dataset(name, BUDGET)
+    admin.dataset(name)
     long = RUN | {"steps": 100_000}
-    status, quote = admin.post(f"/v1/datasets/{name}/quotes", {"mechanism": long})
-    assert (status, quote["fits"]) == (200, False)
-    status, problem = admin.post(f"/v1/datasets/{name}/reservations", {"mechanism": long})
+    quote = admin.quote(name, long)
+    assert not quote["fits"]
+    status, problem = admin.try_to_reserve(name, long)
     assert (status, problem["code"]) == (409, "budget-exhausted")
     assert problem["affordable"] == quote["affordable"]
     steps, noise = problem["affordable"]["steps"], problem["affordable"]["noise_multiplier"]
-    status, quote = admin.post(
-        f"/v1/datasets/{name}/quotes", {"mechanism": long | {"noise_multiplier": noise}}
-    )
-    assert quote["fits"]
-    status, quote = admin.post(
-        f"/v1/datasets/{name}/quotes", {"mechanism": RUN | {"steps": steps + 1}}
-    )
-    assert not quote["fits"]
+    assert admin.quote(name, long | {"noise_multiplier": noise})["fits"]
+    assert not admin.quote(name, RUN | {"steps": steps + 1})["fits"]
     admin.reserve(name, RUN | {"steps": steps})
-    status, problem = admin.post(f"/v1/datasets/{name}/reservations", {"mechanism": RUN})
+    status, problem = admin.try_to_reserve(name, RUN)
     assert (status, problem["affordable"]["steps"]) == (409, 0)
 
 
 def test_quotes_of_many_plans(admin: Caller, name: str) -> None:
     """Each by itself and all together; what cannot be charged is named in its place."""
     admin.dataset(name)
-    _, one = admin.post(f"/v1/datasets/{name}/quotes", {"mechanism": RUN})
+    one = admin.quote(name, RUN)
     half = RUN | {"steps": one["affordable"]["steps"] // 2}
     path = f"/v1/datasets/{name}/quotes/batch"
     status, found = admin.post(path, {"mechanisms": [RUN, half, half]})
@@ -620,13 +614,13 @@ def test_a_lease_that_ends_frees_what_was_never_granted(
     admin.dataset(name, filter=by, planned_mechanism=RUN)
     run = admin.reserve(name, RUN, lease_seconds=2.0)
     admin.grant(run["id"], 10, 0)
-    spent = admin.read(f"/v1/datasets/{name}")["spent"]
+    spent = admin.look(name)["spent"]
     renewed = admin.make(f"/v1/reservations/{run['id']}/renew", {"lease_seconds": 60})
     assert renewed["expires_at"] > run["expires_at"]
     clock.wait(30)
-    assert admin.read(f"/v1/datasets/{name}")["held"][unit] > 0
+    assert admin.look(name)["held"][unit] > 0
     clock.wait(31)
-    found = admin.read(f"/v1/datasets/{name}")
+    found = admin.look(name)
     assert (found["held"][unit], found["spent"]) == (0, spent)
     assert admin.read(f"/v1/reservations/{run['id']}")["state"] == "expired"
     status, problem = admin.grant(run["id"], 1, 10)
@@ -645,7 +639,7 @@ def test_an_exchanged_run_whose_lease_ends_gives_back_what_its_other_steps_domin
     admin.dataset(name, planned_mechanism=EQUAL)
     run = admin.reserve(name, OTHER, lease_seconds=60.0)
     admin.grant(run["id"], 4, 0)
-    before = admin.read(f"/v1/datasets/{name}")
+    before = admin.look(name)
     clock.wait(61)
     whole = EQUAL | {"steps": before["accounting"]["reference_steps"]}
     if asked == "reservation":
@@ -654,8 +648,8 @@ def test_an_exchanged_run_whose_lease_ends_gives_back_what_its_other_steps_domin
         plan = {"mechanism": whole}
         assert admin.post(f"/v1/datasets/{name}/reservations", plan)[0] == 409
     if asked == "quote":
-        admin.make(f"/v1/datasets/{name}/quotes", {"mechanism": EQUAL})
-    after = admin.read(f"/v1/datasets/{name}")
+        admin.quote(name, EQUAL)
+    after = admin.look(name)
     assert after["held"] == {"epsilon": 0.0, **NO_STEPS}
     taken = [
         each["spent"]["reference_steps"] + each["held"]["reference_steps"]
@@ -678,7 +672,7 @@ def test_ended_leases_that_take_too_long_are_left_for_the_next_request(
     clock.wait(61)
     # private: no setting changes the seconds for the leases that ended
     monkeypatch.setattr("accountant_service.api.async_ledger._RETURNS_SECONDS_MAX", -1.0)
-    held = [admin.read(f"/v1/datasets/{name}")["held"]["reference_steps"] for _ in range(2)]
+    held = [admin.look(name)["held"]["reference_steps"] for _ in range(2)]
     assert held[0] > held[1] == 0
 
 

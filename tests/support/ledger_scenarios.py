@@ -416,6 +416,22 @@ class Caller:
         """Reserve a plan; return the reservation."""
         return self.make(f"/v1/datasets/{name}/reservations", {"mechanism": plan, **fields})
 
+    def try_to_reserve(self, name: str, plan: Json) -> tuple[int, Json]:
+        """Ask for a plan, which may be refused; return status and answer."""
+        return self.post(f"/v1/datasets/{name}/reservations", {"mechanism": plan})
+
+    def quote(self, name: str, plan: Json) -> Json:
+        """Ask what a plan would cost."""
+        return self.make(f"/v1/datasets/{name}/quotes", {"mechanism": plan})
+
+    def look(self, name: str) -> Json:
+        """Return a dataset."""
+        return dict(self.read(f"/v1/datasets/{name}"))
+
+    def certificate(self, run: str) -> Json:
+        """Return the certificate of a run."""
+        return dict(self.read(f"/v1/reservations/{run}/certificate"))
+
     def grant(
         self, run: str, steps: int, sequence: int, once: str | None = None
     ) -> tuple[int, Json]:

@@ -540,7 +540,7 @@ def test_grants_that_wait_for_one_row_leave_another_dataset_alone(own_web: Servi
             assert admin.grant(runs[1], 1, sequence)[0] == 200
         assert time.monotonic() - begun < 2
         view = admin.read("/v1/datasets/locked")  # reading waits for no lock
-        assert view["spent"]["micronats"] == 0
+        assert not any(view["spent"]["micronats"])
         holder.rollback()
         statuses = [each.result()[0] for each in waiting]
     assert set(statuses) <= {200, 409, 503}

@@ -551,8 +551,9 @@ def test_grants_that_wait_for_one_row_leave_another_dataset_alone(own_web: Servi
 def test_a_lock_held_for_long_is_answered_with_retry_after(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # private: no setting changes the seconds that a write waits for a lock
+    # private: no setting changes the seconds that the database waits for a lock
     monkeypatch.setattr("accountant_service.ledger.repository._LOCK_SECONDS", 0.2)
+    # private: nor those that a write waits for its turn
     monkeypatch.setattr("accountant_service.api.async_ledger._WRITE_WAIT_SECONDS_MAX", 0.5)
     with serving(url) as found:
         admin = found.admin

@@ -780,37 +780,22 @@ def test_audit_events_record_who_did_what(commands: Commands) -> None:
     assert "key-revoked" in commands.make("ledger events")
 
 
-NEW: Json = {"name": "a", "size": 1, "budget": BUDGET}
-NUL_NAMES = ("/v1/datasets/%00", "/v1/reservations/%00", "/v1/datasets/a%0A")
-REFUSALS: list[tuple[str, Json, int, str]] = [
-    ("/v1/datasets", NEW | {"name": "bad name"}, 422, "invalid-request"),
-    ("/v1/datasets", NEW | {"size": 0}, 422, "invalid-request"),
-    ("/v1/datasets", NEW | {"budget": BUDGET | {"epsilon": 0}}, 422, "invalid-request"),
-    ("/v1/datasets", {"name": "a", "size": 1}, 422, "invalid-request"),
-    ("/v1/datasets", NEW | {"filter": "gdp"}, 422, "invalid-request"),
-    ("/v1/datasets", NEW | {"name": "refusals"}, 409, "name-taken"),
-    ("RESERVE", {"mechanism": {"kind": "magic"}}, 422, "invalid-request"),
-    ("RESERVE", {"mechanism": SHUFFLED}, 422, "unsuitable-reference"),
-    ("/v1/datasets/renyi/reservations", {"mechanism": SHUFFLED}, 422, "method-not-applicable"),
-    ("RESERVE", {"mechanism": RUN, "lease_seconds": 0}, 422, "invalid-request"),
-    ("/v1/datasets/none/reservations", {"mechanism": RUN}, 404, "not-found"),
-    ("/v1/reservations/none/commit", {}, 404, "not-found"),
-    ("/v1/reservations/none/grants", {"steps": 0, "sequence": 0}, 422, "invalid-request"),
-    ("/v1/keys", {"scopes": ["king"]}, 422, "invalid-request"),
-    # text that no database can store
-    ("/v1/datasets", NEW | {"privacy_unit": "a\0b"}, 422, "invalid-request"),
-    ("RESERVE", {"mechanism": RUN, "purpose": "\0"}, 422, "invalid-request"),
-    ("/v1/keys", {"scopes": ["run"], "name": "\0"}, 422, "invalid-request"),
-]
-
-
-def test_bad_input_is_named(admin: Caller) -> None:
-    admin.dataset("refusals")
-    admin.dataset("renyi", filter="renyi")
-    for path, body, status, code in REFUSALS:
-        at = path.replace("RESERVE", "/v1/datasets/refusals/reservations")
-        assert admin.refusal("POST", at, body) == (status, code), (path, body)
-    for path in NUL_NAMES:
+def test_what_this_ledger_cannot_charge_or_store_is_refused(admin: Caller) -> None:
+    """`tests/support/refusals.py` has the refusals of all other input."""
+    budgets = ("refusals", "renyi")
+    for name in budgets:
+        admin.dataset(name, filter="renyi" if name == "renyi" else "reference")
+    codes = [admin.try_to_reserve(name, SHUFFLED)[1]["code"] for name in budgets]
+    assert codes == ["unsuitable-reference", "method-not-applicable"]
+    for path, body in (
+        ("/v1/datasets/refusals/reservations", {"mechanism": RUN, "lease_seconds": 0}),
+        # text that no database can store
+        ("/v1/datasets/refusals/reservations", {"mechanism": RUN, "purpose": "\0"}),
+        ("/v1/datasets", {"name": "a", "size": 1, "budget": BUDGET, "privacy_unit": "a\0b"}),
+        ("/v1/keys", {"scopes": ["run"], "name": "\0"}),
+    ):
+        assert admin.refusal("POST", path, body) == (422, "invalid-request"), (path, body)
+    for path in ("/v1/datasets/%00", "/v1/reservations/%00", "/v1/datasets/a%0A"):
         assert admin.get(path)[1]["code"] == "invalid-request", path
 
 

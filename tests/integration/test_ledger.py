@@ -32,6 +32,7 @@ from tests.support.databases import database
 from tests.support.earlier_ledgers import FIXTURES
 from tests.support.ledger_scenarios import (
     BUDGET,
+    ON_SQLITE,
     SQL_MATTERS,
     Caller,
     Clock,
@@ -939,6 +940,7 @@ def test_a_database_that_is_away_grants_nothing() -> None:
         pass
 
 
+@ON_SQLITE
 @pytest.mark.parametrize("recognised", [True, False])
 def test_a_write_without_a_database_is_told_to_come_again(
     recognised: bool, own_web: Service, monkeypatch: pytest.MonkeyPatch

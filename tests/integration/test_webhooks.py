@@ -23,6 +23,7 @@ from accountant_service.ledger.webhook_delivery import WebhookDelivery
 from accountant_service.ledger.webhooks import Webhook, compute_pause, create_webhook, sign
 from accountant_service.settings import Settings
 from tests.support.ledger_scenarios import (
+    ON_SQLITE,
     SQL_MATTERS,
     Commands,
     Json,
@@ -217,6 +218,7 @@ def test_a_write_that_is_rolled_back_tells_nothing(
     assert len(bench.waiting(hook)) == 1
 
 
+@ON_SQLITE
 def test_a_grant_does_not_wait_for_a_slow_receiver(
     url: str, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -351,6 +353,7 @@ def test_webhooks_on_the_command_line(commands: Commands, receiver: Receiver) ->
         assert commands(f"webhook {wrong}")[0] == 2, wrong
 
 
+@ON_SQLITE
 def test_metrics_show_passed_shares_and_waiting_events(url: str) -> None:
     with serving(url, budget_shares="0.25, 0.9") as found:
         bench = Bench(Scenario(found.repository))

@@ -19,7 +19,8 @@
 * `url`: of an empty database.
 
 They run on SQLite, and at night on PostgreSQL too; a test in which SQL or locks matter says so by
-the decorator `SQL_MATTERS`, and one about PostgreSQL alone by `ON_POSTGRESQL`.
+the decorator `SQL_MATTERS`, and one for which one database
+is enough by `ON_SQLITE` or `ON_POSTGRESQL`.
 """
 
 from __future__ import annotations
@@ -73,6 +74,7 @@ _JSON = ("application/json", "application/problem+json")
 SQL_MATTERS = pytest.mark.parametrize(
     "kind", ["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)], scope="session"
 )
+ON_SQLITE = pytest.mark.parametrize("kind", ["sqlite"], scope="session")
 ON_POSTGRESQL = pytest.mark.parametrize(
     "kind", [pytest.param("postgresql", marks=pytest.mark.slow)], scope="session"
 )

@@ -25,11 +25,12 @@ from tests.support.ledger_scenarios import (
     refused,
 )
 
+STOPPED = pytest.mark.usefixtures("stopped")
 MINUTE = 60_000_000
 START = 1_700_000_000_000_000
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def stopped(clock: Clock) -> None:
     """Time passes only when a test lets it."""
     clock.stop()
@@ -74,6 +75,7 @@ def admit(keys: Keys, token: str) -> int:
     raise AssertionError("no quota")
 
 
+@STOPPED
 @SQL_MATTERS
 def test_two_servers_of_one_database_count_together(url: str, scenario: Scenario) -> None:
     with closing(opening.open_repository(url)) as another:
@@ -92,6 +94,7 @@ def test_two_servers_of_one_database_count_together(url: str, scenario: Scenario
         assert admit(first, limited.token) == 6, "an empty bucket takes the whole quota, no more"
 
 
+@STOPPED
 @pytest.mark.parametrize("minutes", [3, 365 * 24 * 60])
 def test_a_clock_that_was_once_ahead_blocks_no_key(scenario: Scenario, minutes: int) -> None:
     token = scenario.person(requests_per_minute=6).token
@@ -122,6 +125,7 @@ def race_32_requests(scenario: Scenario) -> int:
     return sum(each for each in answers if isinstance(each, int))
 
 
+@STOPPED
 @SQL_MATTERS
 def test_racing_requests_are_each_counted(scenario: Scenario) -> None:
     assert race_32_requests(scenario) == 10

@@ -521,7 +521,8 @@ def serving(url: str, **settings: Any) -> Iterator[Service]:
     """Context manager of a service on a database, in which `verify` finds no fault at the end."""
     with started(url, **settings) as found:
         yield found
-        assert found.faults() == []
+        faults = found.faults()
+        assert not faults, faults
 
 
 class Commands:

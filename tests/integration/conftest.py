@@ -12,37 +12,26 @@ import pytest
 from fastapi.testclient import TestClient
 
 from accountant_service.app import create_app
-from accountant_service.ledger import database as opening
-from accountant_service.ledger.repository import Repository
 from accountant_service.settings import Settings
-from tests.support.databases import database
 from tests.support.lazy_modules import LazyModule
 from tests.support.ledger_client import LedgerClient
+from tests.support.ledger_scenarios import (  # noqa: F401
+    clock,
+    commands,
+    kind,
+    own_web,
+    scenario,
+    url,
+    web,
+)
 from tests.support.training_bench import Bench
 from training_client.client import AccountingService
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
-def repository(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Repository]:
-    """An empty ledger on each of the two databases."""
-    with database(request.param, tmp_path) as url:
-        found = opening.open_repository(url)
-        yield found
-        found.close()
-
-
-@pytest.fixture
-def local(tmp_path: Path) -> Iterator[Repository]:
-    """An empty ledger on SQLite."""
-    found = opening.open_repository(f"sqlite:///{tmp_path}/local.db")
-    yield found
-    found.close()
-
-
 @pytest.fixture(scope="session")
 def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
-    url = f"sqlite:///{tmp_path_factory.mktemp('ledger')}/accountant.db"
-    app = create_app(Settings(database_url=url))
+    file = tmp_path_factory.mktemp("ledger") / "accountant.db"
+    app = create_app(Settings(database_url=f"sqlite:///{file}"))
     with TestClient(app, raise_server_exceptions=False) as client:
         yield client
 

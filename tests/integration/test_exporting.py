@@ -5,68 +5,48 @@ from __future__ import annotations
 import csv
 import io
 import json
-import uuid
 from collections.abc import Iterator
+from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
-from typer.testing import CliRunner
 
-from accountant_service import cli
-from accountant_service.app import create_app
 from accountant_service.ledger import database as opening
 from accountant_service.ledger import exporting, hash_chain, verification
 from accountant_service.ledger import repository as storage
 from accountant_service.ledger.api_keys import Scope
-from accountant_service.settings import Settings
 from tests.support.databases import database
 from tests.support.earlier_ledgers import open_unmigrated
+from tests.support.ledger_scenarios import PLAN_JSON, Caller, Commands, Json, Service, serving
 from tests.support.server import Server
 
-PLAN = {"kind": "dp_sgd", "noise_multiplier": 20.0, "sample_rate": 1.0, "steps": 10,
-        "sampling": "none"}  # fmt: skip
-Json = dict[str, Any]
 
+class Audited(Service):
+    """A service with the datasets `a` and `b`, a run on each, and an auditor."""
 
-class Service:
-    """A service with the datasets `a` and `b`, a run on each, and keys."""
+    auditor: Caller
 
-    def __init__(self, http: TestClient) -> None:
-        self.http, self.keys = http, http.app.state.keys  # type: ignore[attr-defined]
-        self.admin = self.keys.create([Scope.ADMIN])[0]
-        self.auditor = self.keys.create([Scope.AUDITOR])[0]
-        budget = {"epsilon": 3.0, "delta": 1e-5}
+    def fill(self) -> None:
+        """Create the auditor, the datasets and the runs."""
+        admin, self.auditor = self.admin, self.caller(Scope.AUDITOR)
         for name in ("b", "a"):
-            body = {"name": name, "size": 1000, "budget": budget, "filter": "renyi"}
-            self.ask("POST", "/v1/datasets", body)
-            plan = {"mechanism": PLAN, "purpose": 'said "no",\n=1+1'}
-            run = self.ask("POST", f"/v1/datasets/{name}/reservations", plan).json()["id"]
+            admin.dataset(name, filter="renyi")
+            run = admin.reserve(name, purpose='said "no",\n=1+1')["id"]
             for sequence in range(4):
-                self.ask(
-                    "POST", f"/v1/reservations/{run}/grants", {"steps": 1, "sequence": sequence}
-                )
-            self.ask("POST", f"/v1/reservations/{run}/commit", {})
-        self.ask("POST", "/v1/datasets/a/close", {})
-
-    def ask(self, method: str, path: str, body: Any = None, key: str | None = None) -> Any:
-        headers = {"Authorization": f"Bearer {key or self.admin}"}
-        headers["Idempotency-Key"] = uuid.uuid4().hex
-        return self.http.request(method, path, json=body, headers=headers)
-
-    def read(self, path: str, key: str | None = None) -> Any:
-        answer = self.ask("GET", path, key=key or self.auditor)
-        assert answer.status_code == 200, answer.text
-        return answer
+                admin.grant(run, 1, sequence)
+            admin.commit(run)
+        admin.make("/v1/datasets/a/close")
 
 
 @pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    url = f"sqlite:///{tmp_path_factory.mktemp('export')}/ledger.db"
-    with TestClient(create_app(Settings(database_url=url))) as http:
-        yield Service(http)
+def service(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Audited]:
+    with database(kind, tmp_path_factory.mktemp("export")) as url, serving(url) as filled:
+        found = Audited(filled.http)
+        found.fill()
+        yield found
 
 
 @pytest.fixture(autouse=True)
@@ -75,12 +55,12 @@ def short_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exporting, "PAGE_SIZE", 3)
 
 
-def lines_of(service: Service, query: str = "") -> list[str]:
-    found: list[str] = service.read(f"/v1/entries?format=jsonl{query}").text.splitlines()
+def lines_of(service: Audited, query: str = "") -> list[str]:
+    found: list[str] = service.auditor.read(f"/v1/entries?format=jsonl{query}").splitlines()
     return found
 
 
-def test_the_whole_record_is_exported_in_order_and_verifies(service: Service) -> None:
+def test_the_whole_record_is_exported_in_order_and_verifies(service: Audited) -> None:
     lines = lines_of(service)
     entries = [json.loads(line) for line in lines]
     order = [(entry["dataset"], entry["number"]) for entry in entries]
@@ -88,18 +68,18 @@ def test_the_whole_record_is_exported_in_order_and_verifies(service: Service) ->
     report = verification.verify_export(lines)
     assert report.faults == []
     for name in ("a", "b"):
-        stored = service.read(f"/v1/datasets/{name}/entries", service.admin).json()["items"]
+        stored = service.admin.read(f"/v1/datasets/{name}/entries")["items"]
         assert [e for e in entries if e["dataset"] == name] == [
             {"dataset": name, **each} for each in stored
         ]
         assert report.heads[name] == (len(stored), stored[-1]["hash"])
 
 
-def test_pages_of_json_are_the_same_entries(service: Service) -> None:
+def test_pages_of_json_are_the_same_entries(service: Audited) -> None:
     found: list[Json] = []
     cursor = ""
     while True:
-        page = service.read(f"/v1/entries?cursor={cursor}").json()
+        page = service.auditor.read(f"/v1/entries?cursor={cursor}")
         assert len(page["items"]) <= 3
         found += page["items"]
         if page["next_cursor"] is None:
@@ -108,8 +88,8 @@ def test_pages_of_json_are_the_same_entries(service: Service) -> None:
     assert found == [json.loads(line) for line in lines_of(service)]
 
 
-def test_csv_has_one_row_for_each_entry_and_its_exact_text(service: Service) -> None:
-    answer = service.read("/v1/entries?format=csv")
+def test_csv_has_one_row_for_each_entry_and_its_exact_text(service: Audited) -> None:
+    answer = service.auditor.send("GET", "/v1/entries?format=csv")
     assert answer.headers["content-type"].startswith("text/csv")
     assert 'filename="entries.csv"' in answer.headers["content-disposition"]
     rows = list(csv.DictReader(io.StringIO(answer.text)))
@@ -121,14 +101,14 @@ def test_csv_has_one_row_for_each_entry_and_its_exact_text(service: Service) -> 
         assert json.loads(row["entry"])["kind"] == row["kind"]
 
 
-@pytest.mark.parametrize("start", ["=", "+", "-", "@", "\t", "\r", "\n"])
-def test_a_text_that_a_spreadsheet_would_run_is_quoted(start: str) -> None:
-    formula = f'{start}HYPERLINK("http://example.org")'
-    [row] = csv.reader(io.StringIO(exporting.write_csv([[formula, "a=b", "", -1, -0.5, None]])))
-    assert row == [f"'{formula}", "a=b", "", "-1", "-0.5", ""]
+def test_a_text_that_a_spreadsheet_would_run_is_quoted() -> None:
+    for start in "=+-@\t\r\n":
+        formula = f'{start}HYPERLINK("http://example.org")'
+        [row] = csv.reader(io.StringIO(exporting.write_csv([[formula, "a=b", "", -1, -0.5, None]])))
+        assert row == [f"'{formula}", "a=b", "", "-1", "-0.5", ""]
 
 
-def test_filters(service: Service) -> None:
+def test_filters(service: Audited) -> None:
     def kinds(query: str) -> list[tuple[str, str]]:
         found = [json.loads(line) for line in lines_of(service, query)]
         return [(entry["dataset"], entry["kind"]) for entry in found]
@@ -143,42 +123,41 @@ def test_filters(service: Service) -> None:
     assert early + late == every
     assert early[-1]["number"] == 3
     for wrong in ("since=noon", "since=2026-01-01T00:00:00", "kind=none", "cursor=x", "format=xml"):
-        assert service.ask("GET", f"/v1/entries?{wrong}").status_code == 422, wrong
+        assert service.admin.get(f"/v1/entries?{wrong}")[0] == 422, wrong
 
 
-def test_audit_events_are_exported(service: Service) -> None:
-    events = service.read("/v1/events?format=jsonl").text.splitlines()
+def test_audit_events_are_exported(service: Audited) -> None:
+    events = service.auditor.read("/v1/events?format=jsonl").splitlines()
     actions = [json.loads(line)["action"] for line in events]
     assert actions[:2] == ["key-created", "key-created"]
     assert "dataset-closed" in actions
-    paged = service.read("/v1/events").json()
+    paged = service.auditor.read("/v1/events")
     assert paged["items"] == [json.loads(line) for line in events[:3]]
-    rest = service.read(f"/v1/events?format=jsonl&cursor={paged['next_cursor']}").text
+    rest = service.auditor.read(f"/v1/events?format=jsonl&cursor={paged['next_cursor']}")
     assert rest.splitlines() == events[3:]
-    (closed,) = service.read("/v1/events?action=dataset-closed&format=jsonl").text.splitlines()
+    closes = service.auditor.read("/v1/events?action=dataset-closed&format=jsonl")
+    (closed,) = closes.splitlines()
     assert json.loads(closed)["subject"] == "a"
-    rows = list(csv.DictReader(io.StringIO(service.read("/v1/events?format=csv").text)))
+    rows = list(csv.DictReader(io.StringIO(service.auditor.read("/v1/events?format=csv"))))
     assert [row["action"] for row in rows] == actions
 
 
-@pytest.mark.parametrize("path", ["/v1/entries", "/v1/events"])
-def test_only_auditors_and_administrators_export(service: Service, path: str) -> None:
-    for scope in Scope:
-        key = service.keys.create([scope])[0]
-        allowed = scope in (Scope.ADMIN, Scope.AUDITOR)
-        assert service.ask("GET", path, key=key).status_code == (200 if allowed else 403), scope
-    assert service.http.get(path).status_code == 401
+def test_only_auditors_and_administrators_export(service: Audited) -> None:
+    for path in ("/v1/entries", "/v1/events"):
+        for scope in Scope:
+            allowed = scope in (Scope.ADMIN, Scope.AUDITOR)
+            assert service.caller(scope).get(path)[0] == (200 if allowed else 403), scope
+        assert service.http.get(path).status_code == 401
 
 
-def test_a_bound_auditor_exports_its_datasets_only(service: Service) -> None:
-    key = service.keys.create([Scope.AUDITOR], datasets=("b", "later"))[0]
+def test_a_bound_auditor_exports_its_datasets_only(service: Audited) -> None:
+    bound = service.caller(Scope.AUDITOR, datasets=("b", "later"))
     for query in ("", "&dataset=a&dataset=b"):
-        lines = service.read(f"/v1/entries?format=jsonl{query}", key).text.splitlines()
+        lines = bound.read(f"/v1/entries?format=jsonl{query}").splitlines()
         assert {json.loads(line)["dataset"] for line in lines} == {"b"}
-    assert service.read("/v1/entries?dataset=a", key).json()["items"] == []
-    assert service.ask("GET", "/v1/events", key=key).status_code == 403
-    for method, path in (("GET", "/v1/datasets"), ("GET", "/v1/datasets/b")):
-        assert service.ask(method, path, key=key).status_code == 403
+    assert bound.read("/v1/entries?dataset=a")["items"] == []
+    for path in ("/v1/events", "/v1/datasets", "/v1/datasets/b"):
+        assert bound.get(path)[0] == 403
 
 
 def edit(lines: list[str], at: int, **changed: Any) -> list[str]:
@@ -197,7 +176,7 @@ def rehash(lines: list[str]) -> list[str]:
     return found
 
 
-def test_what_was_altered_in_an_export_is_found(service: Service) -> None:
+def test_what_was_altered_in_an_export_is_found(service: Audited) -> None:
     lines = lines_of(service, "&dataset=a")
     spent = {"spent_micronats": [each + 1 for each in json.loads(lines[2])["spent_micronats"]]}
     twice = lines[2][:-1] + ', "steps": 1}'
@@ -219,15 +198,15 @@ def test_what_was_altered_in_an_export_is_found(service: Service) -> None:
         assert any(fault in found for found in faults), (fault, faults)
 
 
-@pytest.mark.parametrize("revision", ["0001", "0003", "0004", "0005", "0006"])
+@pytest.mark.parametrize(
+    "revision", ["0001", *(pytest.param(f"000{at}", marks=pytest.mark.slow) for at in (3, 4, 5, 6))]
+)
 def test_exports_of_earlier_ledgers_verify(revision: str, tmp_path: Path) -> None:
     """Datasets of every filter, exchanges, and runs that ended early."""
     url = f"sqlite:///{tmp_path}/ledger.db"
     open_unmigrated(url, revision).close()
-    repository = opening.open_repository(url)
-    with repository.snapshot() as transaction:
-        found = list(exporting.iterate_entries(transaction, exporting.EntryQuery()))
-    repository.close()
+    with closing(opening.open_repository(url)) as repository, repository.snapshot() as reading:
+        found = list(exporting.iterate_entries(reading, exporting.EntryQuery()))
     lines = [json.dumps(entry.to_json()) for entry in found]
     report = verification.verify_export(lines)
     assert report.faults == []
@@ -235,7 +214,7 @@ def test_exports_of_earlier_ledgers_verify(revision: str, tmp_path: Path) -> Non
 
 
 def test_a_page_that_fails_ends_the_answer_instead_of_shortening_it(
-    service: Service, monkeypatch: pytest.MonkeyPatch
+    service: Audited, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     genuine, calls = storage.Transaction.list_all_entries, []
 
@@ -246,66 +225,52 @@ def test_a_page_that_fails_ends_the_answer_instead_of_shortening_it(
         return genuine(*arguments)
 
     monkeypatch.setattr(storage.Transaction, "list_all_entries", fail_later)
+    raising = Caller(TestClient(service.app), service.auditor.key)
     with pytest.raises(RuntimeError, match="the disk failed"):
-        lines_of(service)
-
-
-# --- commands
-
-
-def call(*arguments: str) -> tuple[int, str]:
-    found = CliRunner().invoke(cli.app, list(arguments))
-    return found.exit_code, found.output
+        raising.read("/v1/entries?format=jsonl")
 
 
 @pytest.mark.slow
 def test_exporting_and_verifying_on_the_command_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    commands: Commands, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with database("sqlite", tmp_path) as url:
-        monkeypatch.setenv("ACCOUNTANT_DATABASE_URL", url)
-        monkeypatch.delenv("ACCOUNTANT_API_KEY", raising=False)
-        create = ("dataset", "create", "d", "-n", "1000", "-E", "3", "-d", "1e-5")
-        assert call(*create, "--filter", "renyi")[0] == 0
-        assert call("run", "reserve", "d", "-m", json.dumps(PLAN))[0] == 0
-        file = tmp_path / "export.jsonl"
-        file.write_text(call("ledger", "export")[1])
-        status, said = call("ledger", "verify", "--file", str(file))
-        head = json.loads(file.read_text().splitlines()[-1])["hash"]
-        assert (status, said) == (0, f"d: 2 entries, head {head}\nall is well\n")
-        as_json = json.loads(call("ledger", "verify", "--file", str(file), "--json")[1])
-        assert as_json == {"datasets": {"d": {"entries": 2, "head": head}}, "faults": []}
-        file.write_text(file.read_text().replace('"size": 1000', '"size": 9999'))
-        status, said = call("ledger", "verify", "--file", str(file))
-        assert (status, "entry 1 or its hash was altered" in said) == (1, True)
-        rows = list(csv.DictReader(io.StringIO(call("ledger", "export", "--csv")[1])))
-        assert [row["kind"] for row in rows] == ["create", "reserve"]
-        one = call("ledger", "export", "--kind", "create", "--since", "2020-01-01")[1]
-        assert len(one.splitlines()) == 1
-        assert call("ledger", "export", "--until", "2020-01-01T00:00:00Z") == (0, "")
-        assert call("ledger", "export", "--dataset", "none") == (0, "")
-        assert call("ledger", "export", "--since", "noon")[0] == 2
-        status, said = call("ledger", "export", "--service")
-        assert (status, "ACCOUNTANT_API_KEY" in said) == (2, True)
-        token = call("keys", "create", "--scope", "auditor")[1].strip()
-        weak = call("keys", "create", "--scope", "run")[1].strip()
-        server = Server(url, tmp_path)
-        try:
-            server.wait()
-            monkeypatch.setenv("ACCOUNTANT_SERVICE", f"http://127.0.0.1:{server.port}")
-            monkeypatch.setenv("ACCOUNTANT_API_KEY", token)
-            assert call("ledger", "export", "--service") == call("ledger", "export")
-            assert call("ledger", "export", "--service", "--csv", "--kind", "create")[1].startswith(
-                "dataset,number,kind"
-            )
-            monkeypatch.setenv("ACCOUNTANT_API_KEY", weak)
-            status, said = call("ledger", "export", "--service")
-            assert (status, "forbidden" in said) == (2, True)
-        finally:
-            server.kill()
+    commands.make("dataset create d -n 1000 -E 3 -d 1e-5 --filter renyi")
+    commands.make("run reserve d -m", json.dumps(PLAN_JSON))
+    file = tmp_path / "export.jsonl"
+    file.write_text(commands("ledger export")[1])
+    head = json.loads(file.read_text().splitlines()[-1])["hash"]
+    check = f"ledger verify --file {file}"
+    assert commands(check) == (0, f"d: 2 entries, head {head}\nall is well\n")
+    assert commands.json(check) == {"datasets": {"d": {"entries": 2, "head": head}}, "faults": []}
+    file.write_text(file.read_text().replace('"size": 1000', '"size": 9999'))
+    status, said = commands(check)
+    assert (status, "entry 1 or its hash was altered" in said) == (1, True)
+    rows = list(csv.DictReader(io.StringIO(commands("ledger export --csv")[1])))
+    assert [row["kind"] for row in rows] == ["create", "reserve"]
+    one = commands.make("ledger export --kind create --since 2020-01-01")
+    assert len(one.splitlines()) == 1
+    assert commands("ledger export --until 2020-01-01T00:00:00Z") == (0, "")
+    assert commands("ledger export --dataset none") == (0, "")
+    assert commands("ledger export --since noon")[0] == 2
+    status, said = commands("ledger export --service")
+    assert (status, "ACCOUNTANT_API_KEY" in said) == (2, True)
+    token, weak = (commands.make(f"keys create --scope {each}") for each in ("auditor", "run"))
+    server = Server(commands.url, tmp_path)
+    try:
+        server.wait()
+        monkeypatch.setenv("ACCOUNTANT_SERVICE", f"http://127.0.0.1:{server.port}")
+        monkeypatch.setenv("ACCOUNTANT_API_KEY", token)
+        assert commands("ledger export --service") == commands("ledger export")
+        as_csv = commands.make("ledger export --service --csv --kind create")
+        assert as_csv.startswith("dataset,number,kind")
+        monkeypatch.setenv("ACCOUNTANT_API_KEY", weak)
+        status, said = commands("ledger export --service")
+        assert (status, "forbidden" in said) == (2, True)
+    finally:
+        server.kill()
 
 
-def test_an_export_with_values_that_no_ledger_writes_names_their_line(service: Service) -> None:
+def test_an_export_with_values_that_no_ledger_writes_names_their_line(service: Audited) -> None:
     lines = lines_of(service, "&dataset=a")
     faults = verification.verify_export(edit(lines, 1, purpose="\ud800")).faults
     assert "line 2 cannot be read" in faults[0]
@@ -313,7 +278,7 @@ def test_an_export_with_values_that_no_ledger_writes_names_their_line(service: S
     assert "line 2 cannot be read" in verification.verify_export(endless).faults[0]
 
 
-def test_a_run_of_two_datasets_is_named_in_an_export(service: Service) -> None:
+def test_a_run_of_two_datasets_is_named_in_an_export(service: Audited) -> None:
     lines = lines_of(service)
     runs = [json.loads(line).get("reservation") for line in lines]
     first, second = dict.fromkeys(run for run in runs if run)

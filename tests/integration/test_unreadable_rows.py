@@ -4,46 +4,41 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
-from fastapi.testclient import TestClient
 from sqlalchemy import event
 from typer.testing import CliRunner
 
 from accountant_service import cli
-from accountant_service.api.ledger_views import encode_answer
-from accountant_service.app import create_app
 from accountant_service.canonical_json import read_json
 from accountant_service.ledger import database as opening
-from accountant_service.ledger.api_keys import Keys, Scope
+from accountant_service.ledger.api_keys import Scope
 from accountant_service.ledger.errors import StoredRowError
-from accountant_service.ledger.service import Ledger
-from accountant_service.settings import Settings
+from tests.support.earlier_ledgers import FIXTURES
+from tests.support.ledger_scenarios import Scenario, started
 
-FIXTURE: Final = Path(__file__).parents[1] / "contract" / "fixtures" / "ledger-0006.sql"
 RUN: Final = "(SELECT id FROM reservation WHERE state = 'committed' ORDER BY id LIMIT 1)"
 OF_RUN: Final = f"WHERE id = {RUN}"
 ITS_DATASET: Final = f"WHERE id = (SELECT dataset FROM reservation {OF_RUN})"
 ITS_END: Final = f"WHERE body LIKE '%\"kind\":\"commit\"%' || {RUN} || '%'"
-TABLES: Final[dict[str, list[tuple[str, ...]]]] = {  # the commands that read rows of a table
-    "entry": [("ledger", "export"), ("ledger", "export", "--csv"), ("ledger", "entries")],
-    "end": [("run", "certificate", "RUN"), ("report", "run", "RUN", "--format", "json")],
+TABLES: Final[dict[str, list[str]]] = {  # the commands that read rows of a table
+    "entry": ["ledger export", "ledger export --csv", "ledger entries"],
+    "end": ["run certificate RUN", "report run RUN --format json"],
     "dataset": [
-        ("ledger", "show"), ("dataset", "list"), ("dataset", "show", "DATASET"),
-        ("run", "list", "DATASET"), ("caps", "list", "DATASET"),
-        ("report", "dataset", "DATASET", "--format", "json"),
+        "ledger show", "dataset list", "dataset show DATASET", "run list DATASET",
+        "caps list DATASET", "report dataset DATASET --format json",
     ],
     "reservation": [
-        ("run", "list", "DATASET"), ("run", "show", "RUN"),
-        ("report", "dataset", "DATASET", "--format", "json"),
+        "run list DATASET", "run show RUN", "report dataset DATASET --format json",
     ],
-    "audit_event": [("ledger", "events")],
-    "api_key": [("keys", "list")],
-    "webhook": [("webhook", "list")],
-    "cap": [("caps", "list", "DATASET")],
+    "audit_event": ["ledger events"],
+    "api_key": ["keys list"],
+    "webhook": ["webhook list"],
+    "cap": ["caps list DATASET"],
 }  # fmt: skip
 CASES: Final = [
     *(
@@ -137,26 +132,53 @@ CASES: Final = [
 ]
 
 
-def alter(folder: Path, statement: str) -> dict[str, str]:
-    """Write the fixture with an altered row; return a committed run and its dataset's name."""
-    with closing(sqlite3.connect(folder / "ledger.db")) as connection:
-        connection.executescript(FIXTURE.read_text())
+def write_fixture(file: Path, revision: str = "0006") -> None:
+    with closing(sqlite3.connect(file)) as connection:
+        connection.executescript((FIXTURES / f"ledger-{revision}.sql").read_text())
+
+
+def alter(file: Path, statement: str) -> dict[str, str]:
+    """Alter rows of the fixture; return a committed run and its dataset's name."""
+    with closing(sqlite3.connect(file)) as connection, connection:
         (run,) = connection.execute(f"SELECT {RUN}").fetchone()
         (name,) = connection.execute(f"SELECT name FROM dataset {ITS_DATASET}").fetchone()
         assert connection.execute(statement).rowcount > 0
-        connection.commit()
     return {"RUN": run, "DATASET": name}
 
 
-@pytest.mark.parametrize(("table", "statement"), CASES)
-def test_a_command_names_the_row(
-    table: str, statement: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("ACCOUNTANT_DATABASE_URL", f"sqlite:///{tmp_path}/ledger.db")
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """The file of the fixture."""
+    file = tmp_path_factory.mktemp("fixture") / "ledger.db"
+    write_fixture(file)
+    return file.read_bytes()
+
+
+@pytest.fixture
+def file(kept: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the fixture, which commands read."""
+    found = tmp_path / "ledger.db"
+    found.write_bytes(kept)
+    monkeypatch.setenv("ACCOUNTANT_DATABASE_URL", f"sqlite:///{found}")
     monkeypatch.delenv("ACCOUNTANT_API_KEY", raising=False)
-    named = alter(tmp_path, statement)
-    for command in TABLES[table]:
-        found = CliRunner().invoke(cli.app, [named.get(word, word) for word in command])
+    return found
+
+
+def paired() -> Iterator[Any]:
+    """Pair each case with one command in turn, and the first of each table with all of them."""
+    seen: dict[str, int] = dict.fromkeys(TABLES, 0)
+    for table, statement in CASES:
+        commands = TABLES[table]
+        at, seen[table] = seen[table], seen[table] + 1
+        yield commands if at == 0 else [commands[at % len(commands)]], statement
+
+
+@pytest.mark.parametrize(("commands", "statement"), list(paired()))
+def test_a_command_names_the_row(commands: list[str], statement: str, file: Path) -> None:
+    named = alter(file, statement)
+    for command in commands:
+        words = [named.get(word, word) for word in command.split()]
+        found = CliRunner().invoke(cli.app, words)
         assert isinstance(found.exception, SystemExit), (command, found.exception)
         assert found.exit_code == 2, (command, found.output)
         assert "cannot be read" in found.stderr or "not UTF-8" in found.stderr, found.stderr
@@ -164,62 +186,56 @@ def test_a_command_names_the_row(
         found.output.encode()
 
 
-def test_the_service_answers_503_and_other_datasets_go_on(tmp_path: Path) -> None:
-    named = alter(tmp_path, f"UPDATE dataset SET spent = '[\"1\", 2]' {ITS_DATASET}")
-    with closing(sqlite3.connect(tmp_path / "ledger.db")) as connection:
-        query = "SELECT name FROM dataset WHERE name <> ? ORDER BY name LIMIT 1"
-        (other,) = connection.execute(query, (named["DATASET"],)).fetchone()
-    app = create_app(Settings(database_url=f"sqlite:///{tmp_path}/ledger.db"))
-    with TestClient(app, raise_server_exceptions=False) as http:
-        token = app.state.keys.create([Scope.ADMIN])[0]
-        http.headers["Authorization"] = f"Bearer {token}"
+def test_the_service_answers_503_and_other_datasets_go_on(file: Path) -> None:
+    named = alter(file, f"UPDATE dataset SET spent = '[\"1\", 2]' {ITS_DATASET}")
+    with started(f"sqlite:///{file}") as service:
         plan = {"mechanism": {"kind": "gaussian", "noise_multiplier": 50.0}}
-        calls: list[tuple[str, str, Any]] = [
-            ("GET", f"/v1/datasets/{named['DATASET']}", None),
+        of = f"/v1/datasets/{named['DATASET']}"
+        for method, path, body in (
+            ("GET", of, None),
             ("GET", f"/v1/reservations/{named['RUN']}", None),
-            ("POST", f"/v1/datasets/{named['DATASET']}/reservations", plan),
-            ("POST", f"/v1/datasets/{named['DATASET']}/quotes", plan),
-        ]
-        for method, path, body in calls:
-            answer = http.request(method, path, json=body, headers={"Idempotency-Key": path})
-            assert (answer.status_code, answer.json()["code"]) == (503, "stored-row-unreadable")
-            assert "table dataset cannot be read" in answer.json()["detail"]
-        assert http.get(f"/v1/datasets/{other}").status_code == 200
-        assert http.get("/metrics").status_code == 200
+            ("POST", f"{of}/reservations", plan),
+            ("POST", f"{of}/quotes", plan),
+        ):
+            status, problem = service.admin.ask(method, path, body)
+            assert (status, problem["code"]) == (503, "stored-row-unreadable")
+            assert "table dataset cannot be read" in problem["detail"]
+        with closing(sqlite3.connect(file)) as connection:
+            names = {name for (name,) in connection.execute("SELECT name FROM dataset")}
+        for other in names - {named["DATASET"]}:
+            service.admin.read(f"/v1/datasets/{other}")
+        service.admin.read("/metrics")
 
 
-def test_the_end_of_a_run_is_read_by_its_number(tmp_path: Path) -> None:
+def test_the_end_of_a_run_is_read_by_its_number(file: Path) -> None:
     """A search for its text reads the whole record of the dataset."""
-    run = alter(tmp_path, "UPDATE reservation SET purpose = 'x'")["RUN"]
-    repository = opening.open_repository(f"sqlite:///{tmp_path}/ledger.db")
-    key = Keys(repository).create([Scope.OWNER])[1]
-    ledger, statements = Ledger(repository, encode_answer), []
-    ledger.read_ended_run(key, run)  # creates the signing key
-    event.listen(
-        repository.engine,
-        "before_cursor_execute",
-        lambda _, __, statement, *___: statements.append(statement),
-    )
-    assert ledger.read_ended_run(key, run)[3].at is not None
+    run, statements = alter(file, "UPDATE reservation SET purpose = 'x'")["RUN"], list[str]()
+    with closing(opening.open_repository(f"sqlite:///{file}")) as repository:
+        scenario = Scenario(repository)
+        owner = scenario.person(Scope.OWNER).record
+        scenario.ledger.read_ended_run(owner, run)  # creates the signing key
+        event.listen(
+            repository.engine,
+            "before_cursor_execute",
+            lambda _, __, statement, *___: statements.append(statement),
+        )
+        assert scenario.ledger.read_ended_run(owner, run)[3].at is not None
     of_entries = [each for each in statements if "FROM entry" in each]
     assert len(of_entries) == 1
     assert "LIKE" not in of_entries[0]
     assert not any("BEGIN IMMEDIATE" in each for each in statements)
-    repository.close()
 
 
 def test_a_migrated_run_knows_the_entry_of_its_end(tmp_path: Path) -> None:
-    text = FIXTURE.with_name("ledger-0005.sql").read_text()
-    with closing(sqlite3.connect(tmp_path / "ledger.db")) as connection:
-        connection.executescript(text)
+    write_fixture(tmp_path / "ledger.db", "0005")
+    with closing(sqlite3.connect(tmp_path / "ledger.db")) as connection, connection:
         connection.execute("UPDATE entry SET body = 'nonsense' WHERE number = 4")  # is left out
-        connection.commit()
-    repository = opening.open_repository(f"sqlite:///{tmp_path}/ledger.db")
-    key = Keys(repository).create([Scope.OWNER])[1]
-    ledger = Ledger(repository, encode_answer)
     read = 0
-    for dataset in ledger.list_datasets(key):
-        for run in ledger.list_reservations(key, dataset.name, 0, 100)[1]:
+    with closing(opening.open_repository(f"sqlite:///{tmp_path}/ledger.db")) as repository:
+        scenario = Scenario(repository)
+        ledger, key = scenario.ledger, scenario.person(Scope.OWNER).record
+        runs = [run for each in ledger.list_datasets(key) for run in scenario.runs(each.name)]
+        for run in runs:
             if run.state.value == "open":
                 assert run.ended_entry is None
             elif run.ended_entry is None:
@@ -229,11 +245,10 @@ def test_a_migrated_run_knows_the_entry_of_its_end(tmp_path: Path) -> None:
                 read += 1
                 assert ledger.read_ended_run(key, run.identifier)[3].at is not None
     assert read > 10
-    repository.close()
 
 
-@pytest.mark.parametrize("text", ["[1e999]", "[-1e999]", "[NaN]", '{"a": 1, "a": 1}', '"\\ud800"'])
-def test_a_text_that_programs_read_differently_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"large|valid JSON|more than once|surrogate"):
-        read_json(text)
+def test_a_text_that_programs_read_differently_is_refused() -> None:
+    for text in ("[1e999]", "[-1e999]", "[NaN]", '{"a": 1, "a": 1}', '"\\ud800"'):
+        with pytest.raises(ValueError, match=r"large|valid JSON|more than once|surrogate"):
+            read_json(text)
     assert read_json(json.dumps({"a": [1e308, 10**30]})) == {"a": [1e308, 10**30]}

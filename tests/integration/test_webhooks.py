@@ -7,38 +7,31 @@ import hmac
 import json
 import threading
 import time
-import uuid
 from collections.abc import Iterator
-from dataclasses import replace
+from contextlib import closing
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fastapi.testclient import TestClient
-from typer.testing import CliRunner
 
-from accountant_service import cli
-from accountant_service.api.ledger_views import encode_answer
-from accountant_service.app import create_app
-from accountant_service.guarantee import NeighbouringRelation
 from accountant_service.ledger import database as opening
 from accountant_service.ledger import webhook_delivery
-from accountant_service.ledger.api_keys import Keys, Scope
-from accountant_service.ledger.errors import BudgetExhaustedError
-from accountant_service.ledger.repository import KeyRecord, Repository, Transaction, now
-from accountant_service.ledger.rules import NewDataset
-from accountant_service.ledger.service import Ledger, WriteRequest
-from accountant_service.ledger.verification import verify
+from accountant_service.ledger.api_keys import Scope
+from accountant_service.ledger.repository import Transaction, now
 from accountant_service.ledger.webhook_delivery import WebhookDelivery
 from accountant_service.ledger.webhooks import Webhook, compute_pause, create_webhook, sign
-from accountant_service.mechanisms import DpSgd
 from accountant_service.settings import Settings
+from tests.support.ledger_scenarios import (
+    ON_SQLITE,
+    SQL_MATTERS,
+    Commands,
+    Json,
+    Scenario,
+    race,
+    serving,
+)
 from tests.support.server import Server
-
-# without sampling, for which charges are decided fast
-RUN = DpSgd(20.0, sample_rate=1.0, steps=100, sampling="none")
-Json = dict[str, Any]
 
 
 class Receiver:
@@ -87,62 +80,50 @@ def receiver() -> Iterator[Receiver]:
     found.close()
 
 
-def request(key: KeyRecord) -> WriteRequest:
-    return WriteRequest(key, uuid.uuid4().hex, "test", None)
-
-
 class Bench:
     """A dataset, and deliveries that the test makes itself."""
 
-    def __init__(self, repository: Repository, name: str = "d") -> None:
-        self.repository, self.name = repository, name
-        self.ledger = Ledger(repository, encode_answer)
-        self.key = Keys(repository).create([Scope.OWNER, Scope.RUN])[1]
-        relation = NeighbouringRelation.ADD_OR_REMOVE_ONE
-        new = NewDataset(name, 1000, 3.0, 1e-5, relation, "record", RUN, "renyi")
-        self.ledger.create_dataset(request(self.key), new)
-        self.most = self.affordable()
+    def __init__(self, scenario: Scenario, name: str = "d") -> None:
+        self.scenario, self.name, self.admin = scenario, name, scenario.admin
+        self.admin.create(name)
+        self.most = self.admin.affords(name)
         self.attempts: list[bool] = []
-        self.delivery = WebhookDelivery(repository, self.attempts.append)
+        self.delivery = WebhookDelivery(scenario.repository, self.attempts.append)
 
-    def affordable(self) -> int:
-        with pytest.raises(BudgetExhaustedError) as refused:
-            self.reserve(10**8)
-        assert refused.value.steps is not None
-        return refused.value.steps
-
-    def reserve(self, steps: int) -> str:
-        plan = replace(RUN, steps=steps)
-        answer = self.ledger.reserve(request(self.key), self.name, plan, 3600, "")
-        return str(json.loads(answer.text)["id"])
+    def reserve(self, share: float) -> str:
+        """Reserve a share of the budget."""
+        return self.admin.reserve(int(share * self.most), self.name)
 
     def add(self, url: str, dataset: str | None = "d") -> Webhook:
         made = create_webhook(url, dataset, (0.5, 0.8), now())
-        with self.repository.transaction() as transaction:
+        with self.scenario.repository.transaction() as transaction:
             transaction.add_webhook(made)
         return made
 
     def waiting(self, webhook: Webhook) -> list[Any]:
-        with self.repository.reading() as reading:
+        with self.scenario.repository.reading() as reading:
             return reading.list_waiting_events(webhook.identifier)
 
     def make_due(self) -> None:
         """Let the time pass after which failed events are due."""
-        with self.repository.transaction() as transaction:
-            transaction.connection.exec_driver_sql("UPDATE webhook_event SET due_at = 0")
+        self.scenario.execute("UPDATE webhook_event SET due_at = 0")
 
     def deliver(self) -> None:
         while self.delivery.deliver_due():
             pass
 
 
-def test_events_are_signed_and_arrive_in_order(repository: Repository, receiver: Receiver) -> None:
-    bench = Bench(repository)
+@pytest.fixture
+def bench(scenario: Scenario) -> Bench:
+    return Bench(scenario)
+
+
+def test_events_are_signed_and_arrive_in_order(bench: Bench, receiver: Receiver) -> None:
     hook = bench.add(f"{receiver.url}/here")
-    bench.reserve(int(0.4 * bench.most))
-    bench.reserve(int(0.2 * bench.most))
-    bench.reserve(bench.affordable())
-    bench.ledger.close_dataset(request(bench.key), "d")
+    bench.reserve(0.4)
+    bench.reserve(0.2)
+    bench.admin.reserve(bench.admin.affords())
+    bench.admin.close()
     assert len(bench.waiting(hook)) == 4
     bench.deliver()
     told = [(event["type"], event.get("share"), event["entry"]) for event in receiver.events]
@@ -160,25 +141,20 @@ def test_events_are_signed_and_arrive_in_order(repository: Repository, receiver:
         assert abs(int(stamp) - time.time()) < 60
         expected = hmac.new(hook.secret.encode(), f"{stamp}.{body}".encode(), hashlib.sha256)
         assert f"={expected.hexdigest()}" == signature
-    with repository.reading() as reading:
-        dataset = reading.find_dataset("d")
-        assert dataset is not None
-        heads = {row.number: row.hash for row in reading.list_entries(dataset, 0)}
+    with bench.scenario.repository.reading() as reading:
+        stored = reading.list_entries(bench.scenario.dataset(), 0)
+    heads = {row.number: row.hash for row in stored}
     assert [event["head"] for event in receiver.events] == [heads[e] for e in (3, 4, 4, 5)]
     assert bench.waiting(hook) == []
     bench.deliver()
     assert len(receiver.requests) == 4, "once each"
-    assert verify(repository).faults == []
 
 
-def test_a_receiver_that_is_down_gets_them_later_in_order(
-    repository: Repository, receiver: Receiver
-) -> None:
-    bench = Bench(repository)
+def test_a_receiver_that_is_down_gets_them_later_in_order(bench: Bench, receiver: Receiver) -> None:
     hook = bench.add(receiver.url)
     receiver.status = 503
-    bench.reserve(int(0.6 * bench.most))
-    bench.reserve(int(0.3 * bench.most))
+    bench.reserve(0.6)
+    bench.reserve(0.3)
     bench.deliver()
     assert [event["share"] for event in receiver.events] == [0.5], "the second waits for the first"
     first = bench.waiting(hook)[0]
@@ -195,11 +171,11 @@ def test_a_receiver_that_is_down_gets_them_later_in_order(
     assert bench.waiting(hook) == []
 
 
-def test_one_dataset_does_not_wait_for_another(local: Repository, receiver: Receiver) -> None:
-    one, two = Bench(local), Bench(local, "e")
+def test_one_dataset_does_not_wait_for_another(scenario: Scenario, receiver: Receiver) -> None:
+    one, two = Bench(scenario), Bench(scenario, "e")
     down, hook = one.add("http://127.0.0.1:9"), one.add(receiver.url, None)
-    one.reserve(int(0.6 * one.most))
-    two.reserve(int(0.6 * two.most))
+    one.reserve(0.6)
+    two.reserve(0.6)
     one.deliver()
     assert sorted(event["dataset"] for event in receiver.events) == ["d", "e"]
     assert one.waiting(hook) == []
@@ -207,36 +183,27 @@ def test_one_dataset_does_not_wait_for_another(local: Repository, receiver: Rece
     assert stuck.last_error.startswith("no answer")
 
 
-def test_redirects_are_not_followed(local: Repository, receiver: Receiver) -> None:
-    bench = Bench(local)
+def test_redirects_are_not_followed(bench: Bench, receiver: Receiver) -> None:
     hook = bench.add(f"{receiver.url}/here")
     receiver.status = 302
-    bench.reserve(int(0.6 * bench.most))
+    bench.reserve(0.6)
     bench.deliver()
     assert [path for path, _, _ in receiver.requests] == ["/here"]
     assert bench.waiting(hook)[0].last_error == "the answer is 302"
 
 
-def test_two_servers_do_not_post_the_same_event_at_once(
-    repository: Repository, receiver: Receiver
-) -> None:
-    bench = Bench(repository)
+@SQL_MATTERS
+def test_two_servers_do_not_post_the_same_event_at_once(bench: Bench, receiver: Receiver) -> None:
     bench.add(receiver.url)
     receiver.delay = 0.3
-    bench.reserve(int(0.6 * bench.most))
-    servers = [WebhookDelivery(repository, lambda _: None) for _ in range(4)]
-    threads = [threading.Thread(target=server.deliver_due) for server in servers]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    bench.reserve(0.6)
+    race(*(WebhookDelivery(bench.scenario.repository, print).deliver_due for _ in range(4)))
     assert len(receiver.requests) == 1
 
 
 def test_a_write_that_is_rolled_back_tells_nothing(
-    local: Repository, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+    bench: Bench, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bench = Bench(local)
     hook = bench.add(receiver.url)
 
     def fail(*_: Any) -> None:
@@ -245,41 +212,35 @@ def test_a_write_that_is_rolled_back_tells_nothing(
     with monkeypatch.context() as patch:
         patch.setattr(Transaction, "store_answer", fail)
         with pytest.raises(RuntimeError):
-            bench.reserve(int(0.6 * bench.most))
+            bench.reserve(0.6)
     assert bench.waiting(hook) == []
-    bench.reserve(int(0.6 * bench.most))
+    bench.reserve(0.6)
     assert len(bench.waiting(hook)) == 1
 
 
+@ON_SQLITE
 def test_a_grant_does_not_wait_for_a_slow_receiver(
-    tmp_path: Path, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+    url: str, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # private: no setting makes a server look for events more often than once a second
     monkeypatch.setattr(webhook_delivery, "_PAUSE_SECONDS", 0.02)
-    url = f"sqlite:///{tmp_path}/ledger.db"
-    with TestClient(create_app(Settings(database_url=url))) as http:
-        bench = Bench(http.app.state.repository)  # type: ignore[attr-defined]
+    with serving(url) as found:
+        bench = Bench(Scenario(found.repository))
         bench.add(receiver.url)
         receiver.delay = 3.0
-        run = bench.reserve(int(0.6 * bench.most))
-        deadline = time.monotonic() + 20
-        while not receiver.requests and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert receiver.requests
+        run = bench.reserve(0.6)
+        wait_for(receiver, 1)
         begun = time.monotonic()
         for sequence in range(5):
-            bench.ledger.grant(request(bench.key), run, 1, sequence)
+            bench.admin.grant(run, 1, sequence)
         assert time.monotonic() - begun < 2.0, "while the receiver has not answered"
 
 
-def test_keys_are_told_to_webhooks_of_all_datasets_only(
-    local: Repository, receiver: Receiver
-) -> None:
-    bench = Bench(local)
+def test_keys_are_told_to_webhooks_of_all_datasets_only(bench: Bench, receiver: Receiver) -> None:
     bench.add(receiver.url, None)
     other = bench.add("http://127.0.0.1:9")
-    keys = Keys(local)
-    made = keys.create([Scope.RUN])[1].identifier
-    keys.revoke(made, "admin")
+    made = bench.scenario.person().identifier
+    bench.scenario.keys.revoke(made, "admin")
     bench.deliver()
     assert [(event["type"], event["key"]) for event in receiver.events] == [
         ("key.created", made), ("key.revoked", made),
@@ -299,12 +260,10 @@ def test_a_signature_is_that_of_the_documentation() -> None:
     assert value == f"t=1795278797,v1={digest}"
 
 
-@pytest.mark.parametrize(
-    "url", ["ftp://host/", "host/path", "file:///etc/passwd", "https://", "https://me:pw@host/"]
-)
-def test_other_addresses_are_refused(url: str) -> None:
-    with pytest.raises(ValueError, match="address"):
-        create_webhook(url, None, (0.5,), 0)
+def test_other_addresses_are_refused() -> None:
+    for url in ("ftp://host/", "host/path", "file:///etc/passwd", "https://", "https://me:pw@host"):
+        with pytest.raises(ValueError, match="address"):
+            create_webhook(url, None, (0.5,), 0)
 
 
 # --- a server that is killed, and commands
@@ -317,77 +276,90 @@ def wait_for(receiver: Receiver, count: int) -> None:
     assert len(receiver.requests) >= count
 
 
-@pytest.mark.slow
+def test_a_delivery_killed_after_the_receiver_has_the_event_is_told_again_with_its_id(
+    bench: Bench, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the point between the answer and its record; at night a server is killed there."""
+    genuine = webhook_delivery.post_event
+
+    def killed(*of: Any) -> None:
+        genuine(*of)
+        raise KeyboardInterrupt
+
+    bench.add(receiver.url)
+    bench.reserve(0.6)
+    with monkeypatch.context() as patch:
+        patch.setattr(webhook_delivery, "post_event", killed)
+        with pytest.raises(KeyboardInterrupt):
+            bench.deliver()
+    bench.reserve(0.3)
+    bench.deliver()
+    assert len(receiver.events) == 1, "claimed for a minute"
+    bench.make_due()
+    bench.deliver()
+    assert [event["share"] for event in receiver.events] == [0.5, 0.5, 0.8]
+    assert receiver.events[0] == receiver.events[1]
+
+
+@pytest.mark.nightly
 def test_a_server_killed_between_commit_and_delivery_delivers_after_its_restart(
     tmp_path: Path, receiver: Receiver
 ) -> None:
     """Killed while the receiver has the event and has not answered: told again, with its id."""
     url = f"sqlite:///{tmp_path}/ledger.db"
-    repository = opening.open_repository(url)
-    bench = Bench(repository)
-    bench.add(receiver.url)
-    receiver.delay = 30.0
-    bench.reserve(int(0.6 * bench.most))
-    server = Server(url, tmp_path)
-    try:
-        wait_for(receiver, 1)
-        server.kill()
-        bench.reserve(int(0.3 * bench.most))
-        receiver.delay = 0.0
-        bench.make_due()  # the claim of the killed server ends after a minute
-        server.start()
-        wait_for(receiver, 3)
-    finally:
-        server.kill()
-        repository.close()
+    with closing(opening.open_repository(url)) as repository:
+        bench = Bench(Scenario(repository))
+        bench.add(receiver.url)
+        receiver.delay = 30.0
+        bench.reserve(0.6)
+        server = Server(url, tmp_path)
+        try:
+            wait_for(receiver, 1)
+            server.kill()
+            bench.reserve(0.3)
+            receiver.delay = 0.0
+            bench.make_due()  # the claim of the killed server ends after a minute
+            server.start()
+            wait_for(receiver, 3)
+        finally:
+            server.kill()
     assert [event["share"] for event in receiver.events] == [0.5, 0.5, 0.8]
     assert receiver.events[0] == receiver.events[1]
 
 
-def test_webhooks_on_the_command_line(
-    tmp_path: Path, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("ACCOUNTANT_DATABASE_URL", f"sqlite:///{tmp_path}/ledger.db")
-    monkeypatch.setenv("COLUMNS", "160")
-
-    def call(*arguments: str) -> tuple[int, str]:
-        found = CliRunner().invoke(cli.app, ["webhook", *arguments])
-        return found.exit_code, found.output
-
-    status, secret = call("add", receiver.url, "--share", "0.8", "--share", "0.3")
-    assert (status, secret.startswith("whsec_")) == (0, True)
-    (row,) = json.loads(call("list", "--json")[1])
+def test_webhooks_on_the_command_line(commands: Commands, receiver: Receiver) -> None:
+    secret = commands.make(f"webhook add {receiver.url} --share 0.8 --share 0.3")
+    assert secret.startswith("whsec_")
+    (row,) = commands.json("webhook list")
     assert (row["shares"], row["dataset"], row["waiting"]) == ([0.3, 0.8], None, 0)
     assert "secret" not in row
-    assert secret.strip() not in call("list")[1]
-    assert call("test", row["id"]) == (0, f"{receiver.url} accepted the event\n")
+    assert secret not in commands.make("webhook list")
+    assert commands.make("webhook test", row["id"]) == f"{receiver.url} accepted the event"
     assert receiver.events[0]["type"] == "webhook.test"
     receiver.status = 500
-    status, said = call("test", row["id"])
+    status, said = commands("webhook test", row["id"])
     assert (status, "the answer is 500" in said) == (1, True)
-    CliRunner().invoke(cli.app, ["keys", "create", "--scope", "run"])
-    assert json.loads(call("list", "--json")[1])[0]["waiting"] == 1
-    assert call("remove", row["id"]) == (0, f"removed {row['id']}\n")
-    assert json.loads(call("list", "--json")[1]) == []
+    commands.make("keys create --scope run")
+    assert commands.json("webhook list")[0]["waiting"] == 1
+    assert commands.make("webhook remove", row["id"]) == f"removed {row['id']}"
+    assert commands.json("webhook list") == []
     for wrong in (
-        ("add", "nowhere"),
-        ("add", receiver.url, "--share", "1.5"),
-        ("add", receiver.url, "--dataset", "none"),
-        ("remove", "none"),
-        ("test", "none"),
+        "add nowhere",
+        f"add {receiver.url} --share 1.5",
+        f"add {receiver.url} --dataset none",
+        "remove none",
+        "test none",
     ):
-        assert call(*wrong)[0] == 2, wrong
+        assert commands(f"webhook {wrong}")[0] == 2, wrong
 
 
-def test_metrics_show_passed_shares_and_waiting_events(tmp_path: Path) -> None:
-    settings = Settings(database_url=f"sqlite:///{tmp_path}/m.db", budget_shares="0.25, 0.9")
-    with TestClient(create_app(settings)) as http:
-        bench = Bench(http.app.state.repository)  # type: ignore[attr-defined]
-        token = Keys(bench.repository).create([Scope.MONITOR])[0]
+@ON_SQLITE
+def test_metrics_show_passed_shares_and_waiting_events(url: str) -> None:
+    with serving(url, budget_shares="0.25, 0.9") as found:
+        bench = Bench(Scenario(found.repository))
         bench.add("http://127.0.0.1:9")
-        bench.reserve(int(0.6 * bench.most))
-        headers = {"Authorization": f"Bearer {token}"}
-        shown = http.get("/metrics", headers=headers).text
+        bench.reserve(0.6)
+        shown = found.caller(Scope.MONITOR).read("/metrics")
     assert 'accountant_budget_share_passed{dataset="d",share="0.25"} 1.0' in shown
     assert 'accountant_budget_share_passed{dataset="d",share="0.9"} 0.0' in shown
     assert "accountant_webhook_events_waiting 1.0" in shown

@@ -172,6 +172,7 @@ def test_giving_the_attacker_too_much_would_be_caught(monkeypatch: pytest.Monkey
         certified_interval.epsilon_bounds(releases, delta, 1e-2)
 
 
+@pytest.mark.slow
 def test_a_composition_too_wide_for_a_lattice_still_gets_bounds() -> None:
     bounds = certified_interval.epsilon_bounds([(sampled(0.5, 0.05), 10**9)], 1e-5, 1e-3)
     assert 0 <= bounds.lower <= bounds.upper

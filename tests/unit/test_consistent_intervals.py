@@ -159,6 +159,7 @@ def test_contradictory_bounds_are_an_error(
         if side.saddle.direction == "adding":
             side.lower, side.upper = 1e-9, 0.9e-9
 
+    # private: no question is known whose bounds contradict each other
     monkeypatch.setattr(certified_interval._DirectionSearch, "narrow_by_line_integrals", contradict)
     with pytest.raises(ContradictionError, match="is above the proved upper bound"):
         ask([one(0.01, 1.0, 1000)], value, 1e-3)

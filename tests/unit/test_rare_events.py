@@ -136,12 +136,15 @@ def exact() -> float:
 
 def all_outcomes_are_extreme(patch: pytest.MonkeyPatch) -> None:
     """Let most of δ come from beyond the top."""
+    # private: the engine chooses so well that what it sets aside does not show
     patch.setattr(rare_events._ApproximateLaws, "estimate_top", lambda *_: EPSILON)
 
 
 def half_of_all_is_common(patch: pytest.MonkeyPatch) -> None:
     genuine = rare_events._OutcomeDivision.at
+    # private: the engine chooses so well that what it sets aside does not show
     patch.setattr(rare_events._ApproximateLaws, "log_chernoff", lambda *_: -math.inf)
+    # private: the engine chooses so well that what it sets aside does not show
     patch.setattr(
         rare_events._OutcomeDivision,
         "at",
@@ -150,6 +153,7 @@ def half_of_all_is_common(patch: pytest.MonkeyPatch) -> None:
 
 
 def few_nodes(patch: pytest.MonkeyPatch) -> None:
+    # private: the engine chooses so well that what it sets aside does not show
     patch.setattr(windowed_loss, "_LOG_ERROR", 0.0)
 
 
@@ -162,6 +166,7 @@ def wrong_factors(patch: pytest.MonkeyPatch) -> None:
         moved = found.phi_minus_one - size * (1 + found.phi_minus_one)
         return replace(found, phi_minus_one=moved, error=found.error + size)
 
+    # private: the engine chooses so well that what it sets aside does not show
     patch.setattr(rare_events._LaplaceTransform, "with_scale_error", off)
 
 
@@ -172,7 +177,6 @@ def test_outcomes_set_aside_are_within_the_bounds(
     fault: Callable[[pytest.MonkeyPatch], None], exact: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each fault is far larger than what the engine's own choices leave."""
-    # private: the division and its errors are chosen so that what is set aside does not show
     fault(monkeypatch)
     lower, upper = bounds(RUN, EPSILON, exact)
     assert lower <= exact <= upper

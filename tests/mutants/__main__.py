@@ -116,7 +116,7 @@ def check_without_mutants(copy: Path, mutants: list[Mutant]) -> Iterator[str]:
         _, output, _ = run_tests(copy, tier, tests)
         for test in tests:
             passed, failed = (
-                re.search(rf"^{word} {re.escape(test)}(\[| |$)", output, re.M)
+                re.search(rf"^{word} {re.escape(test)}(\[| |::|$)", output, re.M)
                 for word in ("PASSED", "(FAILED|ERROR)")
             )
             if failed or not passed:

@@ -19,7 +19,8 @@ def test_the_table_fits_the_code() -> None:
     ]
     for each in mutants:
         file, function = each.test.split("::")
-        if f"def {function}(" not in (ROOT / file).read_text():
+        text = (ROOT / file).read_text()
+        if f"def {function}(" not in text and f"\n{function} = " not in text:
             wrong.append(each.test)
     assert not wrong
     assert len({each.row("") for each in mutants}) == len(mutants)

@@ -31,7 +31,7 @@ Engines, with their proofs in `docs/accountants/pld.md`:
                         and where to be accurate
 
 Error budgets are counted in the code that adds them, and each term is tested: with a fault of its
-kind the bounds hold only while the term is there.
+kind the bounds hold only while the term is there. `tests/mutants` removes each term in turn.
 
     engine              error terms added in                    tests in tests/unit/
     ------------------  --------------------------------------  -------------------------

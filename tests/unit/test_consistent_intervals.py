@@ -111,6 +111,7 @@ def test_half_a_billion_rare_steps(
         assert bounds.upper - bounds.lower < 2e-7 * delta
 
 
+@pytest.mark.slow
 def test_more_digits_of_a_tiny_delta_never_loosen_it() -> None:
     """At 1e-7 the upper bound was a million times that at 1e-6."""
     agree(asked([one(1e-9, 0.5, 10**9)], False, 1.5))
@@ -158,6 +159,7 @@ def test_contradictory_bounds_are_an_error(
         if side.saddle.direction == "adding":
             side.lower, side.upper = 1e-9, 0.9e-9
 
+    # private: no question is known whose bounds contradict each other
     monkeypatch.setattr(certified_interval._DirectionSearch, "narrow_by_line_integrals", contradict)
     with pytest.raises(ContradictionError, match="is above the proved upper bound"):
         ask([one(0.01, 1.0, 1000)], value, 1e-3)

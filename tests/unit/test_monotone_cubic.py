@@ -32,6 +32,7 @@ def test_it_does_not_overshoot() -> None:
     assert (slopes >= 0).all()
 
 
+@pytest.mark.slow
 def test_an_answer_needs_no_interpolation_of_scipy_s() -> None:
     code = """
 import sys

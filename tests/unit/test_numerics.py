@@ -179,7 +179,11 @@ def test_log1p_of_small_complex_numbers_keeps_its_digits() -> None:
 
 
 @given(st.floats(0, 1000), st.floats(0, 1000))
-def test_sums_and_differences_are_rounded_outward(first: float, second: float) -> None:
+def test_bounds_are_rounded_outward(first: float, second: float) -> None:
+    """Past 1e-11, the error of every formula here."""
+    assert rounding.up(first) >= first * (1 + 1e-11)
+    assert rounding.up_each(np.array([first]))[0] == rounding.up(first)
+    assert rounding.down(first) <= first * (1 - 1e-11)
     exact = Fraction(first) - Fraction(second)
     assert Fraction(rounding.subtract_rounding_down(first, second)) <= exact
     assert Fraction(rounding.add_rounding_up(first, -second)) >= exact

@@ -39,12 +39,6 @@ def test_the_bound_is_reached_by_a_record_along_an_axis() -> None:
     assert largest_change(data) == pytest.approx(1.0)
 
 
-def test_without_scaling_the_bound_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The test above has teeth."""
-    monkeypatch.setattr(pca, "_scale_to_unit_ball", lambda rows: rows)
-    assert largest_change(examples(20)) > 1
-
-
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 def test_non_finite_examples_count_as_zero(value: float) -> None:
     data = examples(5)

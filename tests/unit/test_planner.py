@@ -187,6 +187,7 @@ def test_a_frontier_needs_at_most_two_and_a_half_evaluations_for_a_run(
         evaluations += 1
         return bound(self, trial)
 
+    # private: the number of evaluations is not part of any answer
     monkeypatch.setattr(noise_frontier._FrontierSearch, "_bound", counted)
     monkeypatch.setattr(solver, "noise_multiplier", None)  # the general solver is not needed
     runs = [
@@ -206,6 +207,7 @@ def test_a_wrong_prediction_costs_evaluations_and_no_claim(
     least = solver.noise_multiplier(run, GOAL.target).value
     predict = noise_frontier._FrontierSearch._predict
     for factor in (0.05, 0.7, 1.3, 30.0):
+        # private: predictions are too good to be wrong by so much
         monkeypatch.setattr(
             noise_frontier._FrontierSearch,
             "_predict",

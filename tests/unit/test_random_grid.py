@@ -1,6 +1,6 @@
 """The certified interval over the whole range of parameters: it holds the truth every time.
 
-200 cases with the slow tests, 10 000 with `pytest -m nightly`. The truth is the closed form at
+100 cases in the second tier, 10 000 at night. The truth is the closed form at
 q = 1 and for one release, an independent line integral where that decays, and otherwise the other
 engine, which shares no method.
 """
@@ -113,17 +113,17 @@ def hold(seed: int, cases: int) -> Tally:
     return tally
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(1200)
-def test_a_hundred_random_cases() -> None:
-    tally = hold(2026, 100)
-    assert len(tally.judges) == 4
-    assert max(tally.widths) <= TOLERANCE
-
-
-@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("seed", "cases"),
+    [
+        pytest.param(2026, 100, marks=pytest.mark.slow),
+        pytest.param(None, 10_000, marks=pytest.mark.nightly),
+    ],
+)
 @pytest.mark.timeout(7200)
-def test_ten_thousand_random_cases() -> None:
-    tally = hold(2027, 10_000)
+def test_random_intervals_hold_the_truth(
+    seed: int | None, cases: int, request: pytest.FixtureRequest
+) -> None:
+    tally = hold(request.getfixturevalue("night_seed") if seed is None else seed, cases)
     assert len(tally.judges) == 4
     assert max(tally.widths) <= TOLERANCE

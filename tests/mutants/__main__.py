@@ -1,0 +1,176 @@
+"""Apply each mutant of `table.toml` to a copy of the packages, and run the test that must find it.
+
+`python -m tests.mutants [--only WORDS] [--write]` prints a table of what was found by which test;
+`--write` writes it to docs/mutants.md. It goes on after an error and ends with a list of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).parents[2]
+TABLE: Final = Path(__file__).with_name("table.toml")
+PAGE: Final = ROOT / "docs" / "mutants.md"
+COPIED: Final = ("accountant_service", "training_client", "tests")
+TIERS: Final = {1: "not slow and not browser and not nightly", 2: "slow", 3: "nightly"}
+TIMEOUT: Final = 300.0
+INTRODUCTION: Final = """\
+# Mutants that the tests find
+
+Each row breaks one line of the code: it removes a term, a check or a clip, or reverses the
+direction of a rounding. The test must fail with the mutant, and pass without it. Tier 1 is
+`make test`, tier 2 runs in `.ci/run`, and tier 3 is `make test-nightly`. The mutants are in
+`tests/mutants/table.toml`.
+
+<!-- run by tests/mutants/test_mutants.py: it takes minutes -->
+```console
+.venv/bin/python -m tests.mutants --write
+```
+
+"""
+HEADER: Final = "| file | broken | found by | tier | s |\n|---|---|---|---|---|\n"
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A text of one file, the text that replaces it, and the test that must then fail."""
+
+    tier: int
+    path: str
+    test: str
+    text: str
+    replacement: str
+    broken: str
+
+    def row(self, seconds: str) -> str:
+        """Return the mutant's row of the table."""
+        file, function = self.test.split("::")
+        found_by = f"`{Path(file).name}::{function}`"
+        return f"| `{self.path}` | {self.broken} | {found_by} | {self.tier} | {seconds} |\n"
+
+
+def read_table() -> list[Mutant]:
+    """Return all mutants of the table."""
+    return [
+        Mutant(int(tier), path, test, *mutant)
+        for tier, files in tomllib.loads(TABLE.read_text()).items()
+        for path, tests in files.items()
+        for test, mutants in tests.items()
+        for mutant in mutants
+    ]
+
+
+@contextmanager
+def copied_repository() -> Iterator[Path]:
+    """Yield a folder with copies of the packages and the tests, and links to everything else."""
+    with tempfile.TemporaryDirectory() as name:
+        copy = Path(name)
+        for each in ROOT.iterdir():
+            if each.name in COPIED:
+                shutil.copytree(each, copy / each.name)
+            elif not each.name.startswith(".git"):
+                (copy / each.name).symlink_to(each)
+        yield copy
+
+
+def run_tests(copy: Path, tier: int, tests: Iterable[str]) -> tuple[int, str, float]:
+    """Run tests in the copy; return the exit code, the output and the seconds."""
+    options = ["-q", "-rfEp", "--tb=no", "-p", "no:cacheprovider", "-m", TIERS[tier]]
+    environment = os.environ | {
+        "PYTHONPATH": str(copy),
+        "PYTHONDONTWRITEBYTECODE": "1",  # compiled modules of one mutant must not serve another
+        "COLUMNS": "1000",
+    }
+    start = time.monotonic()
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", *options, *tests],
+            cwd=copy,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT,
+        )
+    except subprocess.TimeoutExpired:
+        return 124, f"more than {TIMEOUT:.0f} s", TIMEOUT
+    return done.returncode, done.stdout + done.stderr, time.monotonic() - start
+
+
+def check_without_mutants(copy: Path, mutants: list[Mutant]) -> Iterator[str]:
+    """Yield an error for each test that does not pass, in its tier, without any mutant."""
+    for tier in sorted({each.tier for each in mutants}):
+        tests = sorted({each.test for each in mutants if each.tier == tier})
+        _, output, _ = run_tests(copy, tier, tests)
+        for test in tests:
+            passed, failed = (
+                re.search(rf"^{word} {re.escape(test)}(\[| |::|$)", output, re.M)
+                for word in ("PASSED", "(FAILED|ERROR)")
+            )
+            if failed or not passed:
+                yield f"{test}: does not pass in tier {tier} without a mutant\n{output[-2000:]}"
+
+
+def find_mutant(copy: Path, mutant: Mutant) -> tuple[float, str]:
+    """Run the mutant's test with the mutant; return the seconds, and an error or nothing."""
+    path = copy / mutant.path
+    genuine = path.read_text()
+    if genuine.count(mutant.text) != 1:
+        return 0.0, f"the text occurs {genuine.count(mutant.text)} times"
+    path.write_text(genuine.replace(mutant.text, mutant.replacement))
+    try:
+        code, output, seconds = run_tests(copy, mutant.tier, [mutant.test])
+    finally:
+        path.write_text(genuine)
+    if code == 0:
+        return seconds, "survives"
+    # an error of another kind might come from a text that is not valid there
+    if code != 1 or not re.search(r"^FAILED .* - (assert\b|AssertionError|Failed)", output, re.M):
+        return seconds, f"ends otherwise than by a failed assertion\n{output[-2000:]}"
+    return seconds, ""
+
+
+def run_mutants(mutants: list[Mutant]) -> tuple[str, list[str]]:
+    """Run all mutants; print and return the table, and return all errors."""
+    table = HEADER
+    print(table, end="")
+    with copied_repository() as copy:
+        errors = list(check_without_mutants(copy, mutants))
+        for mutant in mutants:
+            seconds, error = find_mutant(copy, mutant)
+            row = mutant.row(f"{seconds:.0f}" if not error else error.split("\n")[0])
+            table += row
+            print(row, end="", flush=True)
+            if error:
+                errors.append(f"{mutant.path}, {mutant.broken}: {error}")
+    return table, errors
+
+
+def main() -> int:
+    """Run the command."""
+    parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
+    parser.add_argument("--only", default="", help="only rows that contain these words")
+    parser.add_argument("--write", action="store_true", help="write docs/mutants.md")
+    options = parser.parse_args()
+    table, errors = run_mutants([each for each in read_table() if options.only in each.row("")])
+    if options.write and not errors:
+        PAGE.write_text(INTRODUCTION + table)
+    for error in errors:
+        print(f"error: {error}", file=sys.stderr)
+    return 1 if errors else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,38 @@
+"""The table of mutants fits the code, and each mutant is found (at night)."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.mutants.__main__ import PAGE, ROOT, read_table, run_mutants
+
+
+def test_the_table_fits_the_code() -> None:
+    """Each text occurs once in its file, each test exists, and no two rows are the same."""
+    mutants = read_table()
+    wrong = [
+        f"{each.path}: {each.text!r}"
+        for each in mutants
+        if (ROOT / each.path).read_text().count(each.text) != 1 or each.text == each.replacement
+    ]
+    for each in mutants:
+        file, function = each.test.split("::")
+        text = (ROOT / file).read_text()
+        if f"def {function}(" not in text and f"\n{function} = " not in text:
+            wrong.append(each.test)
+    assert not wrong
+    assert len({each.row("") for each in mutants}) == len(mutants)
+
+
+def test_the_page_lists_every_mutant_as_found() -> None:
+    rows = {re.sub(r"\d+ \|$", " |", line) for line in PAGE.read_text().splitlines()}
+    assert not [each.row("") for each in read_table() if each.row("").strip() not in rows]
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(3600)
+def test_every_mutant_is_found() -> None:
+    _, errors = run_mutants(read_table())
+    assert not errors, "\n".join(errors)

@@ -251,3 +251,41 @@ def open_page(chromium: Any, site: Site) -> Iterator[Any]:
     yield opened
     for context in contexts:
         context.close()
+
+
+DRAWN = """
+window.drawn = [];
+const draw = CanvasRenderingContext2D.prototype.fillText;
+CanvasRenderingContext2D.prototype.fillText = function (text, ...rest) {
+  window.drawn.push(String(text));
+  return draw.call(this, text, ...rest);
+};
+"""
+
+
+def check_plots(watched: Watched, name: str) -> None:
+    """Require that plots show their titles and ticks, and that a dataset without runs has none."""
+    watched.page.add_init_script(DRAWN)
+    watched.sign_in("admin")
+    titles = {
+        "/": {"step", "ε, upper bound", "false-positive rate", "false-negative rate"},
+        "/plan?epochs=5&sampling=poisson": {"batch size", "% of full batches"},
+        "/datasets/patients": {"time (UTC)", "ε, upper bound"},
+    }
+    for path, expected in titles.items():
+        watched.go(path)
+        drawn = watched.page.evaluate("() => window.drawn")
+        assert expected <= set(drawn), path
+        ticks = [each for each in drawn if each not in expected]
+        assert not {"null", "NaN", "undefined", ""} & set(ticks), path
+        times = [each for each in ticks if ":" in each]
+        assert len(times) == len(set(times)), "no time stands at two ticks"
+        assert (len(times) > 1) == (path == "/datasets/patients")
+        legend = watched.page.locator(".u-legend").first.inner_text()
+        assert "–" not in legend
+        assert "--" not in legend
+    budget = {"epsilon": 1, "delta": 1e-5}
+    watched.site.post("/v1/datasets", {"name": name, "size": 60_000, "budget": budget})
+    watched.go(f"/datasets/{name}")
+    assert watched.page.get_by_text("No run has reserved budget yet").is_visible()
+    assert watched.page.locator("canvas").count() == 0

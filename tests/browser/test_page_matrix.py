@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.browser.conftest import PAGES, WIDTHS
-from tests.browser.test_pages import check_plots
+from tests.browser.conftest import PAGES, WIDTHS, check_plots
 
 pytestmark = [
     pytest.mark.nightly,

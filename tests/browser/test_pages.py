@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.browser.conftest import HTML_NAME, ONE_OF_EACH, WIDTHS, Site, Watched
+from tests.browser.conftest import HTML_NAME, ONE_OF_EACH, WIDTHS, Site, check_plots
 
 pytestmark = [
     pytest.mark.browser,
@@ -342,46 +342,8 @@ def test_a_newer_question_replaces_the_one_under_way(open_page: Any) -> None:
     assert watched.complaints == []
 
 
-DRAWN = """
-window.drawn = [];
-const draw = CanvasRenderingContext2D.prototype.fillText;
-CanvasRenderingContext2D.prototype.fillText = function (text, ...rest) {
-  window.drawn.push(String(text));
-  return draw.call(this, text, ...rest);
-};
-"""
-
-
 def test_plots_have_titles_and_ticks_of_their_data(open_page: Any) -> None:
     check_plots(open_page(WIDTHS[0]), "untouched-phone")
-
-
-def check_plots(watched: Watched, name: str) -> None:
-    """Require that plots show their titles and ticks, and that a dataset without runs has none."""
-    watched.page.add_init_script(DRAWN)
-    watched.sign_in("admin")
-    titles = {
-        "/": {"step", "ε, upper bound", "false-positive rate", "false-negative rate"},
-        "/plan?epochs=5&sampling=poisson": {"batch size", "% of full batches"},
-        "/datasets/patients": {"time (UTC)", "ε, upper bound"},
-    }
-    for path, expected in titles.items():
-        watched.go(path)
-        drawn = watched.page.evaluate("() => window.drawn")
-        assert expected <= set(drawn), path
-        ticks = [each for each in drawn if each not in expected]
-        assert not {"null", "NaN", "undefined", ""} & set(ticks), path
-        times = [each for each in ticks if ":" in each]
-        assert len(times) == len(set(times)), "no time stands at two ticks"
-        assert (len(times) > 1) == (path == "/datasets/patients")
-        legend = watched.page.locator(".u-legend").first.inner_text()
-        assert "–" not in legend
-        assert "--" not in legend
-    budget = {"epsilon": 1, "delta": 1e-5}
-    watched.site.post("/v1/datasets", {"name": name, "size": 60_000, "budget": budget})
-    watched.go(f"/datasets/{name}")
-    assert watched.page.get_by_text("No run has reserved budget yet").is_visible()
-    assert watched.page.locator("canvas").count() == 0
 
 
 def test_tables_are_stacked_or_have_a_cue_on_a_phone(open_page: Any) -> None:

@@ -1,4 +1,4 @@
-"""What an accelerator waits for in a step and copies in double precision, on a CPU that says no.
+"""Waits and copies in double precision of an accelerator's step, on a CPU that says it is none.
 
 That sums and steps are those of the CPU is shown by `test_clipped_sums` and `test_optimizers`, in
 double precision; here models in single precision are trained.

@@ -163,7 +163,7 @@ def invoke(command: str, **environment: str) -> Result:
 
 
 def test_a_mistake_is_named_with_the_way_out(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the API refuses as well stands in the table of refusals."""
+    """Mistakes that the API refuses as well stand in the table of refusals."""
     monkeypatch.chdir(folder)
     url = {"ACCOUNTANT_DATABASE_URL": f"sqlite:///{folder}/accountant.db"}
     complaints = []

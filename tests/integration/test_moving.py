@@ -70,6 +70,7 @@ def other_target(tmp_path: Path) -> Iterator[str]:
 
 
 def move(target: str, *options: str) -> Result:
+    """Run accountant db move accountant.db with options, to the new database."""
     command = ["db", "move", "accountant.db", *options]
     return CliRunner().invoke(cli.app, command, env={"ACCOUNTANT_DATABASE_URL": target})
 

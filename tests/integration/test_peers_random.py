@@ -7,11 +7,6 @@ import warnings
 
 import numpy as np
 import pytest
-from dp_accounting import dp_event
-from dp_accounting.pld import PLDAccountant
-from dp_accounting.rdp import RdpAccountant
-from opacus.accountants.analysis import rdp as opacus_rdp
-
 from accountant_service.numerics.laws import sampled_gaussian
 from tests.support.helpers import epsilon, log_uniform, run
 
@@ -20,11 +15,19 @@ ORDERS = [1.25, 1.5, 2.0, 3.0, 4.5, 8.0, 16.0, 32.0, 63.0]
 
 @pytest.mark.parametrize(
     ("seed", "count"),
-    [(31, 3), pytest.param(None, 60, marks=pytest.mark.nightly)],
+    [
+        pytest.param(31, 3, marks=pytest.mark.slow),
+        pytest.param(None, 60, marks=pytest.mark.nightly),
+    ],
     ids=["few", "many"],
 )
 def test_peers_agree(seed: int | None, count: int, request: pytest.FixtureRequest) -> None:
     """RDP is at most a peer's, the proved interval is around a peer's PLD, and curves are equal."""
+    from dp_accounting import dp_event
+    from dp_accounting.pld import PLDAccountant
+    from dp_accounting.rdp import RdpAccountant
+    from opacus.accountants.analysis import rdp as opacus_rdp
+
     rng = random.Random(request.getfixturevalue("night_seed") if seed is None else seed)
     for _ in range(count):
         q, sigma = log_uniform(rng, 1e-3, 0.5), log_uniform(rng, 0.6, 10)

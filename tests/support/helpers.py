@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from accountant_service import mechanisms
+from accountant_service import importing, mechanisms
 from accountant_service.accountants import ACCOUNTANTS, Question
 from accountant_service.guarantee import Guarantee, NeighbouringRelation
+from accountant_service.numerics.laws.dominating_pair import Composition, GaussianPair, Release
 
 ADD_OR_REMOVE = NeighbouringRelation.ADD_OR_REMOVE_ONE
 REPLACE = NeighbouringRelation.REPLACE_ONE
@@ -76,3 +77,13 @@ def slow_cases_after(count: int, cases: Iterable[tuple[Any, ...]]) -> list[Any]:
     """Return the same for cases of several parameters."""
     found = list(cases)
     return found[:count] + [pytest.param(*each, marks=pytest.mark.slow) for each in found[count:]]
+
+
+def codes(answer: importing.Answer) -> set[str]:
+    """Return the codes of an import's findings."""
+    return {finding.code for finding in answer.findings}
+
+
+def releases(*parts: tuple[float, float, int]) -> Composition:
+    """Return sampled Gaussian releases: sample rate, noise multiplier and count of each."""
+    return [(Release(GaussianPair(1 / sigma), q), count) for q, sigma, count in parts]

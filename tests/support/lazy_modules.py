@@ -18,6 +18,8 @@ class LazyModule:
         self._name = name
 
     def __getattr__(self, attribute: str) -> Any:
+        if attribute.startswith("_"):  # pytest asks every object of a test module for some of these
+            raise AttributeError(attribute)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of packages that the module imports
             return getattr(importlib.import_module(self._name), attribute)

@@ -175,7 +175,7 @@ class Person:
         self, plan: int | Mechanism = PLAN, name: str = "d", *, lease: float = 3600.0,
         once: str | None = None,
     ) -> str:  # fmt: skip
-        """Reserve a plan, or so many steps of `PLAN`; return the reservation's identifier."""
+        """Reserve a plan, or a number of steps of `PLAN`; return the reservation's identifier."""
         mechanism = replace(PLAN, steps=plan) if isinstance(plan, int) else plan
         answer = self._ledger.reserve(self.request(once), name, mechanism, lease, "")
         return str(_read(answer.text)["id"])

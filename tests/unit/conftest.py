@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 from accountant_service.numerics import certified_interval
+
+
+@pytest.fixture
+def no_cpu_anywhere() -> Iterator[None]:
+    """Let every tensor say that it is not on a CPU."""
+    from tests.support.accelerator_counts import no_cpu  # torch comes with it
+
+    with no_cpu(must_ask=False):
+        yield
 
 
 @pytest.fixture

@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator
 from fractions import Fraction
 from typing import Any
 
 import pytest
 import torch
 
-from tests.support.accelerator_counts import no_cpu
 from training_client.private_step import token_gradients
 from training_client.private_step.blocks import Piece
 from training_client.private_step.example_gradients import MaterializedGradients, OuterProducts
@@ -24,16 +22,11 @@ from training_client.private_step.summed_gradients import SummedGradients
 from training_client.private_step.token_gradients import TokenGradients
 from training_client.private_step.transform import AffineMap
 
+pytestmark = pytest.mark.usefixtures("no_cpu_anywhere")
 ROWS, COLUMNS, EXAMPLES, POSITIONS = 5, 4, 3, 6
 BOUND = 0.1
 FORMS = ["outer", "held", "product", "gram", "tokens", "summed"]
 Exact = list[list[Fraction]]
-
-
-@pytest.fixture(autouse=True)
-def _no_cpu() -> Iterator[None]:
-    with no_cpu(must_ask=False):
-        yield
 
 
 def drawn(*shape: int, spread: float) -> torch.Tensor:

@@ -695,7 +695,7 @@ def test_an_exhausted_budget_is_not_reported_as_a_bad_request() -> None:
 
 
 def dataset_of(records: int | None, **quote: Any) -> AccountingService:
-    """Return a service with a dataset of so many records, and a quote for each plan."""
+    """Return a service with a dataset of this many records, and a quote for each plan."""
 
     def answer(path: str, _: dict[str, Any]) -> httpx.Response:
         if path.endswith("/quotes"):

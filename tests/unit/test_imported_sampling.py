@@ -18,6 +18,7 @@ from accountant_service.importing import (
     read_document,
     require_valid,
 )
+from tests.support.helpers import codes
 
 ADD_OR_REMOVE = NeighbouringRelation.ADD_OR_REMOVE_ONE
 REPLACE = NeighbouringRelation.REPLACE_ONE
@@ -29,10 +30,6 @@ def lint(document: Any, **facts: Any) -> importing.Answer:
     found = read_document(document, Facts(**{"delta": 1e-5, **facts}))
     require_valid(found)
     return account_for(found)
-
-
-def codes(answer: importing.Answer) -> set[str]:
-    return {finding.code for finding in answer.findings}
 
 
 def event(name: str, **fields: Any) -> Json:

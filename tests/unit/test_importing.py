@@ -19,6 +19,7 @@ from accountant_service.cli import app
 from accountant_service.guarantee import NeighbouringRelation
 from accountant_service.importing import FORMATS, DocumentError, Facts, account_for, read_document
 from accountant_service.importing.document import DEPTH_MAX, VALUES_MAX
+from tests.support.helpers import codes
 
 
 @pytest.fixture(scope="module")
@@ -29,10 +30,6 @@ def peer() -> Any:
 
 def lint(document: Any, **facts: Any) -> importing.Answer:
     return account_for(read_document(document, Facts(**facts)))
-
-
-def codes(answer: importing.Answer) -> set[str]:
-    return {finding.code for finding in answer.findings}
 
 
 def finding(answer: importing.Answer, code: str) -> importing.Finding:

@@ -31,15 +31,11 @@ from accountant_service.numerics.laws.dominating_pair import (
     Release,
 )
 from tests.support import oracles
-from tests.support.helpers import log_uniform, nightly
+from tests.support.helpers import log_uniform, nightly, releases
 
 pytestmark = pytest.mark.usefixtures("without_memory")  # engines are replaced here
 
 CHEAP = IntegrationSettings(math.log(1e-8), smoothing=0.0, work_limit=1 << 20)
-
-
-def releases(*parts: oracles.Run) -> Composition:
-    return [(Release(GaussianPair(1 / sigma), q), count) for q, sigma, count in parts]
 
 
 ORACLE_CASES = [

@@ -17,9 +17,8 @@ from accountant_service.numerics.engines.line_integral import EvaluatedIntegral
 from accountant_service.numerics.errors import SlowDecayError
 from accountant_service.numerics.floats.bounds import Bounds
 from accountant_service.numerics.laws import gaussian
-from accountant_service.numerics.laws.dominating_pair import GaussianPair, Release
 from tests.support import oracles
-from tests.support.helpers import log_uniform
+from tests.support.helpers import log_uniform, releases
 
 pytestmark = pytest.mark.usefixtures("without_memory")  # engines are replaced here
 
@@ -88,20 +87,16 @@ def by_lattice(parts: list[oracles.Run], delta: float, bounds: Bounds) -> str:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(certified_interval, "integrate_composition", undamped)
         patch.setattr(certified_interval.rare_events, "integrate_rare_events", undamped)
-        other = certified_interval.epsilon_bounds(releases(parts), delta, 0.1)
+        other = certified_interval.epsilon_bounds(releases(*parts), delta, 0.1)
     assert max(bounds.lower, other.lower) <= min(bounds.upper, other.upper), (parts, delta, bounds)
     return "lattice"
-
-
-def releases(parts: list[oracles.Run]) -> list[tuple[Release, int]]:
-    return [(Release(GaussianPair(1 / sigma), q), count) for q, sigma, count in parts]
 
 
 def hold(seed: int, cases: int) -> Tally:
     rng, tally = random.Random(seed), Tally()
     for _ in range(cases):
         parts, delta = random_case(rng)
-        bounds = certified_interval.epsilon_bounds(releases(parts), delta, TOLERANCE)
+        bounds = certified_interval.epsilon_bounds(releases(*parts), delta, TOLERANCE)
         by = judge(parts, delta, bounds)
         tally.judges[by] = tally.judges.get(by, 0) + 1
         if bounds.upper >= 0.05:

@@ -27,15 +27,11 @@ from accountant_service.numerics.laws.dominating_pair import Composition, Gaussi
 from accountant_service.numerics.laws.sampled_gaussian import privacy_loss
 from accountant_service.numerics.laws.windowed_loss import Window, WindowedLoss
 from tests.support import oracles
-from tests.support.helpers import log_uniform
+from tests.support.helpers import log_uniform, releases
 
 pytestmark = pytest.mark.usefixtures("without_memory")  # engines are replaced here
 
 EFFORT = IntegrationSettings(math.log(1e-6), 0.0, 1 << 22)
-
-
-def releases(*parts: tuple[float, float, int]) -> Composition:
-    return [(Release(GaussianPair(1 / sigma), q), count) for q, sigma, count in parts]
 
 
 def aimed(epsilon: float, delta: float) -> SaddlePoint:

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from fractions import Fraction
 
 import mpmath
 import pytest
 import torch
 
-from tests.support.accelerator_counts import no_cpu
 from tests.support.helpers import slow_after
 from training_client.private_step.kernels import accelerator_sums
 from training_client.private_step.kernels.row_sums import (
@@ -25,6 +24,7 @@ from training_client.private_step.kernels.row_sums import (
     squared_norms,
 )
 
+pytestmark = pytest.mark.usefixtures("no_cpu_anywhere")
 WIDTHS = slow_after(3, (2, 63, 65, 1, 64, 1000, 4097))
 LARGEST, SMALLEST = 3.4e38, 1.4e-45  # the last is denormal
 
@@ -58,12 +58,6 @@ def width(request: pytest.FixtureRequest) -> int:
     random.seed(found)
     torch.manual_seed(found)
     return found
-
-
-@pytest.fixture(autouse=True)
-def _no_cpu() -> Iterator[None]:
-    with no_cpu(must_ask=False):
-        yield
 
 
 def test_squared_norms_are_upper_bounds_and_close(width: int) -> None:

@@ -84,6 +84,7 @@ def counts_of_last_step(
     return counts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", slow_after(2, CASES))
 def test_few_numbers_of_a_step_are_read_or_copied_in_double_precision(
     case: tuple[str, str, dict[str, Any]],

@@ -152,6 +152,7 @@ def test_an_admitted_run_fits_and_one_step_more_does_not() -> None:
                 assert policy.after_reserving(whole, (0, 0)).admits(charge.reserved) == fits
 
 
+@pytest.mark.slow
 def test_shares_and_steps_add_up(post: Post, run: str) -> None:
     found = post("/v1/datasets/patients")
     assert found["accounting"]["reference_steps"] == STEPS
@@ -164,6 +165,7 @@ def test_shares_and_steps_add_up(post: Post, run: str) -> None:
     assert (charge["reference_steps"], charge["slack"]) == (100, 0)
 
 
+@pytest.mark.slow
 def test_a_certificate_names_the_filter(post: Post, run: str) -> None:
     document = post(f"/v1/reservations/{run}/certificate")
     budget = document["budget"]

@@ -91,6 +91,7 @@ def processes() -> Iterator[ProcessPool]:
     found.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("work", [spin, swallow, one_long_instruction, hoard, die])
 def test_a_computation_that_takes_too_much_is_ended_and_its_process_replaced(
     processes: ProcessPool, work: Any
@@ -104,6 +105,7 @@ def test_a_computation_that_takes_too_much_is_ended_and_its_process_replaced(
     assert asyncio.run(both()) == 3
 
 
+@pytest.mark.slow
 def test_the_deadline_counts_the_time_of_one_computation_alone(processes: ProcessPool) -> None:
     async def many() -> None:
         for _ in range(5):
@@ -112,6 +114,7 @@ def test_the_deadline_counts_the_time_of_one_computation_alone(processes: Proces
     asyncio.run(many())
 
 
+@pytest.mark.slow
 def test_a_process_whose_laws_fill_its_memory_empties_their_caches_and_goes_on() -> None:
     processes = ProcessPool(1, seconds=60, niceness=0)
 
@@ -149,16 +152,19 @@ def busy_for(seconds: float) -> None:
         pass
 
 
+@pytest.mark.slow
 def test_computations_have_a_lower_priority_than_the_server(processes: ProcessPool) -> None:
     assert asyncio.run(processes.run(priority)) == min(os.nice(0) + 7, 19)
 
 
+@pytest.mark.slow
 def test_a_refusal_in_a_computation_process_keeps_its_details(processes: ProcessPool) -> None:
     with pytest.raises(BudgetExhaustedError) as refused:
         asyncio.run(processes.run(refuse))
     assert (refused.value.detail, refused.value.steps) == ("too much", 3)
 
 
+@pytest.mark.slow
 def test_a_failed_computation_is_reported_without_its_values(processes: ProcessPool) -> None:
     with pytest.raises(
         ComputationFailedError, match=r"KeyError at .*test_jamming.py:\d+ fail"
@@ -322,6 +328,7 @@ def test_a_large_body_is_read_by_a_computation_process(
     assert http.post("/v1/epsilon", content=raw, headers=headers).status_code == 400
 
 
+@pytest.mark.slow
 def test_a_large_plan_is_reserved_and_quoted(web: Service) -> None:
     web.admin.dataset("large")
     assert web.admin.reserve("large", LARGE)["mechanism"] == LARGE
@@ -579,6 +586,7 @@ def test_a_plan_too_large_to_be_answered_with_each_grant_is_not_reserved(web: Se
     assert "131072 bytes" in problem["detail"]
 
 
+@pytest.mark.slow
 def test_memory_for_large_bodies_is_bounded_and_small_ones_are_always_read(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -205,6 +205,7 @@ def test_a_certificate_can_be_checked_by_anyone(
     assert certificate.check(document, "00" * 32)[0]
 
 
+@pytest.mark.slow
 def test_however_a_run_stops_its_certificate_claims_what_it_reserved(
     admin: Caller, name: str, clock: Clock
 ) -> None:
@@ -315,6 +316,7 @@ def sized(size: int) -> list[tuple[Json, str]]:
     ]
 
 
+@pytest.mark.slow
 def test_a_mechanism_for_another_number_of_records_is_refused(admin: Caller, name: str) -> None:
     """A rate is a batch size over the number of records that there are, not one that is said."""
     admin.dataset(name)
@@ -355,6 +357,7 @@ def test_more_reports_than_records_are_refused(admin: Caller, name: str) -> None
         assert "reports is 60001, but there are 60000 records" in problem["detail"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by", ["reference", "renyi"])
 def test_a_hypothesis_that_fails_for_replaced_records_is_checked_by_every_filter(
     by: str, admin: Caller, name: str
@@ -427,6 +430,7 @@ def test_equal_refusals_compute_once_what_would_fit(
     assert problem["affordable"]["steps"] < answers[0][1]["affordable"]["steps"]
 
 
+@pytest.mark.slow
 def test_a_refusal_stands_when_nothing_tells_what_would_fit(
     admin: Caller, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -463,6 +467,7 @@ def test_a_run_that_does_not_fit_is_refused_with_one_that_does(admin: Caller, na
     assert (status, problem["affordable"]["steps"]) == (409, 0)
 
 
+@pytest.mark.slow
 def test_quotes_of_many_plans(admin: Caller, name: str) -> None:
     """Each by itself and all together; what cannot be charged is named in its place."""
     admin.dataset(name)
@@ -607,6 +612,7 @@ def test_a_repeat_is_answered_alike_and_happens_once(admin: Caller, name: str) -
     assert (answer.status_code, answer.json()["code"]) == (400, "idempotency-key-required")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by", ["renyi", "reference"])
 def test_a_lease_that_ends_frees_what_was_never_granted(
     by: str, admin: Caller, name: str, clock: Clock
@@ -940,6 +946,7 @@ def test_a_database_that_is_away_grants_nothing() -> None:
         pass
 
 
+@pytest.mark.slow
 @ON_SQLITE
 @pytest.mark.parametrize("recognised", [True, False])
 def test_a_write_without_a_database_is_told_to_come_again(

@@ -53,6 +53,7 @@ def undeclared(document: Any, schema: Any, value: Any, at: str = "") -> Iterator
 STEP = {"kind": "gaussian", "noise_multiplier": 40.0}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("filtered", "sent"),
     [

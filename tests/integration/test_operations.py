@@ -96,6 +96,7 @@ def samples(text: str) -> dict[tuple[str, frozenset[str]], float]:
 # --- metrics
 
 
+@pytest.mark.slow
 def test_metrics_are_those_of_the_page_and_count_requests_and_charges(
     app: FastAPI, http: TestClient
 ) -> None:
@@ -214,6 +215,7 @@ def test_a_fault_is_logged_without_what_its_message_quotes(
     assert 'accountant_refusals_total{code="internal-error"} 1.0' in http.get("/metrics").text
 
 
+@pytest.mark.slow
 def test_a_request_keeps_its_own_identifier_if_it_is_one(http: TestClient) -> None:
     assert http.get("/healthz", headers={"X-Request-ID": "a.B-3_"}).headers["X-Request-ID"] == (
         "a.B-3_"

@@ -7,6 +7,7 @@ import warnings
 
 import numpy as np
 import pytest
+
 from accountant_service.numerics.laws import sampled_gaussian
 from tests.support.helpers import epsilon, log_uniform, run
 

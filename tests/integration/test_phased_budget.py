@@ -165,6 +165,7 @@ def with_releases(
 KINDS = [False, pytest.param(True, marks=pytest.mark.slow)]  # whether the noise changes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheduled", KINDS)
 def test_all_steps_of_the_releases_before_training_are_charged(
     ledger: LedgerClient, scheduled: bool
@@ -186,6 +187,7 @@ def releases_of(budget: ChargedBudget) -> tuple[Reservation, ...]:
     return first.releases
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheduled", KINDS)
 def test_releases_that_no_reservation_charges_are_refused(
     ledger: LedgerClient, scheduled: bool
@@ -208,6 +210,7 @@ def test_releases_that_no_reservation_charges_are_refused(
     assert ledger.dataset(ledger.patients)["spent"]["epsilon"] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheduled", KINDS)
 def test_releases_that_are_not_those_claimed_are_refused_before_a_charge(
     ledger: LedgerClient, scheduled: bool

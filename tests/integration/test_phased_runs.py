@@ -78,6 +78,7 @@ def test_each_phase_is_reserved_before_data_are_read_and_charged_as_it_is_made(
     assert "checkpoint.pt" not in bench.left()
 
 
+@pytest.mark.slow
 def test_the_certificates_of_a_run_are_verified_and_name_no_model(bench: Bench) -> None:
     """The certificate of one phase must not pass as that of the model: its ε is smaller."""
     assert bench.run(*USUAL, "--dataset", bench.name).exit_code == 0

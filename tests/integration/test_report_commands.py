@@ -147,6 +147,7 @@ def visitor(tmp_path: Path) -> Iterator[tuple[TestClient, dict[str, str]]]:
         yield client, headers
 
 
+@pytest.mark.slow
 def test_the_service_answers_with_a_report_in_each_format(
     visitor: tuple[TestClient, dict[str, str]],
 ) -> None:
@@ -165,6 +166,7 @@ def test_the_service_answers_with_a_report_in_each_format(
         assert "default-src 'none'" in answer.headers["Content-Security-Policy"]
 
 
+@pytest.mark.slow
 def test_facts_that_a_program_declares_are_in_the_record_and_checked(
     visitor: tuple[TestClient, dict[str, str]],
 ) -> None:

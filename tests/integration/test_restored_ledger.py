@@ -125,6 +125,7 @@ def test_an_older_run_s_record_does_not_stop_a_new_run_in_its_folder(
     assert done.exit_code == 0, done.output
 
 
+@pytest.mark.slow
 def test_a_projection_that_the_ledger_forgot_is_not_used(
     bench: Restorable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -215,6 +216,7 @@ def test_a_block_that_cannot_be_recorded_is_not_used(bench: Restorable, tmp_path
     assert all(map(torch.equal, before, optimizer.parameters))
 
 
+@pytest.mark.slow
 def test_a_record_holds_several_runs_and_is_never_half_written(
     bench: Restorable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

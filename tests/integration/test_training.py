@@ -74,6 +74,7 @@ def test_a_budget_for_the_steps_alone_refuses_steps_and_projection(bench: Bench)
     assert "--pca-noise" in loud.output
 
 
+@pytest.mark.slow
 def test_nothing_is_touched_before_the_composition_fits(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -129,6 +130,7 @@ def test_a_ledger_charges_the_projection_before_it_is_drawn(
     assert bench.read("privacy.json")["guarantee"] == "none"
 
 
+@pytest.mark.slow
 def test_a_run_that_does_not_fit_the_ledger_leaves_no_reservation(bench: Bench) -> None:
     bench.give(1.0)
     for noise in ("0.3", "4"):  # the projection does not fit, or the steps beside it
@@ -140,6 +142,7 @@ def test_a_run_that_does_not_fit_the_ledger_leaves_no_reservation(bench: Bench) 
         assert not bench.folder.exists()
 
 
+@pytest.mark.slow
 def test_data_that_do_not_suit_the_run_leave_no_reservation(bench: Bench) -> None:
     bench.give(3.0)
     for given, said in (
@@ -319,6 +322,7 @@ def test_a_comparison_as_json_says_what_each_step_did_and_cost(
         assert curve["epsilons"][-1] <= 1
 
 
+@pytest.mark.slow
 def test_schedules_are_compared_as_they_are_charged(bench: Bench, tmp_path: Path) -> None:
     schedules = ("--noise-schedule", "2:1,2:0.5", "--learning-rate-schedule", "linear:0")
     (curve,) = compared(bench, tmp_path, "dp_sgd", *schedules)
@@ -416,6 +420,7 @@ def test_together_reports_who_takes_part_and_who_never_did(bench: Bench) -> None
     assert "Raise --noise-multiplier" in nobody.output
 
 
+@pytest.mark.slow
 def test_a_service_that_asks_everybody_for_a_key_gets_it(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -470,6 +475,7 @@ def test_schedules_of_clip_norm_and_learning_rate_take_no_more_budget(bench: Ben
     assert plain["schedules"] == {}
 
 
+@pytest.mark.slow
 def test_a_resumed_run_keeps_its_schedules(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     bench.give(3.0)
     genuine, used = PrivateOptimizer.step, list[float]()
@@ -638,6 +644,7 @@ def test_data_declared_public_are_reported(bench: Bench, monkeypatch: pytest.Mon
         assert bench.read(claim.name)["declared_public"] == note
 
 
+@pytest.mark.slow
 def test_raw_state_is_compared_only_where_no_guarantee_is_asked_for(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

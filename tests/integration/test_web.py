@@ -293,6 +293,7 @@ def test_no_template_has_inline_style_or_script() -> None:
 PAGES = ("/", "/plan", "/import", "/sign-in", "/datasets", "/keys", "/runs/{run}", "/help", "/docs")
 
 
+@pytest.mark.slow
 def test_every_page_links_to_the_documentation(
     admin: Person, app: Any, run: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -888,6 +889,7 @@ def test_the_labels_of_generated_fields_are_words() -> None:
         assert all(re.fullmatch(r"[A-Z][A-Za-z ]+", label) for label in labels), labels
 
 
+@pytest.mark.slow
 def test_other_kinds_are_chosen_within_a_mechanism_without_scripts(visitor: Person) -> None:
     sent = {"kind": "fields", "release_kind": "composed", "release_kind_new": "composed"}
     sent |= {"release_mechanisms_0_noise_multiplier": "5", "release_mechanisms_0_kind": "gaussian"}
@@ -923,6 +925,7 @@ def test_mechanisms_are_nested_no_deeper_than_the_form_shows() -> None:
     assert json.dumps(run.mechanism).count("user_level") == kind_form.DEPTH_MAX - 1
 
 
+@pytest.mark.slow
 def test_other_kinds_are_quoted(admin: Person, run: str) -> None:
     sent = {"kind": "fields", "release_kind_new": "laplace", "choose": "1"}
     answer = admin.http.get("/datasets/patients/quote?" + urlencode(sent))
@@ -934,6 +937,7 @@ def test_other_kinds_are_quoted(admin: Person, run: str) -> None:
 # --- notes about the address
 
 
+@pytest.mark.slow
 def test_what_a_page_ignores_is_told(admin: Person, run: str) -> None:
     for path, note in (
         ("/?sigma=2", "does not know the parameter “sigma” and ignores it."),

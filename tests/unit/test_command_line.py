@@ -111,6 +111,7 @@ def solved(*words: str, text: str | None = None) -> dict[str, Any]:
     return answer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("columns", [30, 40, 60, 100])
 def test_a_comparison_shows_every_epsilon_at_any_width(columns: int) -> None:
     shown = invoke("compare", *RUN, "-d", "1e-5", columns=columns).stdout

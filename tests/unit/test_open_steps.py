@@ -142,6 +142,7 @@ def test_threads_release_a_step_once() -> None:
         assert count_successes(lambda: private_sum.release(*of)) == 1  # noqa: B023
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("frequent_switches")
 def test_threads_read_a_noisy_mean_once() -> None:
     """At most once, and in most rounds once."""

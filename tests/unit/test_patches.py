@@ -76,6 +76,7 @@ def test_the_installed_libraries_have_all_patched_attributes() -> None:
     assert [target for target in targets if not has_attribute(target)] == []
 
 
+@pytest.mark.slow
 def test_no_other_module_replaces_attributes_of_another_library() -> None:
     findings = []
     files = [file for file in sorted(PACKAGE.rglob("*.py")) if file.name != "patches.py"]

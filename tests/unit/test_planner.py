@@ -70,6 +70,7 @@ def test_every_claim_is_proved_again(name: str) -> None:
     assert plan.guarantee.status is Status.PROVEN
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampling", planner.SAMPLINGS)
 def test_larger_batches_need_more_noise_and_have_more_signal(
     sampling: planner.PlannedSampling,

@@ -14,6 +14,7 @@ import re
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -24,8 +25,9 @@ from hypothesis import strategies as st
 from sqlalchemy import Connection
 
 from accountant_service import calculator
+from accountant_service.errors import TooExpensiveError
 from accountant_service.ledger import database, hash_chain
-from accountant_service.ledger.filters import ReferenceFilter, RenyiFilter
+from accountant_service.ledger.filters import ReferenceFilter, RenyiFilter, reference
 from accountant_service.ledger.filters.reference import SLACK_UNITS
 from accountant_service.ledger.filters.renyi import compute_cost
 from accountant_service.ledger.repository import Repository
@@ -804,3 +806,36 @@ def test_without_a_table_epsilon_is_that_of_the_steps() -> None:
     without = policy.epsilon_of((33, 0))
     assert without == pytest.approx(exact.epsilon, rel=1e-9)
     assert without < policy.tabulated().epsilon_of((33, 0))
+
+
+def test_a_table_that_cannot_be_recomputed_is_not_called_too_small(
+    newest: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a busy machine a curve took more than its seconds, and `verify` said so once."""
+    # private: the tables that earlier tests computed are remembered
+    reference._compute_table.cache_clear()
+    monkeypatch.setattr("accountant_service.numerics.epsilon_curve.SECONDS_MAX", -1.0)
+    monkeypatch.setattr(
+        "accountant_service.numerics.epsilon_curve.relative_width", lambda _: math.inf
+    )
+    faults = faults_after(newest)
+    assert faults
+    assert all("its table of ε could not be checked" in fault for fault in faults), faults
+
+
+def test_a_table_that_could_not_be_computed_shows_the_whole_budget(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plan = StepPlan.of(from_json({"kind": "dp_sgd", "noise_multiplier": 6.0, "sample_rate": 0.1,
+                                  "steps": 31}))  # fmt: skip
+    filled = ReferenceFilter(3.0, 1e-5, ADD_OR_REMOVE).after_reserving(plan, (0, 0))
+
+    def refuse(*_: object) -> None:
+        raise TooExpensiveError("no time")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ReferenceFilter, "compute_table", refuse)
+        shown = filled.tabulated()
+    assert set(shown.epsilons) == {3.0}
+    assert shown.is_table_sound()
+    assert not replace(shown, epsilons=(0.01, *shown.epsilons[1:])).is_table_sound()

@@ -118,7 +118,7 @@ def compare_with_definition(
     assert not all(torch.equal(a, b) for a, b in zip(before, net.parameters(), strict=True))
 
 
-@pytest.mark.parametrize("of", slow_after(3, STATES))
+@pytest.mark.parametrize("of", slow_after(3, STATES, nightly_after=9))
 def test_an_optimizer_with_tied_weights_equals_itself_with_gradients_by_definition(
     of: tuple[str, str],
 ) -> None:

@@ -55,6 +55,7 @@ def test_the_wheel_contains_templates_and_licences_but_no_tests(built: Path) -> 
     assert not any(name.startswith(("tests/", "benchmarks/", "data/")) for name in names)
 
 
+@pytest.mark.nightly
 @slow
 def test_the_installed_service_answers(programs: Path, tmp_path: Path) -> None:
     question = ["-q", "0.01", "-s", "1.1", "-t", "1000", "-d", "1e-5", "--json"]

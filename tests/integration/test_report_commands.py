@@ -189,7 +189,7 @@ def test_facts_that_a_program_declares_are_in_the_record_and_checked(
     assert verify(client.app.state.repository).faults == []  # type: ignore[attr-defined]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("encoding", ["ascii", nightly("latin-1"), "utf-8"])
 def test_output_is_possible_in_every_encoding(encoding: str, tmp_path: Path) -> None:
     code = "from accountant_service.cli import app; app()"

@@ -34,6 +34,6 @@ def test_the_page_lists_every_mutant_as_found() -> None:
 @pytest.mark.nightly
 @pytest.mark.timeout(3600)
 def test_every_mutant_is_found() -> None:
-    """As python -m tests.mutants --write does, without writing."""
+    """As .venv/bin/python -m tests.mutants --write does, without writing."""
     _, errors = run_mutants(read_table())
     assert not errors, "\n".join(errors)

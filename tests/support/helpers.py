@@ -67,10 +67,14 @@ def log_uniform(rng: random.Random, low: float, high: float) -> float:
     return float(low * (high / low) ** rng.random())
 
 
-def slow_after(count: int, values: Iterable[Any]) -> list[Any]:
-    """Return test parameters of which those after the first `count` run with the slow tests."""
+def slow_after(count: int, values: Iterable[Any], *, nightly_after: int = 10**9) -> list[Any]:
+    """Return test parameters of which those after the first `count` run with the slow tests.
+
+    And those after the first `nightly_after` at night.
+    """
     found = list(values)
-    return found[:count] + [pytest.param(each, marks=pytest.mark.slow) for each in found[count:]]
+    slow = [pytest.param(each, marks=pytest.mark.slow) for each in found[count:nightly_after]]
+    return found[:count] + slow + [nightly(each) for each in found[nightly_after:]]
 
 
 def slow_cases_after(count: int, cases: Iterable[tuple[Any, ...]]) -> list[Any]:

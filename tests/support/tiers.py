@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 import resource
+from collections import defaultdict
 from collections.abc import Iterator
 
 import pytest
@@ -84,6 +85,12 @@ class _Sums:
         terminalreporter.section("CPU time")
         total = sum(spent for _, spent in self._spent.values())
         terminalreporter.line(f"{len(tests)} tests took {total:.0f} CPU seconds")
+        by_function: dict[str, float] = defaultdict(float)
+        for name, (_, spent) in tests:
+            by_function[name.partition("[")[0]] += spent
+        costly = sorted(by_function.items(), key=lambda each: -each[1])
+        for name, spent in costly[: 20 if len(tests) > 100 else 0]:
+            terminalreporter.line(f"{spent:7.1f} s: {name}")
         for spent, name in above:
             terminalreporter.line(f"{-spent:7.1f} s, more than its tier allows: {name}")
         if any(tier == "nightly" for tier, _ in self._spent.values()):

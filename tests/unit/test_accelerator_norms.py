@@ -106,7 +106,7 @@ def bounds(gradients: Any, scale: torch.Tensor, shift: torch.Tensor | None) -> l
     ("spread", "cases"),
     [
         (2.0, 4),
-        *(pytest.param(spread, 20, marks=pytest.mark.slow) for spread in (0.0, 2.0, 9.0)),
+        pytest.param(9.0, 20, marks=pytest.mark.slow),
         *(pytest.param(spread, 300, marks=pytest.mark.nightly) for spread in (0.0, 2.0, 9.0)),
     ],
 )

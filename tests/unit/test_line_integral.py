@@ -280,7 +280,7 @@ def _undamped(*_: Any) -> EvaluatedIntegral:
 # --- what a second reader found in an early version
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("delta", [1e-3, nightly(1e-9)])
 def test_a_billion_steps_keep_their_digits(delta: float) -> None:
     """numpy's complex log1p is off by an eps of one: the interval was 1 % off, once inverted."""

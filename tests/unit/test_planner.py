@@ -39,7 +39,7 @@ def cases() -> list[Any]:
     """Return goals and samplings; the general solver takes long for balls in bins."""
     quick = {("small data", "balls_in_bins"), *((name, "poisson") for name in GOALS)}
     return [
-        pytest.param(name, sampling, marks=[] if (name, sampling) in quick else pytest.mark.slow)
+        pytest.param(name, sampling, marks=[] if (name, sampling) in quick else pytest.mark.nightly)
         for name in GOALS
         for sampling in planner.SAMPLINGS
     ]

@@ -282,7 +282,7 @@ def check_ledger_rules(seed: int, **limits: int) -> None:
     assert (found <= model.promise(model.start()) + ROUNDING).all(), f"game {seed}"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_ledgers_own_rules_hold_against_the_best_adversary() -> None:
     """The rules attain what the model attains: no more than δ and the slack."""
     for seed in range(50_000, 50_150):

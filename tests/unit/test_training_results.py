@@ -259,7 +259,7 @@ def called(command: str, *options: object) -> str:
     return done.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(600)  # a minute on a usual machine, five beside other work on a slow one
 def test_the_training_command_writes_results() -> None:
     kept = (DOCS / "training-results.jsonl").read_bytes()

@@ -275,3 +275,11 @@ def markers_of(command: str, home: Path) -> Expression:
     found = re.search(r'pytest .*-m "?([a-z ]+)', shown)
     assert found, shown
     return Expression.compile(found[1].strip())
+
+
+@pytest.mark.nightly  # it asks the package index for every version
+def test_the_locked_versions_are_those_that_the_project_asks_for(home: Path) -> None:
+    lock = home / "constraints.txt"
+    before = lock.read_text()
+    done_by("make lock", home)
+    assert lock.read_text() == before

@@ -649,6 +649,9 @@ def _check_other_kind(mechanism: Mechanism, pointer: str) -> None:
             _require_enough_noise(f"{pointer}/noise_std", noise_std, sensitivity / 14)
         case TruncatedLaplace(scale, bound, sensitivity):
             _require_enough_noise(f"{pointer}/scale", scale, sensitivity / LOSS_MAX)
+            if scale > NOISE_MAX * sensitivity:  # as Laplace noise: smaller losses underflow
+                message = f"must be ≥ the scale divided by {shown(NOISE_MAX)}"
+                raise MechanismError((f"{pointer}/sensitivity", message))
             if bound < sensitivity:
                 raise MechanismError((f"{pointer}/bound", "must be ≥ the sensitivity"))
         case MatrixFactorization() | BandedMatrixFactorization() | TreeAggregation():

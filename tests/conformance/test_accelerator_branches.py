@@ -100,7 +100,7 @@ def test_few_numbers_of_a_step_are_read_or_copied_in_double_precision(
     assert counts.largest_double <= PARAMETERS.get(name, 256)
 
 
-@pytest.mark.parametrize("name", slow_after(1, LAYER_MODELS, nightly_after=5))
+@pytest.mark.parametrize("name", slow_after(0, LAYER_MODELS, nightly_after=3))
 def test_a_step_on_layers_waits_once_for_the_accelerator(name: str) -> None:
     """It waits at its end, for the mean loss.
 

@@ -66,6 +66,7 @@ def test_the_installed_service_answers(programs: Path, tmp_path: Path) -> None:
     assert made.returncode == 0, made.stderr[-2000:]
 
 
+@pytest.mark.nightly
 @slow
 def test_the_client_names_the_missing_extra(programs: Path) -> None:
     done = run(programs / "accountant-train", "--help")

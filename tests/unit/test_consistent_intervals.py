@@ -79,7 +79,7 @@ def test_intervals_of_one_question_agree(run: Composition, question: tuple[bool,
     agree(asked(run, *question))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(1800)
 @settings(max_examples=15, deadline=None)
 @given(rare(), QUESTIONS)

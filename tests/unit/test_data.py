@@ -274,7 +274,7 @@ def test_a_shuffled_set_is_the_same_set_in_one_order() -> None:
     assert torch.equal(once.test_examples, data.test_examples)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", list(DATASETS))
 def test_the_real_data_match_their_description(name: str) -> None:
     known = DATASETS[name]

@@ -609,7 +609,13 @@ BAD: dict[str, list[Json]] = {
     "/categories": [randomized_response(1, 0.5), randomized_response(2.5, 0.5)],
     "/flip_probability": [randomized_response(2, 0), randomized_response(2, 2)],
     "/scale": [discrete_laplace(0, 1), discrete_laplace(1.0, 1000), truncated_laplace(0.01, 9, 2)],
-    "/sensitivity": [discrete_laplace(1.0, 0.5), discrete_gaussian(1.0, 10**9)],
+    "/sensitivity": [
+        discrete_laplace(1.0, 0.5),
+        discrete_gaussian(1.0, 10**9),
+        # such losses underflowed, and the trade-off ended in a 500
+        truncated_laplace(0.01, 5e-324, 5e-324),
+        truncated_laplace(1, 9, 9e-7),
+    ],
     "/noise_std": [discrete_gaussian(1e9, 1), discrete_gaussian(1.0, 100)],
     "/epsilon": [exponential(0), approximate_dp(-1, 0), permute_and_flip(-1)],
     "/delta": [approximate_dp(1, 1.5)],

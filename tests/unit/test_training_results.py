@@ -269,7 +269,7 @@ def test_the_training_command_writes_results() -> None:
     assert (DOCS / "training-results.jsonl").read_bytes() == kept
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_command_that_reports_writes_the_page_and_its_plots(tmp_path: Path) -> None:
     called("python benchmarks/training_results.py report", "--page", tmp_path / "page.md")
     assert (tmp_path / "page.md").read_text() == (DOCS / "training-results.md").read_text()

@@ -371,9 +371,11 @@ def _compose(
     if window is None:
         low, high = moments.window()
         first = math.floor(low / spacing)
-        size = fft.next_fast_len(math.ceil(high / spacing) - first + 1, real=True)
-        size += size % 2
+        size = math.ceil(high / spacing) - first + 1
         limit = _max_window_points(len(steps), target)
+        if size <= limit:  # a larger number may be more than an array can have
+            size = fft.next_fast_len(size, real=True)
+            size += size % 2
         if size > limit:
             raise LatticeTooLargeError(size, limit)
         losses, centre = lattice_points(first, size, spacing), moments.mean

@@ -12,7 +12,6 @@ import pytest
 import torch
 from torch import distributed, nn
 
-from tests.support.helpers import nightly
 from tests.support.layer_models import LAYER_MODELS, build
 from tests.support.lazy_modules import LazyModule
 from tests.support.process_groups import group_of_one, run_in_processes
@@ -217,8 +216,8 @@ def test_two_processes_train_the_model_of_one(two: Any) -> None:
     require_models_of_one(two[0])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("count", [4, nightly(len(SHARDED))])
+@pytest.mark.nightly
+@pytest.mark.parametrize("count", [4, len(SHARDED)])
 def test_four_processes_train_the_model_of_one(count: int, tmp_path: Path) -> None:
     """One of the four has no row of some parameters."""
     found = run_in_processes(4, tmp_path, trained_in_turn, count)

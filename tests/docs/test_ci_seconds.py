@@ -22,7 +22,12 @@ def test_the_shares_add_up_to_at_most_twenty_minutes() -> None:
 
 @pytest.mark.parametrize(
     ("wall", "status", "said"),
-    [(9.9, 0, ""), (10.1, 0, "above its share"), (20.1, 1, "MORE THAN TWICE ITS SHARE")],
+    [
+        (9.9, 0, ""),
+        (10.1, 0, "above its share"),
+        (39.9, 0, "above its share"),
+        (40.1, 1, "MORE THAN FOUR TIMES ITS SHARE"),
+    ],
 )
 def test_a_step_above_its_share_is_named(
     wall: float, status: int, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -89,7 +89,7 @@ def test_the_life_of_a_run(by: str, unit: str, admin: Caller, name: str) -> None
     assert held["held"][unit] > 0
     for steps, sequence, code in ((20, 0, "stale-sequence"), (41, 20, "budget-exhausted")):
         status, problem = admin.grant(run["id"], steps, sequence)
-        assert (status, problem["code"]) == (409, code)
+        assert (status, problem.get("code")) == (409, code)
     for _ in range(2):  # a repeat is answered alike
         assert admin.make(f"{of}/commit")["state"] == "committed"
     assert admin.refusal("POST", f"{of}/release", {}) == (409, "reservation-closed")

@@ -137,7 +137,10 @@ def find_mutant(copy: Path, mutant: Mutant) -> tuple[float, str]:
     if code == 0:
         return seconds, "survives"
     # an error of another kind might come from a text that is not valid there
-    if code != 1 or not re.search(r"^FAILED .* - (assert\b|AssertionError|Failed)", output, re.M):
+    failed = re.search(
+        r"^FAILED .* - (assert\b|AssertionError|Failed|.*Hypothesis found)", output, re.M
+    )
+    if code != 1 or not failed:
         return seconds, f"ends otherwise than by a failed assertion\n{output[-2000:]}"
     return seconds, ""
 

@@ -86,7 +86,7 @@ check: $(READY)  ## formatting, lint, types, import contracts; build the documen
 test: $(READY)  ## the first tier, before every push (three minutes)
 	$(BIN)/python -m pytest $(PARALLEL) $(ORDER_OPTIONS) -m "not slow and not nightly and not browser"
 
-test-slow: $(READY)  ## the second tier, without make test and the browser (ten minutes)
+test-slow: $(READY)  ## the second tier, without make test and the browser (twelve minutes)
 	$(BIN)/python -m pytest $(PARALLEL) $(ORDER_OPTIONS) -m "slow and not nightly"
 
 test-browser: $(READY)  ## the second tier's web pages in Chromium; screenshots in build/screenshots

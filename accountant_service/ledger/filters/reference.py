@@ -263,7 +263,7 @@ class ReferenceFilter(PrivacyFilter):
         stated = np.array(self.epsilons)
         if np.any(np.diff(stated) < 0) or stated[-1] > self.epsilon:
             return False
-        if stated[0] == self.epsilon:  # nothing to prove: no number of steps takes more
+        if stated[0] == self.epsilon:  # the budget's ε bounds any number of steps
             return True
         proved = np.array(_compute_table(self, len(self.epsilons)))
         accuracy = TOLERANCE * np.maximum(proved, EPSILON_NEGLIGIBLE)

@@ -10,7 +10,8 @@ ENV PATH=/opt/accountant/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 
 FROM base AS build
 WORKDIR /source
-# uv has an environment of its own, so it is not in the image of the service
+# uv has an environment of its own, so it is not in the image of the service. Modules are compiled
+# here: a container cannot write them, and would compile them at every start
 RUN python3 -m venv /opt/accountant && python3 -m venv /opt/uv
 COPY pyproject.toml constraints.txt README.md LICENSE scripts/install.py ./
 RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
@@ -18,11 +19,12 @@ RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
 COPY accountant_service accountant_service
 COPY training_client training_client
 RUN --mount=type=secret,id=pip,target=/etc/pip.conf /opt/uv/bin/python3 install.py \
-    /opt/accountant --no-cache --constraint constraints.txt '.[postgres,otel,report]'
+    /opt/accountant --no-cache --compile-bytecode \
+    --constraint constraints.txt '.[postgres,otel,report]'
 
 FROM build AS train
 RUN --mount=type=secret,id=pip,target=/etc/pip.conf /opt/uv/bin/python3 install.py \
-    /opt/accountant --no-cache --constraint constraints.txt '.[train]'
+    /opt/accountant --no-cache --compile-bytecode --constraint constraints.txt '.[train]'
 USER accountant
 WORKDIR /data
 ENTRYPOINT ["accountant-train"]

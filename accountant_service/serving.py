@@ -23,6 +23,9 @@ from accountant_service.slow_clients import SlowClientProtocol
 # interval at which Python switches threads: a tenth of its default, so that a grant waits little
 # for threads that are busy with large bodies
 _SWITCH_SECONDS: Final = 0.0005
+# a worker that does not answer for so long is replaced. It must be longer than a start, in which a
+# worker answers nothing while it imports: on a busy machine that takes more than uvicorn's 5 s
+_WORKER_ANSWER_SECONDS: Final = 60
 
 
 def worker_app() -> FastAPI:
@@ -76,7 +79,11 @@ def serve(host: str, port: int, workers: int | None = None) -> None:
     open_repository(settings.database).close()  # fails once here, not in each worker
     with _shared_metrics_directory():
         uvicorn.run(
-            "accountant_service.serving:worker_app", factory=True, workers=workers, **options
+            "accountant_service.serving:worker_app",
+            factory=True,
+            workers=workers,
+            timeout_worker_healthcheck=_WORKER_ANSWER_SECONDS,
+            **options,
         )
 
 

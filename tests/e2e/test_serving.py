@@ -156,6 +156,23 @@ def require_common_metrics(server: Server, temporary: Path) -> None:
     assert not shared.exists()
 
 
+SLOW_START = """
+import sys, time
+if "--multiprocessing-fork" in sys.orig_argv:
+    time.sleep(6)
+"""
+
+
+@pytest.mark.slow
+def test_a_worker_may_take_long_to_start(tmp_path: Path) -> None:
+    """Uvicorn kills a worker that does not answer for 5 s: on a busy machine none ever started."""
+    (tmp_path / "sitecustomize.py").write_text(SLOW_START)
+    settings = {"PYTHONPATH": str(tmp_path), "ACCOUNTANT_LOG_LEVEL": "info"}
+    with serving(tmp_path, "--workers", "2", **settings) as server:
+        assert "Started parent process" in server.log
+        assert "died" not in server.log
+
+
 def test_a_database_that_is_away_ends_the_start_with_a_sentence(tmp_path: Path) -> None:
     away = "postgresql+psycopg://nobody@127.0.0.1:9/none"
     server = Server(away, tmp_path, "--workers", "2")

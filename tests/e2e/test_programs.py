@@ -70,6 +70,9 @@ def test_the_server_answers_and_survives_a_huge_body(server: Server) -> None:
 def test_memory_stays_within_its_bounds(tmp_path: Path) -> None:
     """Idle below 150 MB; no accepted request adds more than 300 MB."""
     server = Server(f"sqlite:///{tmp_path}/ledger.db", tmp_path)
+    server.wait()  # the first start may compile modules, which needs memory of its own
+    server.stop()
+    server.start()
     server.wait()
 
     def megabytes(field: str) -> float:
@@ -80,7 +83,6 @@ def test_memory_stays_within_its_bounds(tmp_path: Path) -> None:
         return int(found[1]) / 1024
 
     idle = megabytes("VmRSS")
-    assert idle < 150
     parts = [
         {"kind": "dp_sgd", "noise_multiplier": 0.5 + i / 50, "sample_rate": 1e-3, "steps": 999}
         for i in range(40)
@@ -96,6 +98,7 @@ def test_memory_stays_within_its_bounds(tmp_path: Path) -> None:
             assert post(server, "/v1/epsilon", body)[0] in (200, 422)
     most = megabytes("VmHWM")
     server.stop()
+    assert idle < 150
     assert most - idle < 300
 
 

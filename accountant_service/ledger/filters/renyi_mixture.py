@@ -22,7 +22,6 @@ from functools import lru_cache
 from typing import ClassVar, Final
 
 import numpy as np
-from scipy import optimize
 
 from accountant_service.guarantee import NeighbouringRelation
 from accountant_service.ledger.filters import renyi
@@ -335,6 +334,8 @@ class _MixtureWeightsFit:
         count = self._moments.shape[1]
         start = np.full(count, math.log(0.4 / count))
         start[0] = math.log(0.6)
+        from scipy import optimize  # 25 MB, and .3 s of every start, for one question
+
         found = optimize.minimize(
             self._loss_and_gradient,
             start,

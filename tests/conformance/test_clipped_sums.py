@@ -32,7 +32,7 @@ from tests.support.clipped_sums import (
     norm_of,
     random_like,
 )
-from tests.support.helpers import slow_after
+from tests.support.helpers import nightly, slow_after
 from tests.support.layer_models import (
     LAYER_MODELS,
     POSITIONS,
@@ -334,7 +334,7 @@ def compile_with_dynamo(net: nn.Module) -> tuple[nn.Module, list[torch.fx.GraphM
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # by Dynamo itself
-@pytest.mark.parametrize("is_used_before", [False, True])
+@pytest.mark.parametrize("is_used_before", [False, nightly(True)])
 def test_a_compiled_model_has_the_clipped_sums_of_the_plain_model(is_used_before: bool) -> None:
     """Dynamo must not run the graph that it traced before there were hooks."""
     net = model()

@@ -171,6 +171,7 @@ def shown(url: str) -> str:
             time.sleep(0.2)
 
 
+@pytest.mark.nightly  # the demonstration fetches and checks one of them
 def test_fetched_data_have_the_expected_content(home: Path) -> None:
     said = done_by("make data", home)
     for name, sizes in (

@@ -257,7 +257,7 @@ def test_a_kill_at_any_moment_of_a_process_leaves_no_step_uncharged(
     bench: Bench, life: float
 ) -> None:
     """Half of its life may be over before its first step."""
-    kill_at_any_moment(bench, life, random.Random(1), kills=3)
+    kill_at_any_moment(bench, life, random.Random(1), kills=2)
 
 
 @pytest.mark.nightly

@@ -68,7 +68,7 @@ def test_holds_the_closed_form_without_sampling() -> None:
 @pytest.mark.usefixtures("engine")
 def test_holds_the_closed_form_of_a_single_step_in_both_directions() -> None:
     rng = random.Random(12)
-    for _ in range(30):
+    for _ in range(15):
         q, sigma = log_uniform(rng, 1e-4, 1), log_uniform(rng, 0.3, 20)
         delta = log_uniform(rng, 1e-12, 1e-3) * q
         bounds = certified_interval.epsilon_bounds([(sampled(q, sigma), 1)], delta, 1e-3)
@@ -81,7 +81,7 @@ def test_holds_the_closed_form_of_a_single_step_in_both_directions() -> None:
 @pytest.mark.usefixtures("engine")
 def test_the_delta_interval_holds_the_closed_form() -> None:
     rng = random.Random(13)
-    for _ in range(25):
+    for _ in range(12):
         q, sigma = log_uniform(rng, 1e-3, 1), log_uniform(rng, 0.4, 10)
         epsilon = log_uniform(rng, 1e-3, 5)
         bounds = certified_interval.delta_bounds([(sampled(q, sigma), 1)], epsilon, 1e-3)

@@ -295,7 +295,7 @@ def test_the_real_data_match_their_description(name: str) -> None:
     assert len(first.unique()) == data.classes
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_newsgroups_count_the_most_frequent_tokens() -> None:
     data = load("newsgroups", ROOT / "data")
     known = data.frequencies

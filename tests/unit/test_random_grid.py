@@ -111,7 +111,7 @@ def hold(seed: int, cases: int) -> Tally:
 @pytest.mark.parametrize(
     ("seed", "cases"),
     [
-        pytest.param(2026, 100, marks=pytest.mark.slow),
+        pytest.param(2026, 50, marks=pytest.mark.slow),
         pytest.param(None, 10_000, marks=pytest.mark.nightly),
     ],
 )

@@ -75,7 +75,7 @@ def ask_at_a_corner(seed: int) -> None:
     relation = rng.choice(list(NeighbouringRelation))
     method = rng.choice(list(ACCOUNTANTS))
     delta, epsilon = rng.choice(DELTAS), rng.choice(EPSILONS)
-    start = time.monotonic()
+    start = time.process_time()  # whatever else the machine does
     for ask in (
         lambda: calculator.epsilon(described, delta, method, relation),
         lambda: calculator.delta(described, epsilon, method, relation),
@@ -84,7 +84,7 @@ def ask_at_a_corner(seed: int) -> None:
             check(ask())
         except AccountingError:
             continue  # a refusal is an answer here
-    assert time.monotonic() - start < 20
+    assert time.process_time() - start < 10
 
 
 @pytest.mark.slow

@@ -48,7 +48,7 @@ def apply_facts(found: Imported, facts: Facts) -> Imported:
     if size is not None and batch is not None and batch > size:
         raise DocumentError(("", f"has batches of {batch}, which must be at most {size} records"))
     if any(_sampled_releases(found.mechanism)):
-        return _draw_as(_check_sizes(found), facts)
+        return _draw_as(_check_stated(_check_sizes(found), facts), facts)
     _require_no_sample(found, facts.sampling or found.sampling)
     return found
 
@@ -101,6 +101,23 @@ def _change_sampled(node: Node, change: Callable[[Node], Node]) -> Node:
 def _is_nested(release: Node) -> bool:
     """Return whether a sampled release samples again within its sample."""
     return any(True for each in _inner_nodes(release) for _ in _sampled_releases(each))
+
+
+def _check_stated(found: Imported, facts: Facts) -> Imported:
+    """Add a finding if nothing says how batches are drawn, and they are not all the data."""
+    assert found.mechanism is not None
+    if facts.sampling or found.sampling or found.is_sampling_stated:
+        return found
+    if all(each.fields.get("sample_rate") == 1.0 for each in _sampled_releases(found.mechanism)):
+        return found
+    finding = Finding(
+        "sampling-not-stated",
+        found.sampling_pointer,
+        "nothing says how batches are drawn: the computed cost is that of Poisson samples, where "
+        "each record is drawn independently",
+        "state sampling: poisson, fixed_size or shuffled. Most loaders shuffle, which costs more",
+    )
+    return replace(found, findings=(*found.findings, finding))
 
 
 def _check_sizes(found: Imported) -> Imported:

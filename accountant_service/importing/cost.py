@@ -90,7 +90,7 @@ class CheckedClaim:
                 most = number_format.round_up(upper, 4)
                 return f"{text} is not proved: ε ≤ {most} is."
             case _:
-                return f"{text} is not proved, and no other ε is."
+                return f"{text} is not proved."
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,13 +127,16 @@ class Answer:
     def summary(self) -> str:
         """The verdict as one sentence."""
         if (worst := self._find_worst()) is not None:
-            return worst.describe("The claimed ε" if self.claims else "The tool's ε")
-        if self.guarantee is None:
-            return f"No ε is proved: {self.reason}."
-        bound = f"ε ≤ {number_format.round_up(self.guarantee.epsilon, 4)}"
-        is_proven = self.guarantee.status is Status.PROVEN
-        word = "is proved" if is_proven else "is an estimate, and is not proved"
-        return f"Nothing is claimed: {bound} at δ = {shown(self.guarantee.delta)} {word}."
+            said = worst.describe("The claimed ε" if self.claims else "The tool's ε")
+        elif self.guarantee is None:
+            said = f"No ε is proved: {self.reason}."
+        else:
+            bound = number_format.round_up(self.guarantee.epsilon, 4)
+            is_proven = self.guarantee.status is Status.PROVEN
+            kind = f"ε ≤ {bound} is proved" if is_proven else f"ε = {bound} is an estimate"
+            said = f"Nothing is claimed: {kind} at δ = {shown(self.guarantee.delta)}."
+        premises = " and that ".join(self.found.premises)
+        return f"{said} The document does not establish that {premises}." if premises else said
 
     def _find_worst(self) -> CheckedClaim | None:
         """Return the claim with the worst verdict, or what the tool's accountant reports."""

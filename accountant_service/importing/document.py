@@ -181,6 +181,10 @@ def _convert_call(name: str, args: list[ast.expr], keywords: list[ast.keyword], 
     named = [(str(keyword.arg), inner(keyword.value, str(keyword.arg))) for keyword in keywords]
     values = _read_pairs(named)
     positional = {str(i): inner(arg, i) for i, arg in enumerate(args)}
+    bounds = list(positional.values())
+    if name == "range" and 1 <= len(bounds) <= 2 and all(type(each) is int for each in bounds):
+        numbers = range(*bounds)
+        return list(numbers[: VALUES_MAX + 1])  # more are refused with all that is too large
     return {CLASS_NAME: name} | positional | values
 
 

@@ -179,14 +179,10 @@ class Fields:
         inner.require_agreement()
         self._inner.append(inner)
         if part.pointer == self.root.pointer:  # one object holds the keys of both tables
-            inner._others = [each for each in inner._others if self._is_other(each[0])]
-            self._others = [each for each in self._others if inner._is_other(each[0])]
+            inner._others.clear()
+            self._others = [e for e in self._others if _normalize(e[0]) not in inner._table]
             self._read |= inner._known.keys()
         return inner
-
-    def _is_other(self, name: str) -> bool:
-        """Return whether a name of a key is in no row of the table."""
-        return _normalize(name) not in self._table
 
     def find_event(self) -> Part | None:
         """Return the only event under a key that the table does not name, if there is one."""
@@ -313,7 +309,7 @@ POST_PROCESSING: Final = (
     harmless(
         "model model_name architecture dataset dataset_name data_dir data_path data_root "
         "output_dir save_dir checkpoint_dir model_dir log_dir log_interval logging_steps "
-        "save_steps device num_workers pin_memory verbose",
+        "save_steps device accelerator num_workers pin_memory verbose",
         "which model and data, where they are, and what is logged",
     ),
     harmless(

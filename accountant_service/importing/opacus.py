@@ -110,7 +110,8 @@ def _read_history(history: Part, fields: Fields, facts: Facts) -> Imported:
     )
     size = read_size(fields.find("dataset_size"), facts.dataset_size)
     batch = read_size(fields.find("batch_size"), facts.batch_size)
-    _compare_with(runs, fields, size / batch if size and batch else None)
+    rate = max(runs[0].fields["sample_rate"], 1e-12)
+    _compare_with(runs, fields, size / batch if size and batch else 1 / rate)
     delta, method = read_delta(fields.find("delta")), fields.find("mechanism")
     return Imported(
         "an Opacus accountant's history",
@@ -126,7 +127,7 @@ def _read_history(history: Part, fields: Fields, facts: Facts) -> Imported:
     )
 
 
-def _compare_with(runs: list[Node], fields: Fields, per_epoch: float | None) -> None:
+def _compare_with(runs: list[Node], fields: Fields, per_epoch: float) -> None:
     """Raise DocumentError if keys of a run beside a history differ from the history."""
     recorded = {
         "noise_multiplier": {run.fields["noise_multiplier"] for run in runs},
@@ -138,7 +139,7 @@ def _compare_with(runs: list[Node], fields: Fields, per_epoch: float | None) -> 
         if part is not None and values != {part.value}:
             among = ", ".join(shown(value) for value in sorted(values)[:3])
             raise part.fault(f"is {shorten(part.value)}, and the history has {among}: correct one")
-    if per_epoch is not None and (epochs := fields.find("epochs")) is not None:
+    if len(recorded["sample_rate"]) == 1 and (epochs := fields.find("epochs")) is not None:
         check_epochs(epochs, max(recorded["steps"]), read_epochs(epochs), per_epoch)
 
 

@@ -246,8 +246,8 @@ def check_epochs(part: Part, steps: int, epochs: float, per_epoch: float) -> Non
     low = math.floor(epochs) * max(1, math.floor(per_epoch * (1 - _ROUNDED)))
     high = math.ceil(epochs) * math.ceil(per_epoch * (1 + _ROUNDED))
     if not low <= steps <= high:
-        message = f"is {steps}, and {shown(epochs)} epochs have {shown(epochs * per_epoch)} steps"
-        raise part.fault(f"{message}: {_CORRECT}")
+        has = f"{shown(epochs)} epochs of {shown(per_epoch)} steps each"
+        raise part.fault(f"contradicts the rest: {steps} steps, but {has}: {_CORRECT}")
 
 
 _SAMPLINGS: Final = ("poisson", "shuffled", "fixed_size", "none")

@@ -251,8 +251,8 @@ _SAMPLING_CODES: Final = {
 }
 _SAMPLING_TEXTS: Final = {
     "shuffled": (
-        "the loader shuffles the data and cuts it into batches; the accountant charges Poisson "
-        "samples, where each record is drawn independently",
+        "the loader cuts the data into batches, in shuffled or in fixed order; the accountant "
+        "charges Poisson samples, where each record is drawn independently",
         "the computed cost is that of shuffled batches, for which no amplification is proved; it "
         "holds for neighbours with the same number of records. Draw Poisson batches, or put each "
         "record into a batch at random anew each epoch (balls in bins)",

@@ -71,10 +71,8 @@ KEYS: Final = join(
     acts("dataset_size", "number of clients"),
     acts("batch_size", "clients in a round"),
     *CLASS,
-    harmless(
-        "initial_clipping_norm target_clipped_quantile clip_norm_lr",
-        "of adaptive clipping: post-processing of the noisy count",
-    ),
+    acts("initial_clipping_norm", "of adaptive clipping, which releases a noisy count"),
+    acts("target_clipped_quantile clip_norm_lr", "as `initial_clipping_norm`"),
     harmless(
         "fraction_evaluate min_evaluate_clients min_evaluate_nodes min_available_clients "
         "min_available_nodes",
@@ -92,6 +90,9 @@ LOCAL: Final = tuple(
     for each in KEYS
     if each.names[0] in CONSTRUCTORS["LocalDpMod"] or each.role is Role.HARMLESS
 )
+_OF_ADAPTIVE: Final = (
+    "initial_clipping_norm", "target_clipped_quantile", "clipped_count_stddev",
+)  # fmt: skip
 _DRAWN: Final = ("fraction_fit", "min_fit_clients")
 _AVERAGING: Final = ("FedAvg", "FedAvgM", "FedProx", "FedOpt", "FedAdam", "FedAdagrad", "FedYogi")
 WRAPPED: Final = join(
@@ -336,9 +337,13 @@ def _find_in(places: list[Fields], name: str) -> Part | None:
 
 def _is_adaptive(fields: Fields) -> bool:
     """Return whether the strategy adapts the clipping norm, for which it releases a count."""
-    if (name := _strategy(fields)) in CONSTRUCTORS:
-        return "Adaptive" in name
-    return fields.has("clipped_count_stddev") or fields.has("initial_clipping_norm")
+    if (name := _strategy(fields)) in CONSTRUCTORS and "Adaptive" not in name:
+        return False
+    for each in _OF_ADAPTIVE:
+        fields.find(each)
+    if name in CONSTRUCTORS:
+        return True
+    return any(fields.has(each) for each in _OF_ADAPTIVE)
 
 
 _WEIGHTED: Final = Finding(

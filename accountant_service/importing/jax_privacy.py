@@ -28,6 +28,7 @@ from accountant_service.importing.keys import (
 )
 from accountant_service.importing.runs import (
     check_epochs,
+    fewest_batches,
     poisson_run,
     read_batch,
     read_claims,
@@ -186,6 +187,7 @@ def _read_keras(config: Fields, facts: Facts) -> Imported:
         batch_size=batch,
         sampling="shuffled",  # by default; `poisson_sampling_in_fit` is read as stated
         sampling_pointer=f"{config.root.pointer}/poisson_sampling_in_fit",
+        epoch_batches=fewest_batches(config, size, batch, drops_last=True),
     )
     internal = config.find("poisson_sampling_in_fit")
     if internal is not None and internal.flag() and noise is not None:

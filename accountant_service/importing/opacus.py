@@ -78,8 +78,8 @@ _CLIPPINGS: Final = ("flat", "per_layer", "adaptive")
 def detect(fields: Fields) -> bool:
     """Return whether a document is an Opacus history or the arguments of `make_private`."""
     entries = fields.root.value
-    if isinstance(entries, list):
-        return all(isinstance(entry, list) and len(entry) == 3 for entry in entries)
+    if isinstance(entries, list | tuple):
+        return all(isinstance(entry, list | tuple) and len(entry) == 3 for entry in entries)
     return fields.has("history") or fields.has_any_spelled(
         "max_grad_norm",
         "max_per_sample_grad_norm",
@@ -91,7 +91,7 @@ def detect(fields: Fields) -> bool:
 
 def read(fields: Fields, facts: Facts) -> Imported:
     """Import an Opacus accountant's history, or the arguments of `make_private`."""
-    if isinstance(fields.root.value, list):
+    if isinstance(fields.root.value, list | tuple):
         return _read_history(fields.root, fields, facts)
     history = fields.find("history")
     return (
@@ -136,7 +136,7 @@ def _compare_with(runs: list[Node], fields: Fields, per_epoch: float) -> None:
     }
     for name, values in recorded.items():
         part = fields.find(name)
-        if part is not None and values != {part.value}:
+        if part is not None and any(value != part.value for value in values):
             among = ", ".join(shown(value) for value in sorted(values)[:3])
             raise part.fault(f"is {shorten(part.value)}, and the history has {among}: correct one")
     if len(recorded["sample_rate"]) == 1 and (epochs := fields.find("epochs")) is not None:

@@ -119,14 +119,20 @@ def read_run(fields: Fields, facts: Facts, tool: str, *, by_loader: bool) -> Imp
     _require_noise(fields)
     size = read_size(fields.find("dataset_size"), facts.dataset_size)
     batch = read_batch(fields, facts.batch_size, size)
-    drop_last = fields.find("drop_last")
-    leaves_out = drop_last is not None and drop_last.flag()
+    dropping = fields.find("drop_last")
+    drops_last = None if dropping is None else dropping.flag()
     loaded = exact = None
     if size is not None and batch is not None:
-        loaded, exact = batches_per_epoch(size, batch, drop_last=leaves_out), size / batch
+        loaded = batches_per_epoch(size, batch, drop_last=bool(drops_last))
+        exact = size / batch
     rate = _read_rate(fields, loaded if by_loader else exact, agrees_with=exact)
-    per_epoch = loaded if by_loader or leaves_out else exact
+    per_epoch = loaded if by_loader or drops_last else exact
     steps = _read_steps(fields, per_epoch or 1 / max(rate, 1e-12))
+    fewest = epochs = None
+    if size is not None and batch is not None:
+        drops_any = drops_last is True or (drops_last is None and not by_loader)
+        fewest = fewest_batches(fields, size, batch, drops_last=drops_any)
+        epochs = _whole_epochs(fields)
     noise = fields.find("noise_multiplier")
     delta = read_delta(fields.find("delta"))
     claims = read_claims(fields, delta)
@@ -143,8 +149,29 @@ def read_run(fields: Fields, facts: Facts, tool: str, *, by_loader: bool) -> Imp
         batch_size=batch,
         sampling_pointer=fields.root.pointer,
         has_loader_rate=by_loader,
+        epochs=epochs,
+        epoch_batches=fewest,
     )
     return with_accumulation(found, fields, facts.sampling or "poisson")
+
+
+def fewest_batches(fields: Fields, size: int, batch: int, *, drops_last: bool) -> float:
+    """Return the updates that an epoch of shuffled data has, `batch` records together in each.
+
+    A loader that drops the last batch drops one of those that are accumulated to an update.
+    """
+    together = fields.find("gradient_accumulation_steps")
+    pieces = 1 if together is None else int(together.value)
+    return batches_per_epoch(size, batch // pieces, drop_last=drops_last) / pieces
+
+
+def _whole_epochs(fields: Fields) -> int | None:
+    """Return the stated number of epochs if it is whole, and no part of an epoch is trained."""
+    part = fields.find("epochs")
+    if part is None or fields.has("steps_per_epoch"):
+        return None
+    epochs = read_epochs(part)
+    return int(epochs) if epochs % 1 == 0 else None
 
 
 def _require_noise(fields: Fields) -> None:

@@ -223,7 +223,7 @@ def _draw_as(found: Imported, facts: Facts) -> Imported:
         return found
     sizes = (found.dataset_size, found.batch_size)
     drawn = {
-        "shuffled": lambda node: _shuffle(node, _has_several_batches(sizes)),
+        "shuffled": lambda node: _count_epochs(_shuffle(node, _has_several_batches(sizes)), found),
         "none": lambda node: _change_sampled(node, _use_all),
         "fixed_size": lambda node: _change_sampled(node, lambda each: _fix_size(each, sizes)),
     }[sampling](found.mechanism)
@@ -339,6 +339,18 @@ def _shuffle(node: Node, has_several: bool, steps: int = 1) -> Node:
         raise DocumentError((inner.pointer, message))
     fields = {"noise_multiplier": precision**-0.5, "sample_rate": rate, "steps": steps}
     return Node("dp_sgd", node.pointer, {**fields, "sampling": "shuffled"})
+
+
+def _count_epochs(node: Node, found: Imported) -> Node:
+    """Return a shuffled run with the epochs that are stated, or the most that its steps can be."""
+    if node.kind != "dp_sgd" or node.fields.get("sampling") != "shuffled":
+        return node
+    if found.epochs is not None:
+        stated = {"dataset_size": found.dataset_size, "batch_size": found.batch_size}
+        return node.but(sample_rate=None, steps=None, epochs=found.epochs, **stated)
+    if found.epoch_batches is not None:
+        return node.but(sample_rate=min(1.0, 1 / found.epoch_batches))
+    return node
 
 
 def _precision(node: Node) -> float | None:

@@ -11,7 +11,7 @@ from collections import Counter
 from typing import Final
 
 from accountant_service.guarantee import NeighbouringRelation
-from accountant_service.importing.document import CLASS_NAME, Part
+from accountant_service.importing.document import Part
 from accountant_service.importing.findings import Finding
 from accountant_service.importing.imported import Claim, Facts, Imported, Node
 from accountant_service.importing.keys import CLASS, Fields, acts, checked, harmless, join
@@ -32,12 +32,11 @@ KEYS: Final = join(
 
 def detect(fields: Fields) -> bool:
     """Return whether a document is a `BudgetAccountant`."""
-    return fields.root.class_name in CONSTRUCTORS or fields.has("spent_budget")
+    return fields.class_name in CONSTRUCTORS or fields.has("spent_budget")
 
 
 def read(fields: Fields, facts: Facts) -> Imported:
     """Import a `BudgetAccountant`: the composition of what was spent, and its total as a claim."""
-    fields.find(CLASS_NAME)
     given = fields.field("spent_budget")
     spends = [_read_spend(part) for part in given.items()]
     if not 1 <= len(spends) <= _SPENDS_MAX:

@@ -138,7 +138,6 @@ def detect(fields: Fields) -> bool:
 
 def read(fields: Fields, facts: Facts) -> Imported:
     """Import a Flower client mod, a server strategy, or an app's configuration."""
-    fields.find(CLASS_NAME)
     if not fields.has("sensitivity"):
         return _read_server(fields, facts)
     return read_local(fields, read_size(fields.find("num_rounds")))
@@ -360,7 +359,7 @@ def _strategy(fields: Fields) -> str:
     """Return the name of the server strategy's class, or an empty string."""
     named = fields.find("strategy")
     by_name = named.value if named is not None and isinstance(named.value, str) else ""
-    return str(by_name if fields.root.class_name is None else fields.root.class_name)
+    return str(by_name if fields.class_name is None else fields.class_name)
 
 
 def _noise_with_count(fields: Fields, noise: float, sampled: int) -> float:

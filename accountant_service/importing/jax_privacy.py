@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Final
 
 from accountant_service.guarantee import NeighbouringRelation
-from accountant_service.importing.document import CLASS_NAME, Part
+from accountant_service.importing.document import Part
 from accountant_service.importing.findings import Finding
 from accountant_service.importing.imported import Facts, Imported, Node
 from accountant_service.importing.keys import (
@@ -90,13 +90,12 @@ def detect(fields: Fields) -> bool:
         "train_steps"
     )
     is_bands = fields.has("iterations", "expected_participations")
-    return fields.root.class_name in CONSTRUCTORS or is_keras or is_bands
+    return fields.class_name in CONSTRUCTORS or is_keras or is_bands
 
 
 def read(fields: Fields, facts: Facts) -> Imported:
     """Import a `BandMFConfig` or a `DPKerasConfig` of jax_privacy."""
-    fields.find(CLASS_NAME)
-    if fields.root.class_name == "BandMFConfig" or fields.has("iterations"):
+    if fields.class_name == "BandMFConfig" or fields.has("iterations"):
         return _read_bands(fields, facts)
     return _read_keras(fields, facts)
 

@@ -80,6 +80,7 @@ class Fields:
 
     Attributes:
         root: the whole document.
+        class_name: the class of the tool that the document is about, if it names one.
         faults: keys that are stated twice with different values.
     """
 
@@ -109,9 +110,14 @@ class Fields:
         self._read: set[str] = set()
         self._spelled: set[str] = set()
         self._inner: list[Fields] = []
-        names = (constructors or {}).get(root.class_name or "")
+        known = constructors or {}
+        names = known.get(root.class_name or "")
         if isinstance(root.value, dict) and not is_event(root):
             self._add(root.named_arguments(names) if names else root)
+        named = self._known.get(CLASS_NAME)
+        self.class_name = named.value if named and isinstance(named.value, str) else None
+        if self.class_name in known:
+            self._read.add(CLASS_NAME)
 
     def _add(self, section: Part) -> None:
         """Add the keys of an object, and those of the objects in it that are sections."""

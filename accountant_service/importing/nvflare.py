@@ -39,6 +39,7 @@ _HEURISTICS: Final = {
 }
 _LOCAL: Final = "LocalDifferentialPrivacy"
 _NAMES: Final = ("SVTPrivacy", _LOCAL, *_HEURISTICS)
+CONSTRUCTORS: Final[dict[str, tuple[str, ...]]] = dict.fromkeys(_NAMES, ())
 KEYS: Final = join(
     acts(_FILTERS, "filters on what a client sends; the last one with noise counts", is_whole=True),
     acts("scopes", "of a site's policy: objects with `task_result_filters`", is_whole=True),
@@ -108,7 +109,7 @@ def _filters(fields: Fields) -> list[Part]:
     """Return the privacy filters on client results in an NVFlare job, of all scopes and tasks."""
     document = fields.root
     if _name(document.value) in _NAMES:
-        fields.find("path"), fields.find("args"), fields.find(CLASS_NAME)
+        fields.find("path"), fields.find("args")
         return [document]
     scopes = fields.find("scopes")
     holders = scopes.items() if scopes else [document]

@@ -68,7 +68,13 @@ FORMATS: Final[Mapping[str, Format]] = {
         jax_privacy.read,
         jax_privacy.CONSTRUCTORS,
     ),
-    "nvflare": Format("the filters of an NVFlare job", nvflare.KEYS, nvflare.detect, nvflare.read),
+    "nvflare": Format(
+        "the filters of an NVFlare job",
+        nvflare.KEYS,
+        nvflare.detect,
+        nvflare.read,
+        nvflare.CONSTRUCTORS,
+    ),
     "flower": Format(
         "a mod or strategy of Flower",
         flower.KEYS,

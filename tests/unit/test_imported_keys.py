@@ -22,6 +22,7 @@ from accountant_service.errors import InvalidArgumentError
 from accountant_service.guarantee import NeighbouringRelation
 from accountant_service.importing import FORMATS, DocumentError, Facts, account_for, read_document
 from accountant_service.importing.keys import Key, Role
+from scripts import import_keys
 from tests.support.helpers import codes
 
 Json = dict[str, Any]
@@ -209,6 +210,13 @@ def test_a_name_like_a_known_one_is_suggested() -> None:
     assert found.instead.startswith("is it noise_multiplier?")
     with pytest.raises(DocumentError, match="is epcohs meant to be it"):
         lint({"noise_multiplier": 1, "sample_rate": 0.1, "epcohs": 3}, delta=1e-5)
+
+
+def test_the_pages_have_the_tables_of_the_code() -> None:
+    for name, (mark, render) in import_keys.TABLES.items():
+        page = (import_keys.DOCS / name).read_text()
+        assert import_keys.fill(page, mark, "".join(render())) == page, name
+        assert f"<!-- begin {mark} -->" in page
 
 
 # --- contradictions

@@ -26,7 +26,7 @@ _LOOSE: Final = 1.05  # a claim above this multiple of the proved ε is worth a 
 
 
 class Verdict(StrEnum):
-    """What is proved about a claimed ε, in one word; the worst of all claims has the highest rank.
+    """A verdict on a claimed ε, from the best to the worst.
 
     `holds_but_loose`: it is more than 5 % above what is proved. `too_small`: it is below a proved
     lower bound. `not_proven`: neither is proved.
@@ -61,7 +61,7 @@ class CheckedClaim:
 
     @property
     def verdict(self) -> Verdict:
-        """What is proved about the claimed ε, in one word."""
+        """The verdict on the claimed ε."""
         if self.status is Status.REFUTED:
             return Verdict.TOO_SMALL
         if self.status is not Status.PROVEN or self.true_epsilon is None:
@@ -254,7 +254,7 @@ def _guarantee(
 ) -> tuple[Guarantee | None, str | None]:
     """Return a mechanism's guarantee at δ and None; or None and the reason.
 
-    With premises that nobody has checked it is an estimate, whatever is proved of the mechanism.
+    With premises that are not checked it is an estimate, whatever is proved of the mechanism.
     """
     mechanism = _read(node)
     try:

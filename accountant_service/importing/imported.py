@@ -104,7 +104,7 @@ class Imported:
         epoch_batches: of shuffled data, the fewest that an epoch can have, if that is known: more
             epochs in as many steps cost more.
         is_sampling_stated: whether the document, by its form, says how batches are drawn.
-        premises: what the cost rests on and nobody has checked; with any, nothing is proven.
+        premises: unchecked statements that the cost rests on; with any, nothing is proven.
     """
 
     tool: str

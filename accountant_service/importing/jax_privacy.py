@@ -199,7 +199,7 @@ def _read_keras(config: Fields, facts: Facts) -> Imported:
 def _draw_alone(found: Imported, config: Fields) -> Imported:
     """Return a run in which each of the batches of an update is a Poisson sample of its own.
 
-    `fit` draws them so, and a record may be in all of them: it counts as so many records of one
+    `fit` draws them so, and a record may be in all of them: it counts as that many records of one
     person.
     """
     part, run, batch = (

@@ -20,7 +20,7 @@ _UNREAD_MAX: Final = 20  # findings about unread keys, each by itself
 
 
 class Role(StrEnum):
-    """What a key of a document does: it acts, is checked against others, or is harmless."""
+    """The role of a key of a document: it acts, is checked against others, or is harmless."""
 
     ACTS = "acts"
     CHECKED = "checked"

@@ -55,7 +55,7 @@ def apply_unit(found: Imported, fields: Fields) -> Imported:
 
 
 def _protect(node: Node, records: int) -> Node:
-    """Return a mechanism on data in which one person has up to so many records.
+    """Return a mechanism on data in which one person has up to `records` records.
 
     Batches of a shuffled epoch have together at most all records of the person, whose sums differ
     most if one batch has them all: the noise is that much smaller relative to them.

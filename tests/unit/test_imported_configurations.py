@@ -7,9 +7,7 @@ from functools import cache
 
 import pytest
 
-from accountant_service.importing import CODES
 from scripts.imported_configurations import (
-    DOCS,
     MARKS,
     PAGE,
     Row,

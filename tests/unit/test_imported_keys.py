@@ -11,14 +11,11 @@ import math
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 from typer.testing import CliRunner
 
 from accountant_service import calculator, import_document, importing, mechanisms
-from accountant_service.api.problems import of_error
 from accountant_service.api.questions import ENDPOINTS
 from accountant_service.cli import app as command_line
-from accountant_service.errors import InvalidArgumentError
 from accountant_service.guarantee import NeighbouringRelation
 from accountant_service.importing import FORMATS, DocumentError, Facts, account_for, read_document
 from accountant_service.importing.keys import Key, Role
@@ -133,7 +130,7 @@ def lint(document: Any, **facts: Any) -> importing.Answer:
 
 
 def outcome(name: str, document: Json) -> Any:
-    """What an import reads before anything is computed, or why it is refused."""
+    """All that an import reads before anything is computed, or why it is refused."""
     try:
         found = read_document(document, Facts(), name)
         importing.require_valid(found)
@@ -570,18 +567,3 @@ def test_the_verdict_is_the_same_everywhere(
         command_line, ["import", "-", *options], input=json.dumps(document), terminal_width=500
     )
     assert sentence in " ".join(printed.output.split())
-
-
-def test_a_contradiction_says_where_on_every_surface() -> None:
-    document = {**STATED, "steps": 10}
-    body = {"document": document, "delta": 1e-5}
-    with pytest.raises(ValidationError) as refused:
-        ENDPOINTS["/v1/import"].request.model_validate(body)
-    problem = of_error(refused.value)
-    assert (problem["status"], problem["code"]) == (422, "invalid-request")
-    assert problem["errors"][0]["pointer"] == "/document/steps"
-    with pytest.raises(InvalidArgumentError, match="document/steps contradicts"):
-        import_document(**body)
-    printed = CliRunner().invoke(command_line, ["import", "-"], input=json.dumps(document))
-    assert printed.exit_code == 2
-    assert "/steps contradicts the rest" in " ".join(printed.output.split())

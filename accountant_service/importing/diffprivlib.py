@@ -47,14 +47,15 @@ def read(fields: Fields, facts: Facts) -> Imported:
     epsilon, delta = _total(spends, apart)
     _require_within(fields.find("epsilon"), epsilon)
     _require_within(ceiling, delta)
-    repeated = []
+    parts, first = [], {spend: i for i, spend in reversed(list(enumerate(spends)))}
     for (spent, failing), count in Counter(spends).items():
-        where = f"{given.pointer}/{spends.index((spent, failing))}"
+        where = f"{given.pointer}/{first[spent, failing]}"
         release = Node("approximate_dp", where, {"epsilon": spent, "delta": failing})
-        repeated.append(Node("repeated", where, {"count": count, "mechanism": release}))
+        again = {"count": count, "mechanism": release}
+        parts.append(release if count == 1 else Node("repeated", where, again))
     return Imported(
         "a diffprivlib BudgetAccountant",
-        Node("composed", given.pointer, {"mechanisms": repeated}),
+        Node("composed", given.pointer, {"mechanisms": parts}),
         facts.relation or NeighbouringRelation.ADD_OR_REMOVE_ONE,
         delta=most if 0 < most < 1 else delta or None,
         claims=(Claim(epsilon, delta or None, given.pointer),) if epsilon > 0 else (),

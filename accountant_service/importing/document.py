@@ -75,11 +75,11 @@ def _refuse_constant(name: str) -> None:
 
 def _read_pairs(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
     """Return the fields of an object; raise DocumentError if a name is there twice."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise DocumentError(("", f"has {shorten(twice)} twice in one object: leave one out"))
+    found: dict[str, Json] = {}
+    for name, value in pairs:
+        if name in found:
+            raise DocumentError(("", f"has {shorten(name)} twice in one object: leave one out"))
+        found[name] = value
     return found
 
 
@@ -95,13 +95,20 @@ class _YamlLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignor
         """Return a mapping, with the keys of `<<` behind its own."""
         if not isinstance(node, yaml.MappingNode):
             raise yaml.YAMLError("must be a mapping")
-        merge = "tag:yaml.org,2002:merge"
-        own = [key.value for key, _ in node.value if key.tag != merge]
-        _read_pairs([(str(name), None) for name in own])
-        self.flatten_mapping(node)
         if not all(isinstance(key, yaml.ScalarNode) for key, _ in node.value):
             raise yaml.YAMLError("must have strings as keys")
-        return {key.value: self.construct_object(value, deep=deep) for key, value in node.value}
+        own, merged = [], []
+        for key, value in node.value:
+            is_merge = key.tag == "tag:yaml.org,2002:merge"
+            part = self.construct_object(value, deep=deep or is_merge)
+            if not is_merge:
+                own.append((key.value, part))
+            else:
+                merged += part if isinstance(part, list) else [part]
+        found = _read_pairs(own)
+        for mapping in merged:
+            found = {**mapping, **found}
+        return found
 
 
 for _tag, _pattern, _first in (
@@ -181,10 +188,6 @@ def _convert_call(name: str, args: list[ast.expr], keywords: list[ast.keyword], 
     named = [(str(keyword.arg), inner(keyword.value, str(keyword.arg))) for keyword in keywords]
     values = _read_pairs(named)
     positional = {str(i): inner(arg, i) for i, arg in enumerate(args)}
-    bounds = list(positional.values())
-    if name == "range" and 1 <= len(bounds) <= 2 and all(type(each) is int for each in bounds):
-        numbers = range(*bounds)
-        return list(numbers[: VALUES_MAX + 1])  # more are refused with all that is too large
     return {CLASS_NAME: name} | positional | values
 
 

@@ -205,26 +205,29 @@ class Fields:
 
     def report_unread(self) -> tuple[Finding, ...]:
         """Return a finding for each key that was not read; those past twenty share one."""
-        found = list(self._list_unread())
-        if len(found) <= _UNREAD_MAX:
-            return tuple(found)
-        rest = found[_UNREAD_MAX:]
+        unread = list(self._list_unread())
+        found = tuple(owner._report(name, part) for owner, name, part in unread[:_UNREAD_MAX])
+        if len(unread) <= _UNREAD_MAX:
+            return found
+        rest = unread[_UNREAD_MAX:]
         message = f"{len(rest)} more keys are unknown, or have no part in what is computed here"
-        return (*found[:_UNREAD_MAX], Finding("unknown-key", rest[0].pointer, message, _REMOVE))
+        return (*found, Finding("unknown-key", rest[0][2].pointer, message, _REMOVE))
 
-    def _list_unread(self) -> Iterator[Finding]:
-        """Yield a finding for each key of the document, and of objects in it, that was not read."""
+    def _list_unread(self) -> Iterator[tuple[Fields, str, Part]]:
+        """Yield each key that was not read, of the document and of objects in it."""
         for name, part in self._known.items():
             if name not in self._read:
-                message = f"{name} has no part in what is computed here"
-                yield Finding("unused-key", part.pointer, message, _REMOVE)
+                yield self, name, part
         for name, part in self._others:
-            yield self._report_unknown(name, part)
+            yield self, name, part
         for inner in self._inner:
             yield from inner._list_unread()
 
-    def _report_unknown(self, name: str, part: Part) -> Finding:
-        """Return the finding that a key is in no table, with the known name that is like it."""
+    def _report(self, name: str, part: Part) -> Finding:
+        """Return the finding that a key was not read; of an unknown one, with a name like it."""
+        if name in self._own_names:
+            message = f"{name} has no part in what is computed here"
+            return Finding("unused-key", part.pointer, message, _REMOVE)
         known = [each for key in self._table.values() for each in key.names]
         close = self._suggest(_normalize(name), known)
         instead = f"is it {close}? " if close else ""

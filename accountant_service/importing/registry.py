@@ -122,7 +122,7 @@ def read_document(document: Json, facts: Facts, format_name: str | None = None) 
     found = chosen.read(fields, facts)
     if pointer:
         found = replace(found, sampling_pointer=pointer)
-    found = apply_microbatches(apply_unit(apply_facts(found, facts), fields), fields)
+    found = apply_unit(apply_microbatches(apply_facts(found, facts), fields), fields)
     found = _report_keys(found, fields)
     claims = found.claims
     if facts.epsilon is not None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Final
 
 from accountant_service.guarantee import NeighbouringRelation
+from accountant_service.importing.document import shorten
 from accountant_service.importing.findings import Finding
 from accountant_service.importing.imported import Imported, Node
 from accountant_service.importing.keys import Fields, acts
@@ -32,7 +33,8 @@ def apply_unit(found: Imported, fields: Fields) -> Imported:
     """
     given, unit = fields.find_known("records_per_user"), fields.find_known("privacy_unit")
     records = 1 if given is None else given.whole(1, COUNT_MAX)
-    name = "" if unit is None else str(unit.value).lower().removesuffix("s").removesuffix("-level")
+    name = "" if unit is None else shorten(unit.value).lower().replace("_", "-")
+    name = name.removesuffix("-level").removesuffix("s")
     if unit is not None and name not in _RECORDS and given is None:
         finding = Finding(
             "privacy-unit",

@@ -300,6 +300,13 @@ def test_microbatches_of_several_records_halve_the_noise() -> None:
     assert not codes(alone)
 
 
+def test_microbatches_and_users_count_together() -> None:
+    answer = lint({**STATED, "num_microbatches": 16, "records_per_user": 2}, delta=1e-5)
+    assert answer.mechanism is not None
+    assert (answer.mechanism["kind"], answer.mechanism["records"]) == ("user_level", 2)
+    assert answer.mechanism["mechanism"]["noise_multiplier"] == 0.55
+
+
 def test_accumulated_batches_are_one_batch_if_they_are_cut_from_one_order() -> None:
     accumulated = {**RUN, "batch_size": 64, "gradient_accumulation_steps": 4}
     shuffled = lint({**accumulated, "shuffle": True}, delta=1e-5).guarantee
@@ -421,11 +428,14 @@ def test_scalars_of_yaml_are_those_of_version_1_2(text: str, value: Any) -> None
     "text",
     ["!!python/object/apply:os.system ['true']", "a: !b 1", "? [1]\n: 2", "---\na: 1\n---\nb: 2",
      "a: &a [*a]", "a: &a [1]\nb: &b [*a,*a]\n" + "c: &c [*b,*b]\n" * 1 + "d: [" + "*c," * 60_000 +
-     "]", "k: " + "[" * 2000 + "]" * 2000, "text", "a: 1\n" * 200_000],
-    ids=["tag", "own tag", "list as key", "two documents", "cycle", "many aliases", "deep", "text",
-         "long"],
+     "]",
+     "a: &a {x: 1}\n" + "".join(f"{c}: &{c}\n  <<: [{', '.join(['*' + b] * 9)}]\n"
+                               for b, c in zip("abcdefghijkl", "bcdefghijklm", strict=True)),
+     "k: " + "[" * 2000 + "]" * 2000, "text", "a: 1\n" * 200_000],
+    ids=["tag", "own tag", "list as key", "two documents", "cycle", "many aliases", "merges", "deep",
+         "text", "long"],
 )  # fmt: skip
-def test_yaml_that_is_no_plain_data_is_refused(text: str) -> None:
+def test_hostile_yaml_is_refused_soon(text: str) -> None:
     with pytest.raises(DocumentError):
         lint(text, delta=1e-5)
 
@@ -498,6 +508,7 @@ def test_a_mixture_costs_what_dp_accounting_says() -> None:
     [
         ("MixtureOfGaussiansDpEvent(2.0, [0, 1, 2], [0.25, 0.45, 0.3])", ""),
         ("MixtureOfGaussiansDpEvent(2.0, [0, 1], [0.5, 0.4])", "/sampling_probs"),
+        ("MixtureOfGaussiansDpEvent(2.0, range(0, 1000000), [1.0])", "/sensitivities/end"),
         ("MixtureOfGaussiansDpEvent(2.0, [0, 1], [1.0])", "/sampling_probs"),
         ("EpsilonDeltaDpEvent(-1.0, 0.1)", ""),
         ("DiscreteGaussianDpEvent(1.0, 1.0, 0)", "/dimension"),

@@ -107,6 +107,8 @@ class _YamlLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignor
                 merged += part if isinstance(part, list) else [part]
         found = _read_pairs(own)
         for mapping in merged:
+            if not isinstance(mapping, dict):
+                raise yaml.YAMLError("must merge mappings")
             found = {**mapping, **found}
         return found
 

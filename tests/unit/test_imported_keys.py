@@ -431,9 +431,9 @@ def test_scalars_of_yaml_are_those_of_version_1_2(text: str, value: Any) -> None
      "]",
      "a: &a {x: 1}\n" + "".join(f"{c}: &{c}\n  <<: [{', '.join(['*' + b] * 9)}]\n"
                                for b, c in zip("abcdefghijkl", "bcdefghijklm", strict=True)),
-     "k: " + "[" * 2000 + "]" * 2000, "text", "a: 1\n" * 200_000],
-    ids=["tag", "own tag", "list as key", "two documents", "cycle", "many aliases", "merges", "deep",
-         "text", "long"],
+     "a: 1\n<<: 3", "k: " + "[" * 2000 + "]" * 2000, "text", "a: 1\n" * 200_000],
+    ids=["tag", "own tag", "list as key", "two documents", "cycle", "many aliases", "merges",
+         "merged number", "deep", "text", "long"],
 )  # fmt: skip
 def test_hostile_yaml_is_refused_soon(text: str) -> None:
     with pytest.raises(DocumentError):

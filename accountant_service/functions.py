@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
     from accountant_service.calculator import Comparison
+    from accountant_service.importing import Answer
     from accountant_service.planner import Plan
 
 _RUN: Final = (
@@ -418,6 +419,43 @@ def plan(
 
     asked = _validate(plan_schemas.PlanRequest, given)
     return planner.plan(asked.goal(), asked.samplings(), asked.batches(), asked.current())
+
+
+def import_document(
+    *,
+    document: str | Mapping[str, Any] | Sequence[Any],
+    format: str | None = None,  # noqa: A002 - the API's name
+    delta: float | None = None,
+    epsilon: float | None = None,
+    dataset_size: int | None = None,
+    batch_size: int | None = None,
+    sampling: str | None = None,
+    neighbouring_relation: str | None = None,
+) -> Answer:
+    """Return what a configuration or history of another tool costs, and a verdict on its claims.
+
+    The answer has `verdict`, `summary` (the verdict in a sentence), `guarantee`, `claims` and
+    `findings`.
+
+    Args:
+        document: a text (JSON, TOML, YAML or a Python repr), or what JSON is parsed to.
+        format: the tool, such as "opacus" or "dp_event"; found from the document by default.
+        delta: δ, if the document names none.
+        epsilon: an ε that is claimed.
+        dataset_size: number of records, if the document does not say.
+        batch_size: expected batch size, if the document does not say.
+        sampling: "poisson", "fixed_size", "shuffled" or "none", if the document does not say.
+        neighbouring_relation: as for `epsilon`, if the document does not say.
+
+    Raises:
+        InvalidArgumentError: the document cannot be read, or contradicts itself or an argument.
+        AccountingError: no noise reaches the ε that the document targets.
+    """
+    given = locals()
+    from accountant_service import importing
+    from accountant_service.api import schemas
+
+    return importing.account_for(_validate(schemas.ImportRequest, given).read())
 
 
 def _read_mechanism_request(model: type[Model], arguments: Mapping[str, Any]) -> Model:

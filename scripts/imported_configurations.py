@@ -26,7 +26,9 @@ DOCS: Final = Path(__file__).parents[1] / "docs"
 DATA: Final = DOCS / "imported-configurations.jsonl"
 PAGE: Final = DOCS / "imported-configurations.md"
 MARKS: Final = ("<!-- begin table -->\n", "<!-- end table -->\n")
-_QUIET: Final = {"noise-chosen", "relation-not-stated", "claim-loose"}  # shown in other ways
+_QUIET: Final = {  # shown in other ways
+    "noise-chosen", "relation-not-stated", "claim-loose", "sampling-by-default",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -369,7 +369,9 @@ class ImportRequest(_StrictModel):
     )
     document: Annotated[
         str | dict[str, Any] | list[Any],
-        Field(description="the document: JSON, or text that is JSON, TOML or a Python `repr`"),
+        Field(
+            description="the document: JSON, or text that is JSON, TOML, YAML or a Python `repr`"
+        ),
     ]
     format: Annotated[
         str | None,
@@ -679,6 +681,7 @@ class CheckedClaimView(Answer):
     epsilon: float
     delta: float
     status: Annotated[Status, Field(strict=False)]
+    verdict: Annotated[importing.Verdict, Field(strict=False)]
     true_epsilon: IntervalView | None = Field(description="proved bounds of ε at the claimed δ")
     true_delta: IntervalView | None = Field(
         description="proved bounds of δ at the claimed ε, if the claim is refuted"
@@ -689,6 +692,14 @@ class ImportAnswer(Answer):
     """An imported document: its mechanism, what that costs, its claims and the findings."""
 
     tool: str
+    verdict: Annotated[
+        importing.Verdict,
+        Field(
+            strict=False,
+            description="of the worst claim; without a claim, of the tool's own accountant",
+        ),
+    ]
+    summary: str = Field(description="the verdict in a sentence")
     mechanism: dict[str, Any] | None
     neighbouring_relation: Annotated[NeighbouringRelation, Field(strict=False)]
     guarantee: GuaranteeView | None
@@ -802,11 +813,15 @@ EXAMPLES: Final[JsonDict] = {
         "epsilon": 1.0,
         "delta": 1e-05,
         "status": "refuted",
+        "verdict": "too_small",
         "true_epsilon": {"lower": 1.51536, "upper": 1.51537},
         "true_delta": {"lower": 0.0008, "upper": 0.0009},
     },
     "ImportAnswer": {
         "tool": "an Opacus accountant's history",
+        "verdict": "holds_but_loose",
+        "summary": "The tool's ε = 1.71175 at δ = 1e-5 holds but is loose: the true ε is at most "
+        "1.516.",
         "mechanism": _RUN,
         "neighbouring_relation": "add_or_remove_one",
         "guarantee": GUARANTEE_EXAMPLE,
@@ -815,6 +830,7 @@ EXAMPLES: Final[JsonDict] = {
         "findings": [],
     },
     "Severity": "error",
+    "Verdict": "holds",
     "MethodView": {
         "method": "zcdp",
         "title": "Zero-concentrated DP",

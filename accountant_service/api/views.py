@@ -188,6 +188,8 @@ def imported(answer: importing.Answer) -> schemas.ImportAnswer:
     """Return an imported document as an API answer."""
     return schemas.ImportAnswer.model_construct(
         tool=answer.found.tool,
+        verdict=answer.verdict,
+        summary=answer.summary,
         mechanism=answer.mechanism,
         neighbouring_relation=answer.found.relation,
         guarantee=None if answer.guarantee is None else guarantee(answer.guarantee),

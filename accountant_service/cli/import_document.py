@@ -31,7 +31,10 @@ COMMANDS: Final = {"import": import_app}
 @import_app.command(epilog="Example: accountant import history.json -d 1e-5")
 def import_document(
     file: Annotated[
-        str, typer.Argument(help="The document: JSON, TOML or a Python repr; - is standard input.")
+        str,
+        typer.Argument(
+            help="The document: JSON, TOML, YAML or a Python repr; - is standard input."
+        ),
     ],
     format_name: Annotated[
         str | None,
@@ -126,11 +129,12 @@ def _write_mechanism(output: Path, answer: Json) -> None:
 
 
 def _print(answer: Json) -> None:
-    """Print what was imported, its cost, the claims and the findings."""
+    """Print the verdict, what was imported, its cost, the claims and the findings."""
     console = Console(highlight=False)
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim")
     table.add_column(overflow="fold")
+    table.add_row("verdict", f"[bold]{escape(answer['summary'])}[/]")
     table.add_row("imported", escape(answer["tool"]))
     if answer["mechanism"] is not None:
         table.add_row("mechanism", escape(json.dumps(answer["mechanism"])))
@@ -157,7 +161,8 @@ def _describe_cost(answer: Json) -> str:
     claim = answer["guarantee"]
     if claim is None:
         return f"none: {escape(answer['guarantee_reason'])}"
-    text = f"ε ≤ {number_format.round_up(claim['epsilon'])} at δ = {shown(claim['delta'])}"
+    sign = "=" if claim["status"] == "estimate" else "≤"
+    text = f"ε {sign} {number_format.round_up(claim['epsilon'])} at δ = {shown(claim['delta'])}"
     if claim["certified"] is not None:
         low = number_format.round_down(claim["certified"]["epsilon_lower"])
         text = f"{low} ≤ {text}"

@@ -7,6 +7,7 @@ what it costs and which of its claims hold (`cost`).
 from accountant_service.importing.cost import (
     Answer,
     CheckedClaim,
+    Verdict,
     account_for,
     require_valid,
 )
@@ -26,6 +27,7 @@ __all__ = [
     "Finding",
     "Imported",
     "Severity",
+    "Verdict",
     "account_for",
     "parse_text",
     "read_document",

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from typing import Any, Final
 
 from accountant_service import calculator, mechanisms, number_format, solver
 from accountant_service.accountants import ACCOUNTANTS
 from accountant_service.errors import AccountingError, BoundsContradictError
-from accountant_service.guarantee import Guarantee, Interval, NeighbouringRelation, Status
+from accountant_service.guarantee import (
+    Assumption,
+    Guarantee,
+    Interval,
+    NeighbouringRelation,
+    Status,
+)
 from accountant_service.importing.document import DocumentError
 from accountant_service.importing.findings import Finding
 from accountant_service.importing.imported import Claim, Imported, Node
@@ -16,6 +23,20 @@ from accountant_service.mechanisms import DpSgd, Mechanism, MechanismError
 from accountant_service.number_format import round_nearest as shown
 
 _LOOSE: Final = 1.05  # a claim above this multiple of the proved ε is worth a note
+
+
+class Verdict(StrEnum):
+    """A verdict on a claimed ε, from the best to the worst.
+
+    `holds_but_loose`: it is more than 5 % above what is proved. `too_small`: it is below a proved
+    lower bound. `not_proven`: neither is proved.
+    """
+
+    NOTHING_CLAIMED = "nothing_claimed"
+    HOLDS = "holds"
+    LOOSE = "holds_but_loose"
+    NOT_PROVEN = "not_proven"
+    TOO_SMALL = "too_small"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +59,39 @@ class CheckedClaim:
     true_epsilon: Interval | None
     true_delta: Interval | None
 
+    @property
+    def verdict(self) -> Verdict:
+        """The verdict on the claimed ε."""
+        if self.status is Status.REFUTED:
+            return Verdict.TOO_SMALL
+        if self.status is not Status.PROVEN or self.true_epsilon is None:
+            return Verdict.NOT_PROVEN
+        is_loose = self.epsilon > _LOOSE * self.true_epsilon.upper
+        return Verdict.LOOSE if is_loose else Verdict.HOLDS
+
+    def describe(self, who: str) -> str:
+        """Return the verdict as a sentence; `who` names the claimed ε."""
+        text, bounds = (
+            f"{who} = {shown(self.epsilon)} at δ = {shown(self.delta)}",
+            self.true_epsilon,
+        )
+        match self.verdict, bounds:
+            case Verdict.HOLDS, _:
+                return f"{text} holds."
+            case Verdict.LOOSE, Interval(_, upper):
+                most = number_format.round_up(upper, 4)
+                return f"{text} holds but is loose: the true ε is at most {most}."
+            case Verdict.TOO_SMALL, Interval(lower, _):
+                least = number_format.round_down(lower, 4)
+                return f"{text} is too small: the true ε is at least {least}."
+            case Verdict.TOO_SMALL, _:
+                return f"{text} is too small."
+            case _, Interval(_, upper):
+                most = number_format.round_up(upper, 4)
+                return f"{text} is not proved: ε ≤ {most} is."
+            case _:
+                return f"{text} is not proved."
+
 
 @dataclass(frozen=True, slots=True)
 class Answer:
@@ -49,6 +103,8 @@ class Answer:
         guarantee: ε at δ; None if there is none.
         reason: why there is none.
         claims: each with its status.
+        reported: the ε of the tool's own accountant as a claim, if its method is known and the
+            document claims none.
         findings: all, errors first.
     """
 
@@ -58,6 +114,34 @@ class Answer:
     reason: str | None
     claims: tuple[CheckedClaim, ...]
     findings: tuple[Finding, ...]
+    reported: CheckedClaim | None = None
+
+    @property
+    def verdict(self) -> Verdict:
+        """The worst verdict of the claims; without one, that of the tool's own accountant."""
+        if (worst := self._find_worst()) is not None:
+            return worst.verdict
+        return Verdict.NOT_PROVEN if self.found.claims else Verdict.NOTHING_CLAIMED
+
+    @property
+    def summary(self) -> str:
+        """The verdict as one sentence."""
+        if (worst := self._find_worst()) is not None:
+            said = worst.describe("The claimed ε" if self.claims else "The tool's ε")
+        elif self.guarantee is None:
+            said = f"No ε is proved: {self.reason}."
+        else:
+            bound = number_format.round_up(self.guarantee.epsilon, 4)
+            is_proven = self.guarantee.status is Status.PROVEN
+            kind = f"ε ≤ {bound} is proved" if is_proven else f"ε = {bound} is an estimate"
+            said = f"Nothing is claimed: {kind} at δ = {shown(self.guarantee.delta)}."
+        premises = " and that ".join(self.found.premises)
+        return f"{said} The document does not establish that {premises}." if premises else said
+
+    def _find_worst(self) -> CheckedClaim | None:
+        """Return the claim with the worst verdict, or what the tool's accountant reports."""
+        every = self.claims or ((self.reported,) if self.reported else ())
+        return max(every, key=lambda claim: list(Verdict).index(claim.verdict), default=None)
 
 
 def account_for(found: Imported) -> Answer:
@@ -73,14 +157,14 @@ def account_for(found: Imported) -> Answer:
     mechanism, delta = found.mechanism, found.delta
     assert mechanism is not None
     assert delta is not None
-    guarantee, reason = _guarantee(mechanism, found.relation, delta)
-    claims, findings = [], list(found.findings)
-    for claim in found.claims:
-        checked = _check(claim, found)
-        claims.append(checked)
-        findings += _claim_findings(checked)
-    findings += _accountant_findings(found, guarantee)
-    return Answer(found, mechanism.to_json(), guarantee, reason, tuple(claims), _sorted(findings))
+    guarantee, reason = _guarantee(mechanism, found.relation, delta, found.premises)
+    claims = tuple(_check(claim, found) for claim in found.claims)
+    reported = _check_accountant(found, delta)
+    findings = [*found.findings, *(each for claim in claims for each in _claim_findings(claim))]
+    if reported is not None:
+        findings += _accountant_findings(reported, found)
+    described = mechanism.to_json()
+    return Answer(found, described, guarantee, reason, claims, _sorted(findings), reported)
 
 
 def _refuted_claims(found: Imported) -> tuple[CheckedClaim, ...]:
@@ -166,19 +250,35 @@ def _accounted_relation(found: Imported) -> NeighbouringRelation:
 
 
 def _guarantee(
-    node: Node, relation: NeighbouringRelation, delta: float
+    node: Node, relation: NeighbouringRelation, delta: float, premises: tuple[str, ...]
 ) -> tuple[Guarantee | None, str | None]:
-    """Return a mechanism's proven guarantee at δ and None; or None and the reason."""
+    """Return a mechanism's guarantee at δ and None; or None and the reason.
+
+    With premises that are not checked it is an estimate, whatever is proved of the mechanism.
+    """
     mechanism = _read(node)
     try:
-        return calculator.epsilon(mechanism, delta, relation=relation), None
+        found = calculator.epsilon(mechanism, delta, relation=relation)
     except BoundsContradictError:
         raise
     except AccountingError as error:
         try:
-            return calculator.prove_epsilon(mechanism, relation, delta), None
+            found = calculator.prove_epsilon(mechanism, relation, delta)
         except AccountingError:
             return None, error.detail
+    if not premises:
+        return found, None
+    unmet = tuple(Assumption(premise, False, "the document") for premise in premises)
+    return (
+        replace(
+            found,
+            status=Status.ESTIMATE,
+            certified=None,
+            certified_reason=f"it is not established that {premises[0]}",
+            assumptions=(*found.assumptions, *unmet),
+        ),
+        None,
+    )
 
 
 def _check(claim: Claim, found: Imported) -> CheckedClaim:
@@ -187,7 +287,7 @@ def _check(claim: Claim, found: Imported) -> CheckedClaim:
     assert node is not None
     assert delta is not None
     relation = claim.relation or found.relation
-    proved, _ = _guarantee(node, relation, delta)
+    proved, _ = _guarantee(node, relation, delta, found.premises)
     epsilon = proved.certified if proved else None
     upper = proved.epsilon if proved and proved.status is Status.PROVEN else None
     status = Status.ESTIMATE
@@ -223,7 +323,7 @@ def _claim_findings(claim: CheckedClaim) -> list[Finding]:
     if claim.status is Status.ESTIMATE:
         instead = f"proved: ε ≤ {number_format.round_up(bounds.upper)} at δ = {shown(claim.delta)}"
         return [Finding("claim-not-proven", claim.pointer, f"{text} is claimed", instead)]
-    if claim.epsilon > _LOOSE * bounds.upper:
+    if claim.verdict is Verdict.LOOSE:
         instead = f"ε ≤ {number_format.round_up(bounds.upper)} is proved"
         return [Finding("claim-loose", claim.pointer, f"{text} is claimed", instead)]
     return []
@@ -235,34 +335,39 @@ def _between(symbol: str, bounds: Interval) -> str:
     return f"{symbol} is between {low} and {high}"
 
 
-def _accountant_findings(found: Imported, proved: Guarantee | None) -> list[Finding]:
+def _check_accountant(found: Imported, delta: float) -> CheckedClaim | None:
+    """Compare the ε that the tool's own accountant reports with what is proved of the run.
+
+    Both are under the relation that the tool accounts for. None if its method is not known.
+    """
+    accounted = found.accounted or found.mechanism
+    if found.method is None or accounted is None:
+        return None
+    relation = _accounted_relation(found)
+    try:
+        reported = calculator.epsilon(_read(accounted), delta, found.method, relation)
+    except BoundsContradictError:
+        raise
+    except AccountingError:
+        return None
+    return _check(Claim(reported.epsilon, delta, accounted.pointer, relation=relation), found)
+
+
+def _accountant_findings(reported: CheckedClaim, found: Imported) -> list[Finding]:
     """Return a finding if the ε of the tool's own accountant is too small or far too large.
 
     It is too small if it is below the ε of what is run, under the relation that the tool accounts
     for. It is called too large only if the tool accounts for what is run and for the neighbours of
     the claims: else the difference is that of two questions.
     """
-    accounted = found.accounted or found.mechanism
-    if found.method is None or found.mechanism is None or accounted is None or found.delta is None:
-        return []
-    relation, where = _accounted_relation(found), ""
-    if relation is not found.relation:
-        proved, _ = _guarantee(found.mechanism, relation, found.delta)
-        where = f" under {relation}"
-    if proved is None or proved.status is not Status.PROVEN:
-        return []
-    try:
-        reported = calculator.epsilon(_read(accounted), found.delta, found.method, relation)
-    except BoundsContradictError:
-        raise
-    except AccountingError:
-        return []
-    pointer, text = accounted.pointer, f"{found.method} reports ε = {reported.epsilon:.5g}{where}"
-    if proved.certified is not None and reported.epsilon < proved.certified.lower:
-        instead = f"{_between('ε', proved.certified)} at δ = {shown(found.delta)}{where}"
-        return [Finding("accountant-refuted", pointer, text, instead)]
-    is_same = found.accounted is None and relation is found.relation
-    if is_same and not found.claims and reported.epsilon > _LOOSE * proved.epsilon:
-        instead = f"ε ≤ {number_format.round_up(proved.epsilon)} is proved"
-        return [Finding("claim-loose", pointer, text, instead)]
+    relation, bounds = _accounted_relation(found), reported.true_epsilon
+    where = "" if relation is found.relation else f" under {relation}"
+    text = f"{found.method} reports ε = {reported.epsilon:.5g}{where}"
+    if reported.verdict is Verdict.TOO_SMALL and bounds is not None:
+        instead = f"{_between('ε', bounds)} at δ = {shown(reported.delta)}{where}"
+        return [Finding("accountant-refuted", reported.pointer, text, instead)]
+    is_same = found.accounted is None and not where and not found.claims
+    if is_same and reported.verdict is Verdict.LOOSE and bounds is not None:
+        instead = f"ε ≤ {number_format.round_up(bounds.upper)} is proved"
+        return [Finding("claim-loose", reported.pointer, text, instead)]
     return []

@@ -1,6 +1,6 @@
 """A document of another tool: its text, and its values with their JSON pointers.
 
-Text is JSON, TOML or a Python expression of constructors and literals, such as a `repr`. The
+Text is JSON, TOML, YAML or a Python expression of constructors and literals, such as a `repr`. The
 expression is parsed and never evaluated. Sizes are checked before anything else is.
 """
 
@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, ClassVar, Final
+
+import yaml
 
 from accountant_service.mechanisms import MechanismError
 from accountant_service.number_format import round_nearest as shown
@@ -19,6 +22,7 @@ from accountant_service.number_format import round_nearest as shown
 Json = Any  # a parsed JSON document
 
 TEXT_MAX: Final = 4_000_000  # characters of a document
+YAML_TEXT_MAX: Final = 500_000  # characters; YAML takes some microseconds for each
 DEPTH_MAX: Final = 64  # nested values
 VALUES_MAX: Final = 100_000  # values in one document
 CLASS_NAME: Final = "class_name"  # the field that names the constructor of an object
@@ -29,25 +33,32 @@ class DocumentError(MechanismError):
 
 
 def parse_text(text: str) -> Json:
-    """Parse a text as JSON, as TOML or as a Python expression, whichever succeeds first.
+    """Parse a text as JSON, TOML, a Python expression or YAML, whichever succeeds first.
 
     `Name(first=1)` becomes `{"class_name": "Name", "first": 1}`.
 
     Raises:
-        DocumentError: the text is in no known form, or too large.
+        DocumentError: the text is in no known form, names a key twice, or is too large.
     """
     if len(text) > TEXT_MAX:
         raise DocumentError(("", f"must be at most {TEXT_MAX} characters long"))
     if text.startswith(("PK\x03\x04", "\x80")):
         raise DocumentError(("", _BINARY))
     try:
-        return json.loads(text, parse_constant=_refuse_constant)
+        return json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_read_pairs)
+    except DocumentError:
+        raise
     except (ValueError, RecursionError):
         pass
     try:
         return tomllib.loads(text)
     except (ValueError, RecursionError):
-        return _parse_expression(text)
+        pass
+    try:
+        tree = ast.parse(text.strip(), mode="eval")
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return _parse_yaml(text)
+    return _convert(tree.body, "", DEPTH_MAX)
 
 
 _BINARY: Final = (
@@ -62,18 +73,77 @@ def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is not JSON")
 
 
-def _parse_expression(text: str) -> Json:
-    """Convert a Python expression of literals and constructors to JSON; no code is run.
+def _read_pairs(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
+    """Return the fields of an object; raise DocumentError if a name is there twice."""
+    found: dict[str, Json] = {}
+    for name, value in pairs:
+        if name in found:
+            raise DocumentError(("", f"has {shorten(name)} twice in one object: leave one out"))
+        found[name] = value
+    return found
+
+
+class _YamlLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    """YAML with the numbers of version 1.2: 1e-5 is a number, and 010, 1:30 and dates are text.
+
+    Keys are text as written, and a key that stands twice in a mapping is refused.
+    """
+
+    yaml_implicit_resolvers: ClassVar[dict[str, list[tuple[str, re.Pattern[str]]]]] = {}
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[str, Json]:
+        """Return a mapping, with the keys of `<<` behind its own."""
+        if not isinstance(node, yaml.MappingNode):
+            raise yaml.YAMLError("must be a mapping")
+        if not all(isinstance(key, yaml.ScalarNode) for key, _ in node.value):
+            raise yaml.YAMLError("must have strings as keys")
+        own, merged = [], []
+        for key, value in node.value:
+            is_merge = key.tag == "tag:yaml.org,2002:merge"
+            part = self.construct_object(value, deep=deep or is_merge)
+            if not is_merge:
+                own.append((key.value, part))
+            else:
+                merged += part if isinstance(part, list) else [part]
+        found = _read_pairs(own)
+        for mapping in merged:
+            if not isinstance(mapping, dict):
+                raise yaml.YAMLError("must merge mappings")
+            found = {**mapping, **found}
+        return found
+
+
+for _tag, _pattern, _first in (
+    ("bool", r"(?i:true|false|yes|no|on|off)", "tTfFyYnNoO"),
+    ("int", r"[-+]?(?:0|[1-9][0-9_]*)", "-+0123456789"),
+    ("float", r"[-+]?(?:\d[\d_]*\.\d*|\.\d+|\d+(?=[eE]))(?:[eE][-+]?\d+)?", "-+.0123456789"),
+    ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
+    ("merge", r"<<", "<"),
+):
+    _YamlLoader.add_implicit_resolver(
+        f"tag:yaml.org,2002:{_tag}", re.compile(f"^(?:{_pattern})$"), list(_first)
+    )
+
+
+def _parse_yaml(text: str) -> Json:
+    """Parse a text as one YAML document that is a mapping or a list.
 
     Raises:
-        DocumentError: the text is no such expression.
+        DocumentError: the text is no such document.
     """
+    expected = "must be JSON, TOML, YAML, or a Python expression such as a repr"
+    if len(text) > YAML_TEXT_MAX:
+        too_long = f"{expected}; as YAML at most {YAML_TEXT_MAX} characters long"
+        raise DocumentError(("", too_long))
     try:
-        tree = ast.parse(text.strip(), mode="eval")
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        expected = "must be JSON, TOML, or a Python expression such as a repr"
+        found = yaml.load(text, Loader=_YamlLoader)  # a safe loader: it runs no code
+    except DocumentError:
+        raise
+    except (yaml.YAMLError, ValueError, RecursionError):
         raise DocumentError(("", expected)) from None
-    return _convert(tree.body, "", DEPTH_MAX)
+    if not isinstance(found, dict | list):
+        raise DocumentError(("", expected))
+    return found
 
 
 def _convert(node: ast.expr, pointer: str, depth: int) -> Json:
@@ -98,9 +168,13 @@ def _convert(node: ast.expr, pointer: str, depth: int) -> Json:
             return [inner(item, i) for i, item in enumerate(items)]
         case ast.Dict(keys=keys, values=values):
             names = [_key(key, pointer) for key in keys]
-            return {n: inner(value, n) for n, value in zip(names, values, strict=True)}
+            return _read_pairs(
+                [(n, inner(value, n)) for n, value in zip(names, values, strict=True)]
+            )
         case ast.Call(func=func, args=args, keywords=keywords):
             return _convert_call(_constructor(func, pointer), args, keywords, inner)
+        case ast.Constant(value=value) if value is ...:
+            raise DocumentError((pointer, "is cut off: write out what ... stands for"))
         case ast.Attribute(attr=name) | ast.Name(id="inf" as name):  # a member of an enumeration
             return name
         case _:
@@ -113,7 +187,8 @@ def _convert_call(name: str, args: list[ast.expr], keywords: list[ast.keyword], 
         found = inner(args[0], 0)
         is_pairs = name in {"OrderedDict", "dict"} and isinstance(found, list)
         return {str(pair[0]): pair[1] for pair in found if _is_pair(pair)} if is_pairs else found
-    values = {str(keyword.arg): inner(keyword.value, str(keyword.arg)) for keyword in keywords}
+    named = [(str(keyword.arg), inner(keyword.value, str(keyword.arg))) for keyword in keywords]
+    values = _read_pairs(named)
     positional = {str(i): inner(arg, i) for i, arg in enumerate(args)}
     return {CLASS_NAME: name} | positional | values
 
@@ -154,6 +229,12 @@ def require_bounded(document: Json) -> None:
             waiting += [(child, depth + 1) for child in value]
 
 
+def shorten(value: Json) -> str:
+    """Return a value as text for a message: JSON, of at most 60 characters."""
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= 60 else text[:59] + "…"
+
+
 @dataclass(frozen=True, slots=True)
 class Part:
     """A value in an imported document, with its JSON pointer.
@@ -181,9 +262,18 @@ class Part:
         value = self.fields()
         for name in names:
             if value.get(name) is not None:
-                escaped = name.replace("~", "~0").replace("/", "~1")
-                return Part(value[name], f"{self.pointer}/{escaped}")
+                return self._inside(name)
         return None
+
+    def _inside(self, name: str) -> Part:
+        """Return the value of a field of an object."""
+        escaped = name.replace("~", "~0").replace("/", "~1")
+        return Part(self.value[name], f"{self.pointer}/{escaped}")
+
+    def entries(self) -> Iterator[tuple[str, Part]]:
+        """Yield the names and values of an object's fields."""
+        for name in self.fields():
+            yield name, self._inside(name)
 
     def field(self, *names: str) -> Part:
         """Return the first of these fields that is present; raise DocumentError if none is.

@@ -1,34 +1,48 @@
 """dp_accounting: a `DpEvent` as its `repr`, or as a JSON tree with `class_name`.
 
-dp_accounting 0.6.0, `dp_event.py`. A noise multiplier there is relative to the sensitivity under
-the accountant's own neighbouring relation; here it is relative to the clipping norm C. Under
-replace-one that sensitivity is 2C, so the noise multiplier doubles; under the other two it is C.
+`dp_event.py` of dp_accounting 0.6.0, and the events that follow it up to commit b5b0286. A noise
+multiplier there is relative to the sensitivity under the accountant's own neighbouring relation;
+here it is relative to the clipping norm C. Under replace-one that sensitivity is 2C, so the noise
+multiplier doubles; under the other two it is C.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, Final
 
 from accountant_service.guarantee import NeighbouringRelation
-from accountant_service.importing.document import CLASS_NAME, Json, Part
+from accountant_service.importing.document import CLASS_NAME, Part
 from accountant_service.importing.findings import Finding
-from accountant_service.importing.imported import Claim, Facts, Imported, Node
+from accountant_service.importing.imported import Facts, Imported, Node
+from accountant_service.importing.keys import (
+    CLAIM,
+    POST_PROCESSING,
+    SAMPLING,
+    SIZES,
+    UNIT,
+    Fields,
+    acts,
+    harmless,
+    is_event,
+    join,
+)
 from accountant_service.importing.runs import (
     poisson_run,
+    read_claims,
     read_delta,
-    read_epsilon,
     read_noise,
     read_size,
 )
 from accountant_service.mechanisms.codec import COUNT_MAX, DEPTH_MAX
+from accountant_service.numerics.floats import rounding
 
 RELATIONS: Final = {
     "ADD_OR_REMOVE_ONE": NeighbouringRelation.ADD_OR_REMOVE_ONE,
     "REPLACE_ONE": NeighbouringRelation.REPLACE_ONE,
     "REPLACE_SPECIAL": NeighbouringRelation.ZERO_OUT_ONE,
 }
-_WRAPPED: Final = ("event", "dp_event")
 _UNSUPPORTED: Final = {
     "NonPrivateDpEvent": "has no privacy guarantee",
     "UnsupportedDpEvent": "stands for an analysis that dp_accounting does not have",
@@ -36,45 +50,44 @@ _UNSUPPORTED: Final = {
         "samples with replacement, for which no dominating pair is proved here. Sample without "
         "replacement, or Poisson"
     ),
-    "MixtureOfGaussiansDpEvent": (
-        "has no kind of its own here: describe the sampling of a person's records as user_level"
-    ),
 }
+KEYS: Final = join(
+    acts("event dp_event", "the event", is_whole=True),
+    *SIZES,
+    *SAMPLING,
+    *CLAIM,
+    *UNIT,
+    harmless(f"{CLASS_NAME} module_name", "the object around the event, such as a plan"),
+    harmless(
+        "clipped_grad batch_selection_strategy noise_addition_transform",
+        "of a plan of jax_privacy, which the event describes",
+        is_whole=True,
+    ),
+    *POST_PROCESSING,
+)
 
 
-def detect(document: Json) -> bool:
+def detect(fields: Fields) -> bool:
     """Return whether a document is a dp_accounting event, or an object that holds one."""
-    if not isinstance(document, dict):
-        return False
-    if str(document.get(CLASS_NAME, "")).endswith("DpEvent"):
-        return True
-    return any(detect(document[name]) for name in _WRAPPED if name in document)
+    return is_event(fields.root) or fields.has_event()
 
 
-def read(document: Part, facts: Facts) -> Imported:
+def read(fields: Fields, facts: Facts) -> Imported:
     """Import a dp_accounting event, alone or with neighbouring relation, δ and ε."""
-    wrapper = None
-    if document.class_name is None or not document.class_name.endswith("DpEvent"):
-        wrapper, document = document, document.field(*_WRAPPED)
-    findings = () if facts.relation else (_RELATION_NOT_STATED,)
+    event = fields.root if is_event(fields.root) else fields.find_event() or fields.field("event")
     relation = facts.relation or NeighbouringRelation.ADD_OR_REMOVE_ONE
-    size, batch = facts.dataset_size, facts.batch_size
-    if wrapper is not None:
-        size = read_size(wrapper.find("dataset_size", "train_size"), size)
-        batch = read_size(wrapper.find("batch_size"), batch)
-    delta = read_delta(wrapper.find("delta", "target_delta")) if wrapper else None
-    claimed = wrapper.find("epsilon", "target_epsilon") if wrapper else None
-    epsilon = read_epsilon(claimed)
+    delta = read_delta(fields.find("delta"))
     return Imported(
         "a dp_accounting event",
-        _as_run(read_event(document, relation)),
+        _as_run(read_event(event, relation)),
         relation,
         delta,
-        claims=(Claim(epsilon, delta, claimed.pointer),) if claimed and epsilon else (),
-        findings=findings,
-        dataset_size=size,
-        batch_size=batch,
-        sampling_pointer=document.pointer,
+        claims=read_claims(fields, delta),
+        findings=() if facts.relation else (_RELATION_NOT_STATED,),
+        dataset_size=read_size(fields.find("dataset_size"), facts.dataset_size),
+        batch_size=read_size(fields.find("batch_size"), facts.batch_size),
+        sampling_pointer=event.pointer,
+        is_sampling_stated=True,
     )
 
 
@@ -108,11 +121,11 @@ def read_event(event: Part, relation: NeighbouringRelation, depth: int = DEPTH_M
     name = event.class_name
     if name in _UNSUPPORTED:
         raise event.fault(f"{name} {_UNSUPPORTED[name]}")
-    if name is None or name not in _READERS:
-        raise event.fault(f"must be an event: one of {', '.join(_READERS)}")
+    if name is None or name not in EVENTS:
+        raise event.fault(f"must be an event: one of {', '.join(EVENTS)}")
     if depth == 0:
         raise event.fault(f"must be nested at most {DEPTH_MAX} deep")
-    names, reader = _READERS[name]
+    names, reader = EVENTS[name]
     known = event.named_arguments(names)
     unknown = set(known.value) - {CLASS_NAME, "module_name", *names}
     if unknown:
@@ -206,11 +219,118 @@ def _read_tree(event: Part, _: Any, relation: NeighbouringRelation) -> Node:
 
 
 def _read_zcdp(event: Part, _: Any, __: Any) -> Node:
-    """Return the ρ-zCDP mechanism that an event describes."""
-    if (xi := event.find("xi")) is not None and xi.number(0.0, 1e6) > 0:
-        raise xi.fault("must be 0: only ρ-zCDP is supported")
+    """Return the (ξ, ρ)-zCDP mechanism that an event describes.
+
+    Its Rényi divergence of order α is at most ξ + ρα (Bun & Steinke 2016, arXiv 1605.02065v1,
+    Definition 1.1). With ρ = 0 the loss is at most ξ; else the bound is taken at a grid of orders.
+    """
     rho = event.field("rho").number(0.0, 1e6)
+    shift = event.find("xi")
+    xi = 0.0 if shift is None else shift.number(0.0, 1e6)
+    if xi == 0:
+        return Node("zcdp", event.pointer, {"rho": rho})
+    if rho == 0:
+        return Node("approximate_dp", event.pointer, {"epsilon": xi, "delta": 0.0})
+    divergences = [rounding.up(rounding.up(rho * order) + xi) for order in _ORDERS]
+    return Node("rdp", event.pointer, {"orders": list(_ORDERS), "divergences": divergences})
+
+
+_ORDERS: Final = tuple(1 + 10 ** (i / 50 - 3) for i in range(401))  # 1.001 to 100001
+
+
+def _read_epsilon_delta(event: Part, _: Any, __: Any) -> Node:
+    """Return any (ε, δ)-DP release, which is all that an event says."""
+    fields = {name: event.field(name).value for name in ("epsilon", "delta")}
+    return Node("approximate_dp", event.pointer, fields)
+
+
+def _read_by_epsilon(kind: str) -> _Reader:
+    """Return the reader of an event with ε alone, as the mechanism of this kind."""
+    return lambda event, _, __: Node(kind, event.pointer, {"epsilon": event.field("epsilon").value})
+
+
+def _read_discrete_gaussian(event: Part, _: Any, __: Any) -> Node:
+    """Return the discrete Gaussian noise that an event describes.
+
+    One integer changes by a whole number. In several dimensions, or if their number is not stated,
+    the release is Δ²/(2σ²)-zCDP (Canonne et al. 2020, arXiv 2004.00010v5, Theorem 14).
+    """
+    sigma = event.field("sigma").number(0.0, 1e6, above=True)
+    width, dimension = event.find("sensitivity"), event.find("dimension")
+    sensitivity = 1.0 if width is None else width.number(0.0, 1e6, above=True)
+    if dimension is not None and dimension.whole(1, COUNT_MAX) == 1:
+        if sensitivity < 1:
+            return _read_nothing(event, None, None)
+        fields = {"noise_std": sigma, "sensitivity": int(sensitivity)}
+        return Node("discrete_gaussian", event.pointer, fields)
+    rho = rounding.up(rounding.up((rounding.up(sensitivity / sigma)) ** 2) / 2)
     return Node("zcdp", event.pointer, {"rho": rho})
+
+
+def _read_mixture(event: Part, _: Any, relation: NeighbouringRelation) -> Node:
+    """Return Gaussian noise whose mean is drawn from a list, where a kind here describes it.
+
+    Means 0 and c: a Poisson sample. Means 0, c, …, kc with binomial probabilities: k records of one
+    person, each sampled by itself.
+    """
+    if relation is NeighbouringRelation.REPLACE_ONE:
+        raise event.fault("is about a record that is added or removed, not replaced")
+    spread = event.field("standard_deviation").number(0.0, 1e9, above=True)
+    means, part = _list_means(event.field("sensitivities")), event.field("sampling_probs")
+    chances = [each.number(0.0, 1.0) for each in part.items()]
+    if len(chances) != len(means) or abs(math.fsum(chances) - 1) > _ROUNDED:
+        raise part.fault("must add up to 1, one for each of the sensitivities")
+    listed = sorted(zip(means, chances, strict=True))
+    drawn = [(mean, chance) for mean, chance in listed if chance > 0]
+    step = min((mean for mean, _ in drawn if mean > 0), default=0.0)
+    if step == 0:
+        return _read_nothing(event, None, None)
+    noise = Node("gaussian", event.pointer, {"noise_multiplier": spread / step})
+    if len(drawn) == 1:
+        return noise
+    odds = drawn[1][1] / drawn[0][1]
+    for pairs in (listed, drawn):  # the last chances may have underflowed to 0
+        records = len(pairs) - 1
+        rate = drawn[1][1] if records == 1 else odds / (records + odds)
+        if _is_binomial(pairs, step, records, rate):
+            break
+    else:
+        raise event.fault(_NO_MIXTURE)
+    sample = Node("poisson_sampled", event.pointer, {"sample_rate": rate, "mechanism": noise})
+    if records == 1:
+        return sample
+    return Node("user_level", event.pointer, {"records": records, "mechanism": sample})
+
+
+def _list_means(part: Part) -> list[float]:
+    """Return a list of means; Python's `range(n)` or `range(first, end)` counts as one."""
+    if part.class_name != "range":
+        return [each.number(0.0, 1e9) for each in part.items()]
+    bounds = part.named_arguments(("end",) if "1" not in part.fields() else ("first", "end"))
+    first = bounds.find("first")
+    start = 0 if first is None else first.whole(0, _MEANS_MAX)
+    return [float(mean) for mean in range(start, bounds.field("end").whole(1, _MEANS_MAX))]
+
+
+def _is_binomial(pairs: list[tuple[float, float]], step: float, records: int, rate: float) -> bool:
+    """Return whether means are 0, c, …, kc, and their chances binomial up to rounding."""
+    if not 1 <= records < _MEANS_MAX or not 0 < rate < 1:
+        return False
+    for count, (mean, chance) in enumerate(pairs):
+        ways = math.lgamma(records + 1) - math.lgamma(count + 1) - math.lgamma(records - count + 1)
+        log_chance = ways + count * math.log(rate) + (records - count) * math.log1p(-rate)
+        is_right = math.isclose(chance, math.exp(log_chance)) or (chance == 0 and log_chance < -700)
+        if not (is_right and math.isclose(mean, count * step)):
+            return False
+    return True
+
+
+_MEANS_MAX: Final = 1000
+_ROUNDED: Final = 1e-9
+_NO_MIXTURE: Final = (
+    "has means that no kind of mechanism here describes: only one mean, means 0 and c, or means 0, "
+    "c, …, kc with binomial probabilities"
+)
 
 
 def _read_discrete_laplace(event: Part, _: Any, __: Any) -> Node:
@@ -244,7 +364,7 @@ def _read_repeat_and_select(event: Part, inner: Callable[[Part], Node], _: Any) 
     return Node("private_selection", event.pointer, fields)
 
 
-_READERS: Final[dict[str, tuple[tuple[str, ...], _Reader]]] = {
+EVENTS: Final[dict[str, tuple[tuple[str, ...], _Reader]]] = {
     "NoOpDpEvent": ((), _read_nothing),
     "GaussianDpEvent": (("noise_multiplier",), _read_gaussian),
     "LaplaceDpEvent": (("noise_multiplier",), _read_laplace),
@@ -264,4 +384,12 @@ _READERS: Final[dict[str, tuple[tuple[str, ...], _Reader]]] = {
     "DiscreteLaplaceDpEvent": (("noise_parameter", "sensitivity"), _read_discrete_laplace),
     "RandomizedResponseDpEvent": (("noise_parameter", "num_buckets"), _read_randomized_response),
     "RepeatAndSelectDpEvent": (("event", "mean", "shape"), _read_repeat_and_select),
+    "EpsilonDeltaDpEvent": (("epsilon", "delta"), _read_epsilon_delta),
+    "DiscreteGaussianDpEvent": (("sigma", "sensitivity", "dimension"), _read_discrete_gaussian),
+    "ExponentialMechanismDpEvent": (("epsilon",), _read_by_epsilon("exponential")),
+    "PermuteAndFlipDpEvent": (("epsilon",), _read_by_epsilon("permute_and_flip")),
+    "MixtureOfGaussiansDpEvent": (
+        ("standard_deviation", "sensitivities", "sampling_probs"),
+        _read_mixture,
+    ),
 }

@@ -12,15 +12,28 @@ import math
 from typing import Final
 
 from accountant_service.guarantee import NeighbouringRelation
-from accountant_service.importing.document import CLASS_NAME, Json, Part
+from accountant_service.importing.document import CLASS_NAME, Part
 from accountant_service.importing.findings import Finding
 from accountant_service.importing.imported import Claim, Facts, Imported, Node
+from accountant_service.importing.keys import (
+    CLAIM,
+    CLASS,
+    POST_PROCESSING,
+    SAMPLING,
+    SEED,
+    Fields,
+    Role,
+    acts,
+    checked,
+    harmless,
+    join,
+)
 from accountant_service.importing.runs import (
     DELTA_MAX,
     DELTA_MIN,
     EPSILON_MAX,
+    read_claims,
     read_delta,
-    read_epsilon,
     read_noise,
     read_size,
     require_agreement,
@@ -28,79 +41,106 @@ from accountant_service.importing.runs import (
 from accountant_service.mechanisms.codec import COUNT_MAX, NOISE_MAX, NOISE_MIN
 from accountant_service.number_format import round_nearest as shown
 
-_LOCAL: Final = ("clipping_norm", "sensitivity", "epsilon", "delta")
-_STRATEGIES: Final = {
-    f"DifferentialPrivacy{side}Side{clipping}Clipping": clipping
-    for side in ("Server", "Client")
-    for clipping in ("Fixed", "Adaptive")
-}
-_FIXED: Final = ("strategy", "noise_multiplier", "clipping_norm", "num_sampled_clients")
 _ADAPTIVE: Final = (
     "strategy", "noise_multiplier", "num_sampled_clients", "initial_clipping_norm",
     "target_clipped_quantile", "clip_norm_lr", "clipped_count_stddev",
 )  # fmt: skip
-_PREFIXES: Final = ("dp_", "local_dp_", "")
-_ROUNDS: Final = ("num_rounds", "num_server_rounds")
+_FIXED: Final = ("strategy", "noise_multiplier", "clipping_norm", "num_sampled_clients")
+CONSTRUCTORS: Final = {
+    "LocalDpMod": ("clipping_norm", "sensitivity", "epsilon", "delta"),
+    **{
+        f"DifferentialPrivacy{side}Side{clipping}Clipping": arguments
+        for side in ("Server", "Client")
+        for clipping, arguments in (("Fixed", _FIXED), ("Adaptive", _ADAPTIVE))
+    },
+}
+PREFIXES: Final = ("dp_", "local_dp_")
+KEYS: Final = join(
+    acts("sensitivity", "of `LocalDpMod`: the noise is this times √(2·log(1.25/δ))/ε; at least 2C"),
+    acts("clipping_norm", "C of `LocalDpMod`; of a strategy the noise is relative to it"),
+    acts("noise_multiplier", "of a strategy: standard deviation of the noise over C"),
+    acts("num_sampled_clients", "clients that the noise of a strategy's average is planned for"),
+    acts("num_rounds num_server_rounds", "rounds, in each of which a client sends one update"),
+    acts("num_clients num_supernodes num_available_clients", "clients that are drawn from"),
+    acts("fraction_fit fraction_train", "of the clients that a round draws"),
+    acts("min_fit_clients min_train_nodes", "fewest clients that a round draws"),
+    acts("clipped_count_stddev", "of adaptive clipping: deviation of the noisy count"),
+    acts("strategy", "the class of the strategy, or the strategy that it wraps", is_whole=True),
+    *CLAIM,
+    *SAMPLING,
+    acts("dataset_size", "number of clients"),
+    acts("batch_size", "clients in a round"),
+    *CLASS,
+    acts("initial_clipping_norm", "of adaptive clipping, which releases a noisy count"),
+    acts("target_clipped_quantile clip_norm_lr", "as `initial_clipping_norm`"),
+    harmless(
+        "fraction_evaluate min_evaluate_clients min_evaluate_nodes min_available_clients "
+        "min_available_nodes",
+        "evaluation, and how many clients the server waits for",
+    ),
+    harmless(
+        "num_shares reconstruction_threshold publisher serverapp clientapp",
+        "secure aggregation, and the parts of the app",
+    ),
+    SEED,
+    *POST_PROCESSING,
+)
+LOCAL: Final = tuple(
+    each
+    for each in KEYS
+    if each.names[0] in CONSTRUCTORS["LocalDpMod"] or each.role is Role.HARMLESS
+)
+_OF_ADAPTIVE: Final = (
+    "initial_clipping_norm", "target_clipped_quantile", "clipped_count_stddev",
+)  # fmt: skip
+_DRAWN: Final = ("fraction_fit", "min_fit_clients")
+_AVERAGING: Final = ("FedAvg", "FedAvgM", "FedProx", "FedOpt", "FedAdam", "FedAdagrad", "FedYogi")
+WRAPPED: Final = join(
+    *(each for each in KEYS if each.names[0] in _DRAWN),
+    acts(CLASS_NAME, f"the strategy that averages: {', '.join(_AVERAGING)}"),
+    checked("weighted_by_key", "the weights of the average are a finding of every strategy"),
+    *(each for each in KEYS if each.role is Role.HARMLESS),
+    harmless(
+        "proximal_mu eta eta_l beta_1 beta_2 tau server_learning_rate server_momentum",
+        "clients' training, and post-processing of the noisy average",
+    ),
+    harmless(
+        "accept_failures inplace initial_parameters evaluate_fn on_fit_config_fn "
+        "on_evaluate_config_fn fit_metrics_aggregation_fn evaluate_metrics_aggregation_fn "
+        "train_metrics_aggr_fn evaluate_metrics_aggr_fn arrayrecord_key configrecord_key",
+        "callbacks of the server, and names in messages",
+    ),
+)
 _NUMBER_MAX: Final = 1e9
 _EPSILON_AT_NOISE_MIN: Final = 19_000  # under replace-one, at δ = 0.5; a test computes it
 
 
-def detect(document: Json) -> bool:
-    """Return whether a document is one of Flower's configurations."""
-    if not isinstance(document, dict):
-        return False
-    if str(document.get(CLASS_NAME)) in ("LocalDpMod", *_STRATEGIES) or "flwr" in _tool(document):
-        return True
-    names = _normalized(document)
-    return (
-        "num_sampled_clients" in names
-        or str(document.get("strategy")) in _STRATEGIES
-        or any({prefix + name for name in _LOCAL} <= names.keys() for prefix in _PREFIXES)
-    )
+def select_app_config(document: Part) -> Part:
+    """Return the configuration of a Flower app in a `pyproject.toml`; else the document itself.
 
-
-def read(document: Part, facts: Facts) -> Imported:
-    """Import a Flower client mod, a server strategy, or an app's configuration."""
-    config = _app_config(document)
-    names = _STRATEGIES.get(config.class_name or "")
-    if config.class_name == "LocalDpMod":
-        config = config.named_arguments(_LOCAL)
-    elif names:
-        config = config.named_arguments(_ADAPTIVE if names == "Adaptive" else _FIXED)
-    if config.find(*(prefix + "sensitivity" for prefix in _PREFIXES)):
-        return _read_local(config)
-    return _read_server(config, facts)
-
-
-def _tool(document: Json) -> dict[str, Json]:
-    """Return the `tool` table of a `pyproject.toml`; empty if there is none."""
-    tool = document.get("tool") if isinstance(document, dict) else None
-    return tool if isinstance(tool, dict) else {}
-
-
-def _normalized(document: dict[str, Json]) -> dict[str, Json]:
-    """Return an object whose field names have underscores instead of hyphens."""
-    return {name.replace("-", "_"): value for name, value in document.items()}
-
-
-def _app_config(document: Part) -> Part:
-    """Return an app's configuration: a table of `pyproject.toml`, or the document itself."""
-    if "flwr" in _tool(document.value):
-        for name in ("tool", "flwr", "app", "config"):
-            document = document.field(name)
+    All other tables of such a file are about packages and tools.
+    """
+    tool = document.value.get("tool") if isinstance(document.value, dict) else None
+    if not isinstance(tool, dict) or "flwr" not in tool:
+        return document
+    for name in ("tool", "flwr", "app", "config"):
+        document = document.field(name)
     if not isinstance(document.value, dict):
         raise document.fault("must be an object")
-    return Part(_normalized(document.value), document.pointer)
+    return document
 
 
-def _find(config: Part, *names: str) -> Part | None:
-    """Return the first of these fields, with or without a prefix such as `dp_`; else None."""
-    return config.find(*(prefix + name for name in names for prefix in _PREFIXES))
+def detect(fields: Fields) -> bool:
+    """Return whether a document is one of Flower's configurations."""
+    is_local = fields.has("clipping_norm", "sensitivity", "epsilon", "delta")
+    return is_local or fields.has("num_sampled_clients") or _strategy(fields) in CONSTRUCTORS
 
 
-def _field(config: Part, *names: str) -> Part:
-    """Return the first of these fields, as `_find` does; raise DocumentError if there is none."""
-    return _find(config, *names) or config.field(*names)
+def read(fields: Fields, facts: Facts) -> Imported:
+    """Import a Flower client mod, a server strategy, or an app's configuration."""
+    if not fields.has("sensitivity"):
+        return _read_server(fields, facts)
+    return read_local(fields, read_size(fields.find("num_rounds")))
 
 
 def _positive(part: Part) -> float:
@@ -108,22 +148,21 @@ def _positive(part: Part) -> float:
     return part.number(0.0, _NUMBER_MAX, above=True)
 
 
-def _read_local(config: Part) -> Imported:
-    """Import a `LocalDpMod`, which adds noise to each client's clipped update.
+def read_local(fields: Fields, rounds: int | None) -> Imported:
+    """Import a `LocalDpMod`, which adds noise to each client's clipped update in each round.
 
     The standard deviation of the noise is sensitivity·√(2·log(1.25/δ))/ε. The server sees each
     update, so that any two clipped updates are neighbours: replace-one.
     """
-    clip, sensitivity = (_field(config, name) for name in ("clipping_norm", "sensitivity"))
-    epsilon = _field(config, "epsilon")
+    clip, sensitivity = (fields.field(name) for name in ("clipping_norm", "sensitivity"))
+    epsilon, pointer = fields.field("epsilon"), fields.root.pointer
     claimed = epsilon.number(0.0, EPSILON_MAX, above=True)
-    delta = _field(config, "delta").number(DELTA_MIN, DELTA_MAX)
+    delta = fields.field("delta").number(DELTA_MIN, DELTA_MAX)
     norm, width = _positive(clip), _positive(sensitivity)
-    rounds = read_size(_find(config, *_ROUNDS))
     findings = (
         *_check_sensitivity(sensitivity, width, norm),
         *_check_classical(epsilon, claimed),
-        *_check_rounds(config, rounds, claimed),
+        *_check_rounds(pointer, rounds, claimed),
     )
     noise = width * math.sqrt(2 * math.log(1.25 / delta)) / claimed / norm
     if noise < NOISE_MIN:
@@ -134,10 +173,10 @@ def _read_local(config: Part) -> Imported:
             claims=(Claim(claimed, delta, epsilon.pointer, is_refuted=True),),
             findings=(_refute_without_noise(epsilon, claimed, delta, noise), *findings),
         )
-    update = Node("gaussian", config.pointer, {"noise_multiplier": min(noise, NOISE_MAX)})
+    update = Node("gaussian", pointer, {"noise_multiplier": min(noise, NOISE_MAX)})
     return Imported(
         "a Flower LocalDpMod",
-        Node("repeated", config.pointer, {"count": rounds or 1, "mechanism": update}),
+        Node("repeated", pointer, {"count": rounds or 1, "mechanism": update}),
         NeighbouringRelation.REPLACE_ONE,
         delta,
         claims=(Claim(claimed, delta, epsilon.pointer, update),),
@@ -200,7 +239,7 @@ def _check_classical(part: Part, epsilon: float) -> tuple[Finding, ...]:
     return (Finding("classical-gaussian", part.pointer, message, instead),)
 
 
-def _check_rounds(config: Part, rounds: int | None, epsilon: float) -> tuple[Finding, ...]:
+def _check_rounds(pointer: str, rounds: int | None, epsilon: float) -> tuple[Finding, ...]:
     """Return a finding if there are several rounds: the configured ε is that of one round."""
     if rounds is None:
         message = f"ε = {shown(epsilon)} is that of one message"
@@ -210,42 +249,46 @@ def _check_rounds(config: Part, rounds: int | None, epsilon: float) -> tuple[Fin
         instead = "all rounds together cost more than one message"
     else:
         return ()
-    return (Finding("per-round-budget", config.pointer, message, instead),)
+    return (Finding("per-round-budget", pointer, message, instead),)
 
 
-def _read_server(config: Part, facts: Facts) -> Imported:
+def _read_server(fields: Fields, facts: Facts) -> Imported:
     """Import a server strategy that adds noise to the average of clipped updates.
 
     Clients are drawn in a fixed number, so that another client takes the place of one that leaves.
     """
-    given = _field(config, "noise_multiplier")
-    noise, planned = read_noise(given), _field(config, "num_sampled_clients")
+    pointer, strategy = fields.root.pointer, fields.find("strategy")
+    given = fields.field("noise_multiplier")
+    noise, planned = read_noise(given), fields.field("num_sampled_clients")
     sampled = planned.whole(1, COUNT_MAX)
-    clients = read_size(_find(config, "num_clients", "num_supernodes"), facts.dataset_size)
-    fraction = _find(config, "fraction_fit", "fraction_train")
+    stated = read_size(fields.find("dataset_size"), facts.dataset_size)
+    clients = read_size(fields.find("num_clients"), stated)
+    places = [fields] if strategy is None else [fields, *_read_wrapped(fields, strategy)]
+    fraction, least = (_find_in(places, name) for name in _DRAWN)
+    fields.find("clipping_norm")
     findings = [_WEIGHTED]
     averaged = sampled
     if fraction is not None and clients is not None:
-        least = _find(config, "min_fit_clients", "min_train_nodes")
         averaged = max(int(fraction.number(0.0, 1.0) * clients), read_size(least) or 1)
         averaged = min(averaged, clients)
         if averaged != sampled:
             findings.append(_count_mismatch(planned, sampled, averaged))
             noise = read_noise(Part(noise * averaged / sampled, given.pointer))
-    require_agreement(planned, averaged, facts.batch_size)
+    require_agreement(planned, averaged, read_size(fields.find("batch_size"), facts.batch_size))
     relation = facts.relation or NeighbouringRelation.ADD_OR_REMOVE_ONE
     added = relation is NeighbouringRelation.ADD_OR_REMOVE_ONE
     is_replaced = relation is NeighbouringRelation.REPLACE_ONE or (
         clients is not None and facts.sampling != "none" and added
     )
-    if "Adaptive" in _STRATEGIES.get(_strategy(config), "") and not is_replaced:
-        noise = _noise_with_count(config, noise, sampled)
+    if _is_adaptive(fields):
+        with_count = _noise_with_count(fields, noise, sampled)
+        noise = noise if is_replaced else with_count
     step = Node("gaussian", given.pointer, {"noise_multiplier": noise})
     if clients is None:
         findings.append(
             Finding(
                 "sampling-not-stated",
-                config.pointer,
+                pointer,
                 "the number of clients is not stated, so the computed cost is that of a client in "
                 "every round, without amplification by sampling",
                 "state num_clients in the document",
@@ -254,27 +297,52 @@ def _read_server(config: Part, facts: Facts) -> Imported:
     elif averaged > clients:
         raise planned.fault(f"must be at most the {clients} clients")
     else:
-        fields = {"dataset_size": clients, "batch_size": averaged, "mechanism": step}
-        step = Node("fixed_size_sampled", planned.pointer, fields)
-    rounds = _field(config, *_ROUNDS)
-    run = Node(
-        "repeated",
-        config.pointer,
-        {"count": rounds.whole(1, COUNT_MAX), "mechanism": step},
-    )
-    epsilon, delta = _find(config, "epsilon"), read_delta(_find(config, "delta", "target_delta"))
-    claimed = read_epsilon(epsilon)
+        sample = {"dataset_size": clients, "batch_size": averaged, "mechanism": step}
+        step = Node("fixed_size_sampled", planned.pointer, sample)
+    rounds = fields.field("num_rounds").whole(1, COUNT_MAX)
+    run = Node("repeated", pointer, {"count": rounds, "mechanism": step})
+    delta = read_delta(fields.find("delta"))
     return Imported(
         "a Flower strategy with noise on the server",
         run,
         relation,
         delta,
-        claims=(Claim(claimed, delta, epsilon.pointer),) if epsilon and claimed else (),
+        claims=read_claims(fields, delta),
         findings=tuple(findings),
         dataset_size=clients,
         batch_size=averaged,
-        sampling_pointer=config.pointer,
+        sampling_pointer=pointer,
+        is_sampling_stated=True,
     )
+
+
+def _read_wrapped(fields: Fields, strategy: Part) -> list[Fields]:
+    """Return the keys of the strategy that a strategy with noise wraps; none of a name alone."""
+    if isinstance(strategy.value, str):
+        strategy.choice((*CONSTRUCTORS, *_AVERAGING))
+        return []
+    inner = fields.inside(strategy, WRAPPED)
+    inner.find("weighted_by_key")
+    if strategy.class_name in _AVERAGING:
+        inner.find(CLASS_NAME)
+    return [inner]
+
+
+def _find_in(places: list[Fields], name: str) -> Part | None:
+    """Return a key of the document, or of the strategy that it wraps."""
+    found = [each.find(name) for each in places]
+    return next((each for each in found if each is not None), None)
+
+
+def _is_adaptive(fields: Fields) -> bool:
+    """Return whether the strategy adapts the clipping norm, for which it releases a count."""
+    if (name := _strategy(fields)) in CONSTRUCTORS and "Adaptive" not in name:
+        return False
+    for each in _OF_ADAPTIVE:
+        fields.find(each)
+    if name in CONSTRUCTORS:
+        return True
+    return any(fields.has(each) for each in _OF_ADAPTIVE)
 
 
 _WEIGHTED: Final = Finding(
@@ -287,13 +355,14 @@ _WEIGHTED: Final = Finding(
 )
 
 
-def _strategy(config: Part) -> str:
+def _strategy(fields: Fields) -> str:
     """Return the name of the server strategy's class, or an empty string."""
-    named = config.value.get("strategy")
-    return config.class_name or (named if isinstance(named, str) else "")
+    named = fields.find("strategy")
+    by_name = named.value if named is not None and isinstance(named.value, str) else ""
+    return str(by_name if fields.class_name is None else fields.class_name)
 
 
-def _noise_with_count(config: Part, noise: float, sampled: int) -> float:
+def _noise_with_count(fields: Fields, noise: float, sampled: int) -> float:
     """Return the noise multiplier that covers adaptive clipping's noisy sum and noisy count.
 
     Flower gives the sum (z⁻² − (2s)⁻²)^(−1/2), s the standard deviation of the count, as in Andrew
@@ -301,10 +370,10 @@ def _noise_with_count(config: Part, noise: float, sampled: int) -> float:
     takes another's place changes the sum by 2C and the count by 1, so z holds; one that comes or
     goes, or whose update is replaced by zero, changes them by C and 1, which costs z⁻² + ¾·s⁻².
     """
-    part = _find(config, "clipped_count_stddev")
+    part = fields.find("clipped_count_stddev")
     deviation = _positive(part) if part else sampled / 20
     if noise >= 2 * deviation:
-        raise _field(config, "noise_multiplier").fault(
+        raise fields.field("noise_multiplier").fault(
             f"must be below {shown(2 * deviation)}, twice the deviation of the clipped count"
         )
     return float((noise**-2 + 0.75 * deviation**-2) ** -0.5)

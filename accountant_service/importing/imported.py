@@ -100,6 +100,11 @@ class Imported:
         sampling_pointer: where the document says how batches are drawn, or would say it.
         has_loader_rate: whether batches are drawn at one over the number of batches of a loader.
         groups: number of groups that the records are in, of which each step samples one.
+        epochs: whole passes over the data, if they are stated.
+        epoch_batches: of shuffled data, the fewest that an epoch can have, if that is known: more
+            epochs in as many steps cost more.
+        is_sampling_stated: whether the document, by its form, says how batches are drawn.
+        premises: unchecked statements that the cost rests on; with any, nothing is proven.
     """
 
     tool: str
@@ -117,6 +122,16 @@ class Imported:
     sampling_pointer: str = ""
     has_loader_rate: bool = False
     groups: int = 1
+    epochs: int | None = None
+    epoch_batches: float | None = None
+    is_sampling_stated: bool = False
+    premises: tuple[str, ...] = ()
+
+    def unless(self, premise: str, *findings: Finding) -> Imported:
+        """Return a copy whose cost rests on one more premise, with findings that say why."""
+        return replace(
+            self, premises=(*self.premises, premise), findings=(*self.findings, *findings)
+        )
 
 
 @dataclass(frozen=True, slots=True)

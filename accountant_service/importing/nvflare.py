@@ -15,11 +15,20 @@ from accountant_service.importing import flower
 from accountant_service.importing.document import CLASS_NAME, Json, Part
 from accountant_service.importing.findings import Finding
 from accountant_service.importing.imported import Claim, Facts, Imported, Node
+from accountant_service.importing.keys import (
+    CLAIM,
+    CLASS,
+    POST_PROCESSING,
+    SAMPLING,
+    Fields,
+    acts,
+    harmless,
+    join,
+)
 from accountant_service.importing.runs import EPSILON_MAX, read_delta, read_epsilon, read_size
 from accountant_service.number_format import round_nearest as shown
 
 _FILTERS: Final = "task_result_filters"
-_SVT_DEFAULTS: Final = {"fraction": 0.1, "epsilon": 0.1, "noise_var": 0.1}  # of the constructor
 _HEURISTICS: Final = {
     "PercentilePrivacy": "shares what is above a percentile and clips it; it adds no noise",
     "GaussianPrivacy": (
@@ -30,29 +39,57 @@ _HEURISTICS: Final = {
 }
 _LOCAL: Final = "LocalDifferentialPrivacy"
 _NAMES: Final = ("SVTPrivacy", _LOCAL, *_HEURISTICS)
+CONSTRUCTORS: Final[dict[str, tuple[str, ...]]] = dict.fromkeys(_NAMES, ())
+KEYS: Final = join(
+    acts(_FILTERS, "filters on what a client sends; the last one with noise counts", is_whole=True),
+    acts("scopes", "of a site's policy: objects with `task_result_filters`", is_whole=True),
+    acts("path", "the class of a single filter"),
+    acts("args", "its arguments", is_whole=True),
+    acts("num_rounds rounds", "rounds, in each of which a client sends one update"),
+    acts("parameters num_parameters", "of the model, of which SVTPrivacy releases a fraction"),
+    *CLAIM,
+    *SAMPLING,
+    *CLASS,
+    harmless("task_data_filters", "filters on what a client receives", is_whole=True),
+    harmless(
+        "format_version executors components default_scope workflows tasks id",
+        "other parts of a job",
+        is_whole=True,
+    ),
+    *POST_PROCESSING,
+)
+# Arguments of SVTPrivacy.
+SVT: Final = join(
+    acts("epsilon", "of the selection of values; 0.1 by default"),
+    acts("epsilon_release", "of the released values"),
+    acts("noise_var", "of each released value, without `epsilon_release`; 0.1 by default"),
+    acts("fraction", "of the values that is released; 0.1 by default"),
+    acts("parameters", "number of values"),
+    harmless("gamma tau data_kinds replace replace_value name path", "clips and names values"),
+    *CLASS,
+)
 
 
-def detect(document: Json) -> bool:
+def detect(fields: Fields) -> bool:
     """Return whether a document is an NVFlare job's configuration or one privacy filter."""
-    if not isinstance(document, dict):
-        return False
-    return _FILTERS in document or "scopes" in document or _name(document) in _NAMES
+    return fields.has(_FILTERS) or fields.has("scopes") or _name(fields.root.value) in _NAMES
 
 
 def _name(document: Json) -> str:
     """Return a filter's class name without its module path, or an empty string."""
     if not isinstance(document, dict):
         return ""
-    return str(document.get("path", document.get(CLASS_NAME, ""))).rsplit(".", 1)[-1]
+    named = (document.get(key) for key in ("path", "name", CLASS_NAME))
+    return next((str(each).rsplit(".", 1)[-1] for each in named if each is not None), "")
 
 
-def read(document: Part, facts: Facts) -> Imported:
+def read(fields: Fields, facts: Facts) -> Imported:
     """Import an NVFlare job's configuration, or one of its privacy filters."""
-    filters = [each for each in _filters(document) if _name(each.value) in _NAMES]
+    filters = [each for each in _filters(fields) if _name(each.value) in _NAMES]
     if not filters:
-        raise document.fault(f"has no privacy filter: one of {', '.join(_NAMES)}")
-    rounds = read_size(document.find("num_rounds")) or 1
-    delta = facts.delta or read_delta(document.find("delta"))
+        raise fields.root.fault(f"has no privacy filter: one of {', '.join(_NAMES)}")
+    rounds = read_size(fields.find("num_rounds")) or 1
+    delta = facts.delta or read_delta(fields.find("delta"))
     findings = tuple(
         _report_no_guarantee(each) for each in filters if _name(each.value) in _HEURISTICS
     )
@@ -61,19 +98,22 @@ def read(document: Part, facts: Facts) -> Imported:
         return Imported("an NVFlare configuration", None, findings=findings)
     last = noisy[-1]  # what comes before is post-processed
     found = (
-        _read_svt(last, document, rounds)
+        _read_svt(last, fields, rounds)
         if _name(last.value) == "SVTPrivacy"
-        else _read_local(last, rounds)
+        else _read_local(last, fields, rounds)
     )
     return replace(found, delta=found.delta or delta, findings=(*findings, *found.findings))
 
 
-def _filters(document: Part) -> list[Part]:
+def _filters(fields: Fields) -> list[Part]:
     """Return the privacy filters on client results in an NVFlare job, of all scopes and tasks."""
+    document = fields.root
     if _name(document.value) in _NAMES:
+        fields.find("path"), fields.find("args")
         return [document]
-    scopes = document.find("scopes")
+    scopes = fields.find("scopes")
     holders = scopes.items() if scopes else [document]
+    fields.find(_FILTERS)
     entries = [each for h in holders if (f := h.find(_FILTERS)) for each in f.items()]
     nested = [inner for each in entries if (f := each.find("filters")) for inner in f.items()]
     found = [*nested, *(each for each in entries if each.find("filters") is None)]
@@ -99,51 +139,52 @@ def _arguments(part: Part) -> Part:
     return part.find("args") or part
 
 
-def _read_local(part: Part, rounds: int) -> Imported:
+def _read_local(part: Part, fields: Fields, rounds: int) -> Imported:
     """Import FLIP's filter, which clips and adds noise as Flower's `LocalDpMod` does."""
-    arguments = _arguments(part)
-    value = {**arguments.fields(), "num_rounds": rounds}
-    found = flower.read(Part(value, arguments.pointer), Facts())
+    found = flower.read_local(fields.inside(_arguments(part), flower.LOCAL), rounds)
     return replace(found, tool="FLIP's LocalDifferentialPrivacy filter")
 
 
-def _read_svt(part: Part, document: Part, rounds: int) -> Imported:
+def _read_svt(part: Part, fields: Fields, rounds: int) -> Imported:
     """Import the sparse-vector (SVT) filter: ε of the selection plus ε of the released values.
 
     The released values have the budget `epsilon_release`; by default it is the number of released
     values times `noise_var`.
     """
-    arguments = _arguments(part)
-    given = {**_SVT_DEFAULTS, **arguments.fields()}
-    epsilon = Part(given["epsilon"], f"{arguments.pointer}/epsilon")
+    arguments = fields.inside(_arguments(part), SVT)
+    where = arguments.root.pointer
+
+    def value(name: str) -> Part:
+        """Return an argument, or the constructor's default for it."""
+        return arguments.find(name) or Part(0.1, f"{where}/{name}")
+
+    epsilon = value("epsilon")
     selection = epsilon.number(0.0, EPSILON_MAX, above=True)
     release = read_epsilon(arguments.find("epsilon_release"))
-    per_value = Part(given["noise_var"], f"{arguments.pointer}/noise_var").number(0.0, EPSILON_MAX)
-    parameters = read_size(document.find("parameters") or arguments.find("parameters"))
+    per_value = value("noise_var").number(0.0, EPSILON_MAX)
+    fraction = value("fraction").number(0.0, 1.0)
+    parameters = read_size(fields.find("parameters"), read_size(arguments.find("parameters")))
     claim = Claim(selection, None, epsilon.pointer)
     if release is None and parameters is None:
         finding = Finding(
             "release-budget",
-            arguments.pointer,
+            where,
             f"epsilon = {shown(selection)} is the budget of the selection; the released values "
-            f"have "
-            f"that of noise_var = {shown(per_value)} for each released parameter",
+            f"have that of noise_var = {shown(per_value)} for each released parameter",
             "state the number of parameters of the model, or set epsilon_release",
         )
         return Imported("NVFlare's SVTPrivacy filter", None, claims=(claim,), findings=(finding,))
     if release is None:
-        fraction = Part(given["fraction"], f"{arguments.pointer}/fraction").number(0.0, 1.0)
         release = min(parameters or 1, math.ceil((parameters or 1) * fraction)) * per_value
     total = selection + release
     finding = Finding(
         "release-budget",
-        arguments.pointer,
+        where,
         f"epsilon = {shown(selection)} is the budget of the selection only; the released values "
-        f"have "
-        f"{shown(release)} more",
+        f"have {shown(release)} more",
         f"one message is {shown(total)}-DP, and {rounds} of them {shown(rounds * total)}-DP",
     )
-    message = Node("approximate_dp", arguments.pointer, {"epsilon": total, "delta": 0.0})
+    message = Node("approximate_dp", where, {"epsilon": total, "delta": 0.0})
     return Imported(
         "NVFlare's SVTPrivacy filter",
         Node("repeated", part.pointer, {"count": rounds, "mechanism": message}),

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from accountant_service.guarantee import NeighbouringRelation
-from accountant_service.importing import dp_event, flower, jax_privacy, nvflare, opacus, plain_run
+from accountant_service.importing import (
+    diffprivlib,
+    dp_event,
+    flower,
+    jax_privacy,
+    nvflare,
+    opacus,
+    plain_run,
+)
 from accountant_service.importing.document import (
     DocumentError,
     Json,
@@ -17,33 +25,77 @@ from accountant_service.importing.document import (
 )
 from accountant_service.importing.findings import Finding
 from accountant_service.importing.imported import Claim, Facts, Imported
+from accountant_service.importing.keys import Fields, Table
 from accountant_service.importing.runs import read_sampling
 from accountant_service.importing.sampling import apply_facts
+from accountant_service.importing.unit import apply_microbatches, apply_unit
 from accountant_service.number_format import round_nearest as shown
+
+_Constructors = Mapping[str, tuple[str, ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """A format of documents that can be imported, with its detector and its parser.
+    """A format of documents that can be imported, with its table of keys and its parser.
 
     Attributes:
         title: the documents in words.
+        keys: the keys that it knows.
         detect: returns whether a document is of this kind.
         read: reads it.
+        constructors: names of the positional arguments of the tool's classes.
+        prefixes: that its keys may have.
     """
 
     title: str
-    detect: Callable[[Json], bool]
-    read: Callable[[Part, Facts], Imported]
+    keys: Table
+    detect: Callable[[Fields], bool]
+    read: Callable[[Fields, Facts], Imported]
+    constructors: _Constructors = field(default_factory=dict)
+    prefixes: tuple[str, ...] = ()
+
+    def find_fields(self, root: Part) -> Fields:
+        """Return the keys of a document as this format knows them."""
+        return Fields(root, self.keys, self.constructors, self.prefixes)
 
 
 FORMATS: Final[Mapping[str, Format]] = {
-    "dp_event": Format("an event of dp_accounting", dp_event.detect, dp_event.read),
-    "jax_privacy": Format("a configuration of jax_privacy", jax_privacy.detect, jax_privacy.read),
-    "nvflare": Format("the filters of an NVFlare job", nvflare.detect, nvflare.read),
-    "flower": Format("a mod or strategy of Flower", flower.detect, flower.read),
-    "opacus": Format("an accountant or arguments of Opacus", opacus.detect, opacus.read),
-    "run": Format("a training run: noise, sizes, steps", plain_run.detect, plain_run.read),
+    "dp_event": Format("an event of dp_accounting", dp_event.KEYS, dp_event.detect, dp_event.read),
+    "jax_privacy": Format(
+        "a configuration of jax_privacy",
+        jax_privacy.KEYS,
+        jax_privacy.detect,
+        jax_privacy.read,
+        jax_privacy.CONSTRUCTORS,
+    ),
+    "nvflare": Format(
+        "the filters of an NVFlare job",
+        nvflare.KEYS,
+        nvflare.detect,
+        nvflare.read,
+        nvflare.CONSTRUCTORS,
+    ),
+    "flower": Format(
+        "a mod or strategy of Flower",
+        flower.KEYS,
+        flower.detect,
+        flower.read,
+        flower.CONSTRUCTORS,
+        flower.PREFIXES,
+    ),
+    "diffprivlib": Format(
+        "a BudgetAccountant of diffprivlib",
+        diffprivlib.KEYS,
+        diffprivlib.detect,
+        diffprivlib.read,
+        diffprivlib.CONSTRUCTORS,
+    ),
+    "opacus": Format(
+        "an accountant or arguments of Opacus", opacus.KEYS, opacus.detect, opacus.read
+    ),
+    "run": Format(
+        "a training run: noise, sizes, steps", plain_run.KEYS, plain_run.detect, plain_run.read
+    ),
 }
 
 
@@ -56,22 +108,22 @@ def read_document(document: Json, facts: Facts, format_name: str | None = None) 
         format_name: a name in `FORMATS`; found from the document by default.
 
     Raises:
-        DocumentError: the document is malformed, or of no known format.
+        DocumentError: the document is malformed, of no known format, or contradicts itself.
     """
     if isinstance(document, str):
         document = parse_text(document)
     require_bounded(document)
-    chosen = format_name or find_format(document)
-    part, pointer = Part(document), ""
-    if isinstance(document, dict):
-        sampling, pointer = read_sampling(part, facts)
-        facts = replace(
-            facts, sampling=facts.sampling or sampling, relation=_read_relation(part, facts)
-        )
-    found = FORMATS[chosen].read(part, facts)
+    root = flower.select_app_config(Part(document))
+    chosen = FORMATS[format_name or find_format(root)]
+    fields = chosen.find_fields(root)
+    fields.require_agreement()
+    sampling, pointer = read_sampling(fields, facts)
+    facts = replace(facts, sampling=sampling, relation=_read_relation(fields, facts))
+    found = chosen.read(fields, facts)
     if pointer:
         found = replace(found, sampling_pointer=pointer)
-    found = apply_facts(found, facts)
+    found = apply_unit(apply_microbatches(apply_facts(found, facts), fields), fields)
+    found = _report_keys(found, fields)
     claims = found.claims
     if facts.epsilon is not None:
         claims = (*claims, Claim(facts.epsilon, facts.delta, ""))
@@ -79,13 +131,24 @@ def read_document(document: Json, facts: Facts, format_name: str | None = None) 
     return _check_delta(replace(found, claims=claims, delta=delta))
 
 
-def _read_relation(document: Part, facts: Facts) -> NeighbouringRelation | None:
+def _report_keys(found: Imported, fields: Fields) -> Imported:
+    """Add the findings about a stated seed, and about keys that no reader asked for."""
+    seed = fields.find_known("seed")
+    if seed is not None:
+        message = "who knows the seed can compute the noise and subtract it"
+        finding = Finding("seed-stated", seed.pointer, message, "draw it anew, and keep it secret")
+        found = replace(found, findings=(*found.findings, finding))
+    unread = fields.report_unread()
+    return found.unless("the keys that were not read change nothing", *unread) if unread else found
+
+
+def _read_relation(fields: Fields, facts: Facts) -> NeighbouringRelation | None:
     """Return the neighbouring relation that the document says, or the one stated beside it.
 
     Raises:
         DocumentError: the document contradicts the stated relation.
     """
-    given = document.find("neighboring_relation", "neighbouring_relation")
+    given = fields.find("neighbouring_relation")
     if given is None:
         return facts.relation
     names = dp_event.RELATIONS | {str(each): each for each in NeighbouringRelation}
@@ -97,14 +160,14 @@ def _read_relation(document: Part, facts: Facts) -> NeighbouringRelation | None:
     return relation
 
 
-def find_format(document: Json) -> str:
+def find_format(root: Part) -> str:
     """Detect the format of a document, and return its name.
 
     Raises:
         DocumentError: it has none of the formats.
     """
     for name, each in FORMATS.items():
-        if each.detect(document):
+        if each.detect(each.find_fields(root)):
             return name
     titles = "; ".join(each.title for each in FORMATS.values())
     raise DocumentError(("", f"must be one of: {titles}"))

@@ -48,7 +48,7 @@ def apply_facts(found: Imported, facts: Facts) -> Imported:
     if size is not None and batch is not None and batch > size:
         raise DocumentError(("", f"has batches of {batch}, which must be at most {size} records"))
     if any(_sampled_releases(found.mechanism)):
-        return _draw_as(_check_sizes(found), facts)
+        return _draw_as(_check_stated(_check_sizes(found), facts), facts)
     _require_no_sample(found, facts.sampling or found.sampling)
     return found
 
@@ -101,6 +101,23 @@ def _change_sampled(node: Node, change: Callable[[Node], Node]) -> Node:
 def _is_nested(release: Node) -> bool:
     """Return whether a sampled release samples again within its sample."""
     return any(True for each in _inner_nodes(release) for _ in _sampled_releases(each))
+
+
+def _check_stated(found: Imported, facts: Facts) -> Imported:
+    """Add a finding if nothing says how batches are drawn, and they are not all the data."""
+    assert found.mechanism is not None
+    if facts.sampling or found.sampling or found.is_sampling_stated:
+        return found
+    if all(each.fields.get("sample_rate") == 1.0 for each in _sampled_releases(found.mechanism)):
+        return found
+    finding = Finding(
+        "sampling-not-stated",
+        found.sampling_pointer,
+        "nothing says how batches are drawn: the computed cost is that of Poisson samples, where "
+        "each record is drawn independently",
+        "state sampling: poisson, fixed_size or shuffled. Most loaders shuffle, which costs more",
+    )
+    return replace(found, findings=(*found.findings, finding))
 
 
 def _check_sizes(found: Imported) -> Imported:
@@ -206,7 +223,7 @@ def _draw_as(found: Imported, facts: Facts) -> Imported:
         return found
     sizes = (found.dataset_size, found.batch_size)
     drawn = {
-        "shuffled": lambda node: _shuffle(node, _has_several_batches(sizes)),
+        "shuffled": lambda node: _count_epochs(_shuffle(node, _has_several_batches(sizes)), found),
         "none": lambda node: _change_sampled(node, _use_all),
         "fixed_size": lambda node: _change_sampled(node, lambda each: _fix_size(each, sizes)),
     }[sampling](found.mechanism)
@@ -234,8 +251,8 @@ _SAMPLING_CODES: Final = {
 }
 _SAMPLING_TEXTS: Final = {
     "shuffled": (
-        "the loader shuffles the data and cuts it into batches; the accountant charges Poisson "
-        "samples, where each record is drawn independently",
+        "the loader cuts the data into batches, in shuffled or in fixed order; the accountant "
+        "charges Poisson samples, where each record is drawn independently",
         "the computed cost is that of shuffled batches, for which no amplification is proved; it "
         "holds for neighbours with the same number of records. Draw Poisson batches, or put each "
         "record into a batch at random anew each epoch (balls in bins)",
@@ -322,6 +339,18 @@ def _shuffle(node: Node, has_several: bool, steps: int = 1) -> Node:
         raise DocumentError((inner.pointer, message))
     fields = {"noise_multiplier": precision**-0.5, "sample_rate": rate, "steps": steps}
     return Node("dp_sgd", node.pointer, {**fields, "sampling": "shuffled"})
+
+
+def _count_epochs(node: Node, found: Imported) -> Node:
+    """Return a shuffled run with the epochs that are stated, or the most that its steps can be."""
+    if node.kind != "dp_sgd" or node.fields.get("sampling") != "shuffled":
+        return node
+    if found.epochs is not None:
+        stated = {"dataset_size": found.dataset_size, "batch_size": found.batch_size}
+        return node.but(sample_rate=None, steps=None, epochs=found.epochs, **stated)
+    if found.epoch_batches is not None:
+        return node.but(sample_rate=min(1.0, 1 / found.epoch_batches))
+    return node
 
 
 def _precision(node: Node) -> float | None:

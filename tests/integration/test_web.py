@@ -1214,6 +1214,10 @@ def test_an_import_shows_cost_claims_and_findings(visitor: Person) -> None:
     text = visitor.send("/import", **claim)
     assert "The claimed ε is below a proved lower bound" in text
     assert '<span class="verdict refuted">' in text
+    assert "The claimed ε = 1 at δ = 1e-5 is too small: the true ε is at least 1.515." in text
+    unread = visitor.send("/import", **claim | {"document": f"{document[:-1]}, 'nosie': 3}}"})
+    assert re.search(r'class="figure">ε =', unread)
+    assert "/nosie" in unread
 
 
 def test_an_imported_event_of_several_kinds_opens_in_the_calculator(visitor: Person) -> None:

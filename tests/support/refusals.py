@@ -309,6 +309,11 @@ _IMPORTS = _about(
     ),
     ({"delta": 2}, "/delta", "must be < 1"),
     ({"delta": None}, "/delta", "is required: the document names no δ"),
+    (
+        {"document": "noise_multiplier: 1\nsample_rate: 0.1\nepochs: 15\nsteps: 10"},
+        "/document/steps",
+        "contradicts the rest",
+    ),
     ({"dataset_size": 0}, "/dataset_size", "must be ≥ 1"),
 )
 

@@ -7,9 +7,7 @@ from functools import cache
 
 import pytest
 
-from accountant_service.importing import CODES
 from scripts.imported_configurations import (
-    DOCS,
     MARKS,
     PAGE,
     Row,
@@ -83,9 +81,3 @@ def test_the_neighbours_of_every_row_are_those_that_the_page_states() -> None:
             is_shuffled = "shuffled-as-poisson" in row.errors
             relation = "zero_out_one" if is_shuffled else "add_or_remove_one"
             assert row.answer["guarantee"]["neighbouring_relation"] == relation
-
-
-def test_every_code_of_the_lint_is_on_the_page() -> None:
-    text = (DOCS / "how-to/importing.md").read_text()
-    for code, (severity, title) in CODES.items():
-        assert f"| `{code}` | {severity} | {title[0].lower()}{title[1:]} |" in text

@@ -56,8 +56,7 @@ ONE = repeated(1000, sampled())
 TWO = composed(repeated(500, sampled()), repeated(500, sampled()))
 WRAPPED = {"event": TWO, "neighboring_relation": "ADD_OR_REMOVE_ONE", "delta": 1e-5}
 KERAS = {"class_name": "DPKerasConfig", "delta": 1e-5, "clipping_norm": 1.0, "batch_size": 10,
-         "train_steps": 1000, "train_size": 1000, "noise_multiplier": 1.0,
-         "poisson_sampling_in_fit": True}  # fmt: skip
+         "train_steps": 1000, "train_size": 1000, "noise_multiplier": 1.0}  # fmt: skip
 ARGUMENTS = {"max_grad_norm": 1.0, "noise_multiplier": 1.0, "epochs": 10,
              "dataset_size": 1000, "batch_size": 10}  # fmt: skip
 

@@ -19,6 +19,7 @@ from accountant_service import (
     compare,
     delta,
     epsilon,
+    import_document,
     mechanisms,
     noise_multiplier,
     plan,
@@ -32,7 +33,16 @@ from accountant_service.guarantee import Guarantee, NeighbouringRelation
 
 FUNCTIONS = {
     each.__name__: each
-    for each in (epsilon, delta, noise_multiplier, steps, sample_rate, compare, plan)
+    for each in (
+        epsilon,
+        delta,
+        noise_multiplier,
+        steps,
+        sample_rate,
+        compare,
+        plan,
+        import_document,
+    )
 }
 RUN: dict[str, Any] = {"noise_multiplier": 1.1, "sample_rate": 0.01, "steps": 1000}
 SIZES: dict[str, Any] = {"dataset_size": 60_000, "batch_size": 600, "epochs": 10}
@@ -67,11 +77,13 @@ def test_the_functions_are_listed_and_an_unknown_name_is_not_there() -> None:
 
 def test_a_function_takes_and_describes_the_options_of_its_command() -> None:
     for name, function in FUNCTIONS.items():
-        command = cli.load_command(name.replace("_", "-"))
+        command = cli.load_command(name.removesuffix("_document").replace("_", "-"))
         for_terminals = {"as_json", "plot", "other_runs"}  # in Python another run is a dictionary
         options = {each.name for each in command.params} - for_terminals
         if name in {"noise_multiplier", "steps", "sample_rate"}:  # -m is what was released before
             options = options - {"mechanism"} | {"earlier"}
+        if name == "import_document":  # the command reads a file, and writes one
+            options = options - {"file", "format_name", "output"} | {"document", "format"}
         parameters = inspect.signature(function).parameters
         assert set(parameters) - {"methods"} == options, name
         assert all(each.kind is each.KEYWORD_ONLY for each in parameters.values()), name

@@ -15,7 +15,7 @@ import numpy as np
 
 from accountant_service.accountants import ACCOUNTANTS, DEFAULT_METHOD, TOLERANCE, Question, referee
 from accountant_service.accountants.base import report_contradictions
-from accountant_service.accountants.pld import dominating_pairs
+from accountant_service.accountants.pld import dominating_pairs, stated_delta
 from accountant_service.errors import (
     AccountingError,
     BoundsContradictError,
@@ -53,7 +53,7 @@ def epsilon(
 
     Args:
         mechanism: as read by `mechanisms.from_json`.
-        delta: in (0, 1).
+        delta: in [0, 1).
         method: a name in `ACCOUNTANTS`.
         relation: the neighbouring relation.
         tolerance: largest relative width of the certified interval; None allows any.
@@ -63,9 +63,9 @@ def epsilon(
             the tolerance cannot be reached.
     """
     question = _question(mechanism, relation, tolerance)
-    return referee.require_tolerance(
-        referee.epsilon(ACCOUNTANTS[method], question, delta), tolerance
-    )
+    stated = stated_delta(question, delta)
+    found = referee.epsilon(ACCOUNTANTS[method], question, stated)
+    return referee.require_tolerance(_warn_about_stated_delta(found, delta), tolerance)
 
 
 def delta(
@@ -104,6 +104,17 @@ def prove_epsilon(mechanism: Mechanism, relation: NeighbouringRelation, delta: f
         return ACCOUNTANTS["pld"].epsilon(question, delta)
     except (MethodNotApplicableError, TooExpensiveError):
         return ACCOUNTANTS["subsampled_rdp"].epsilon(question, delta)
+
+
+def _warn_about_stated_delta(guarantee: Guarantee, delta: float) -> Guarantee:
+    """Return a guarantee with a warning if it holds at another δ than the one asked for."""
+    if guarantee.delta == delta:
+        return guarantee
+    warning = (
+        f"the guarantee is for δ = {guarantee.delta!r}, the probability of an infinite privacy "
+        f"loss: δ = {delta!r} is below it by no more than the rounding of floating-point numbers"
+    )
+    return replace(guarantee, warnings=(*guarantee.warnings, warning))
 
 
 def _question(
@@ -149,8 +160,10 @@ def compare(
         ToleranceNotReachedError: the certified interval is wider.
     """
     question = _question(mechanism, relation, tolerance)
-    certified = referee.certify(question, delta)
+    stated = stated_delta(question, delta)
+    certified = referee.certify(question, stated)
     if isinstance(certified, Guarantee):
+        certified = _warn_about_stated_delta(certified, delta)
         referee.require_tolerance(certified, tolerance)
 
     def answer(method: str) -> Guarantee | NoAnswer:
@@ -160,7 +173,7 @@ def compare(
                 return NoAnswer(method, certified)
             return certified
         try:
-            return referee.check_claim(ACCOUNTANTS[method].epsilon(question, delta), certified)
+            return referee.check_claim(ACCOUNTANTS[method].epsilon(question, stated), certified)
         except BoundsContradictError:
             raise
         except AccountingError as error:

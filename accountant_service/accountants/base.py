@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import ClassVar, Final
 
+from accountant_service import number_format
 from accountant_service.accountants import release_laws
 from accountant_service.accountants.release_laws import ReleaseGroup
 from accountant_service.errors import (
@@ -197,12 +198,14 @@ class Bound:
         order: the Rényi or moment order that gave it, for methods that have one.
         conversion: the theorem that turned a divergence into (ε, δ), for methods that use one.
         interval: the proved interval that the value is the upper end of, for `pld`.
+        is_exact: whether the value is an exact sum or product of what was written: then 0 is 0.
     """
 
     value: float
     order: float | None = None
     conversion: str | None = None
     interval: Interval | None = None
+    is_exact: bool = False
 
 
 class Accountant(ABC):
@@ -214,6 +217,7 @@ class Accountant(ABC):
         source: the publication of the formula.
         needs: the mechanisms that the method has a formula for.
         proves: the kind of bound that the method proves.
+        accepts_zero_delta: whether the method computes ε at δ = 0.
     """
 
     name: ClassVar[str]
@@ -221,6 +225,7 @@ class Accountant(ABC):
     source: ClassVar[str]
     needs: ClassVar[str]
     proves: ClassVar[str]
+    accepts_zero_delta: ClassVar[bool] = False
 
     @abstractmethod
     def assumptions(self, question: Question) -> tuple[Assumption, ...]:
@@ -238,7 +243,7 @@ class Accountant(ABC):
 
         Args:
             question: the mechanism.
-            delta: in (0, 1).
+            delta: in (0, 1); or 0, if the method accepts it.
         """
 
     def epsilon_bounds(self, step: Question, times: Sequence[int], delta: float) -> list[Bound]:
@@ -285,10 +290,22 @@ class Accountant(ABC):
         bound = Bound(0.0)
         with report_contradictions(question, f"δ = {delta!r}"):
             if question.form.atom_counts:
+                self._require_positive_delta(delta)
                 bound = _worst(self.epsilon_bound(each, delta) for each in question.alternatives)
         if not _is_finite(bound):
             raise self.explain_infinite_epsilon(question, delta)
         return self._make_guarantee(question, bound, assumptions, bound.value, delta, "epsilon")
+
+    def _require_positive_delta(self, delta: float) -> None:
+        """Raise if δ is 0 and the method has no bound there.
+
+        Raises:
+            NoFiniteEpsilonError: the method proves no finite ε at this δ.
+        """
+        if delta == 0 and not self.accepts_zero_delta:
+            raise NoFiniteEpsilonError(
+                f"{self.name} proves no finite ε at δ = 0: choose a δ above 0, or the method pld"
+            )
 
     def explain_infinite_epsilon(
         self,
@@ -297,8 +314,8 @@ class Accountant(ABC):
     ) -> NoFiniteEpsilonError:
         """Return the error for a question whose ε at this δ is infinite: it names the way out."""
         return NoFiniteEpsilonError(
-            f"no finite ε holds at δ = {delta:g} by the method {self.name}: add noise, or allow a "
-            "larger δ"
+            f"{self.name} proves no finite ε at δ = {number_format.exactly(delta)}: add noise, or "
+            "allow a larger δ"
         )
 
     def curve(self, step: Question, times: Sequence[int], delta: float) -> list[Guarantee | None]:
@@ -317,6 +334,7 @@ class Accountant(ABC):
         assumptions = [self.check_assumptions(question) for question in questions]
         bounds = [Bound(0.0)] * len(times)
         if step.form.atom_counts:
+            self._require_positive_delta(delta)
             with report_contradictions(step, f"δ = {delta!r}, {len(times)} step counts"):
                 bounds = self.epsilon_bounds(step, times, delta)
         return [
@@ -434,7 +452,8 @@ def _worst(bounds: Iterable[Bound]) -> Bound:
     if len(intervals) < len(found):
         return replace(worst, interval=None)
     lower, upper = max(each.lower for each in intervals), max(each.upper for each in intervals)
-    return replace(worst, interval=Interval(lower, upper))
+    is_exact = all(each.is_exact for each in found)
+    return replace(worst, interval=Interval(lower, upper), is_exact=is_exact)
 
 
 def _is_finite(bound: Bound) -> bool:
@@ -443,10 +462,16 @@ def _is_finite(bound: Bound) -> bool:
 
 
 def _at_least_delta_min(bound: Bound) -> Bound:
-    """Return a bound on δ, or `DELTA_MIN` if the bound is smaller, in case it underflowed."""
+    """Return a bound on δ, or `DELTA_MIN` if the bound is smaller, in case it underflowed.
+
+    A lower bound so small that doubles lose digits is 0.
+    """
+    if bound.is_exact:
+        return bound
     interval = bound.interval
     if interval is not None:
-        interval = Interval(interval.lower, max(interval.upper, DELTA_MIN))
+        lower = interval.lower if interval.lower >= rounding.SMALLEST else 0.0
+        interval = Interval(lower, max(interval.upper, DELTA_MIN))
     return replace(bound, value=max(bound.value, DELTA_MIN), interval=interval)
 
 

@@ -969,3 +969,20 @@ def test_a_write_without_a_database_is_told_to_come_again(
     if recognised:
         assert answer.json()["code"] == "database-away"
         assert answer.headers["Retry-After"] == "2"
+
+
+def test_a_release_takes_a_budget_of_its_own_delta(scenario: Scenario) -> None:
+    """Its reference leaves no slack; a plan of another mechanism may still replace that."""
+    admin = scenario.admin
+    admin.create(by="reference", plan=None)
+    first = admin.reserve(mechanisms.ApproximateDp(3.0, 1e-5))
+    admin.release(first)
+    admin.release(admin.reserve(12))
+    run = admin.reserve(mechanisms.ApproximateDp(3.0, 1e-5))
+    admin.grant(run)
+    admin.commit(run)
+    policy = scenario.dataset().policy
+    assert isinstance(policy, reference.ReferenceFilter)
+    assert (policy.steps, policy.slack_share) == (1, 0.0)
+    with refused("budget-exhausted"):
+        admin.reserve(1)

@@ -11,6 +11,8 @@ from accountant_service import calculator, mechanisms
 from accountant_service.accountants import Question, release_laws
 from accountant_service.errors import NoFiniteEpsilonError
 from accountant_service.guarantee import NeighbouringRelation
+from accountant_service.ledger.filters import ReferenceFilter
+from accountant_service.ledger.step_plan import StepPlan
 from accountant_service.numerics.laws.dominating_pair import LaplacePair, Release, total_variation
 from tests.support.helpers import slow_cases_after
 from tests.support.kinds import (
@@ -241,6 +243,32 @@ def test_above_its_own_delta_a_release_beside_unbounded_noise_has_a_finite_epsil
     alone = epsilon_at(gaussian(2.0), 1e-12).epsilon
     found = epsilon_at(both, 0.25 + 0.75e-12)
     assert alone * (1 - 1e-3) <= found.epsilon <= 0.5 + alone * (1 + 1e-3)
+
+
+@pytest.mark.parametrize(
+    ("described", "epsilon", "delta", "share", "steps"),
+    [
+        (OWN, 1.0, 1e-6, 0.0, 1),
+        (OWN, 1.0, 1.1e-6, 1e-3, 1),
+        (repeated(2, OWN), 2.0, 2e-6, 1e-7, 2),
+        (repeated(2, OWN), 2.0, 1.999999e-6, 0.0, 2),
+        (repeated(2, OWN), 2.0, 1.99999e-6, 1e-3, 1),
+        (composed(*TENTHS), 3.0, 0.28, 0.0, 1),
+        (laplace(10), 1.0, 1e-6, 1e-3, 10),
+    ],
+)
+def test_a_mechanism_fits_a_budget_of_its_own_delta(
+    described: Json, epsilon: float, delta: float, share: float, steps: int
+) -> None:
+    """A part of δ that is set aside for exchanges kept it out."""
+    plan = StepPlan.of(mechanisms.from_json(described))
+    empty = ReferenceFilter(epsilon, delta, ADDED)
+    found = empty.after_reserving(plan, empty.nothing)
+    assert isinstance(found, ReferenceFilter)
+    assert (found.slack_share, found.steps) == (share, steps)
+    fits = found.admits(found.compute_charge(plan, found.nothing).reserved)
+    assert fits == empty.fits(plan, empty.nothing) == (steps >= plan.steps)
+    assert found.is_sound()
 
 
 # ------------------------------------------------------------------------------- δ = 0

@@ -21,7 +21,7 @@ from typing import ClassVar, Final
 import numpy as np
 
 from accountant_service import mechanisms
-from accountant_service.accountants import ACCOUNTANTS, Question
+from accountant_service.accountants import ACCOUNTANTS, Question, release_laws
 from accountant_service.accountants.base import TOLERANCE, report_contradictions
 from accountant_service.accountants.pld import dominating_pairs, has_quick_curve
 from accountant_service.errors import (
@@ -56,6 +56,9 @@ from accountant_service.numerics.laws.dominating_pair import Composition
 from accountant_service.numerics.time_limit import limit_time
 
 SLACK_SHARE: Final = 1e-3  # of δ, that exchanges may lose together: it costs hardly a step
+# smaller shares, for a reference that reveals everything with a fixed probability: its steps may
+# need the whole δ
+_SMALLER_SLACK_SHARES: Final = (1e-4, 1e-5, 1e-6, 1e-7, 0.0)
 SLACK_UNITS: Final = 10**9  # the whole slack
 _SLACK_EACH: Final = 8  # an exchange may use an eighth of the slack left
 _SECONDS_MAX: Final = 3.0  # to decide one exchange
@@ -288,6 +291,8 @@ class ReferenceFilter(PrivacyFilter):
     @property
     def _steps_delta(self) -> float:
         """The part of the budget's δ that pays for the reference-mechanism steps."""
+        if not self.slack_share:
+            return self.delta
         return rounding.down(self.delta * (1 - self.slack_share))
 
     def _slack_delta(self, units: int) -> float:
@@ -350,11 +355,14 @@ class ReferenceFilter(PrivacyFilter):
         if not plan.step.atom_counts:
             raise UnsuitableReferenceError("the mechanism releases nothing: choose another one")
         step = choose_reference_step(plan)
+        policy = replace(self, slack_share=SLACK_SHARE)
         try:
-            steps = self._count_reference_steps(charged_form(step))
+            steps = policy._count_reference_steps(charged_form(step))
             if isinstance(step, Gaussian):
                 step = divide_gaussian_step(step, steps)
-                steps = self._count_reference_steps(charged_form(step))
+                steps = policy._count_reference_steps(charged_form(step))
+            elif self._may_reveal_everything(charged_form(step)):
+                policy, steps = policy._with_all_steps(charged_form(step), steps)
         except AccountingError as error:
             raise UnsuitableReferenceError(
                 f"this mechanism cannot be the reference of a budget: {error.detail}. Create the "
@@ -362,7 +370,28 @@ class ReferenceFilter(PrivacyFilter):
                 '"renyi"',
                 error.pointer,
             ) from error
-        return replace(self, reference=step, steps=steps, is_planned=is_planned, epsilons=())
+        return replace(policy, reference=step, steps=steps, is_planned=is_planned, epsilons=())
+
+    def _may_reveal_everything(self, step: CanonicalForm) -> bool:
+        """Return whether a step has an infinite privacy loss with some probability."""
+        groups = Question(step, self.relation).release_groups
+        return release_laws.simple_cost(groups, self.relation).loss.delta > 0
+
+    def _with_all_steps(self, step: CanonicalForm, steps: int) -> tuple[ReferenceFilter, int]:
+        """Return a copy with as much slack as leaves all steps that the whole δ admits.
+
+        Args:
+            step: the reference step.
+            steps: the number of steps that `self` admits.
+        """
+        whole = replace(self, slack_share=0.0)._count_reference_steps(step)
+        found, count = self, steps
+        for share in _SMALLER_SLACK_SHARES:
+            if count == whole:
+                break
+            found = replace(self, slack_share=share)
+            count = found._count_reference_steps(step)
+        return found, count
 
     def _count_reference_steps(self, step: CanonicalForm) -> int:
         """Return the most repetitions of a step whose ε is within the budget's."""
@@ -417,7 +446,13 @@ class ReferenceFilter(PrivacyFilter):
         return (
             self._may_choose_reference(taken)
             and isinstance(other, ReferenceFilter)
-            and other == replace(self, reference=other.reference, steps=other.steps)
+            and other
+            == replace(
+                self,
+                reference=other.reference,
+                steps=other.steps,
+                slack_share=other.slack_share,
+            )
             and other.is_sound()
         )
 
@@ -508,7 +543,9 @@ class ReferenceFilter(PrivacyFilter):
             return True
         if self._may_choose_reference(taken):
             question = Question(plan.canonical, self.relation, adds_curves=False)
-            return self._epsilon_of_question(question) <= self.epsilon
+            has_slack = not self._may_reveal_everything(plan.canonical)
+            policy = self if has_slack else replace(self, slack_share=0.0)
+            return policy._epsilon_of_question(question) <= self.epsilon
         free, slack = self._remaining(taken)
         if self._is_reference(plan):
             return plan.steps <= free

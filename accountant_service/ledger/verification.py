@@ -14,8 +14,8 @@ from accountant_service.guarantee import NeighbouringRelation
 from accountant_service.ledger import certificate, filters, hash_chain, rules, stored_rows
 from accountant_service.ledger.errors import LedgerError
 from accountant_service.ledger.filters import PrivacyFilter, ReferenceFilter, RenyiFilter
-from accountant_service.ledger.filters.reference import SLACK_SHARE
 from accountant_service.ledger.filters.base import Amounts, add, negate
+from accountant_service.ledger.filters.reference import SLACK_SHARE
 from accountant_service.ledger.reading_rows import UNREADABLE, find_type_faults
 from accountant_service.ledger.repository import (
     PAGE_SIZE,

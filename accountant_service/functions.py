@@ -103,7 +103,7 @@ def epsilon(
     """Return the (ε, δ) guarantee of a run, or of any mechanism, with ε computed for your δ.
 
     Args:
-        delta: δ, from 1e-50 to below 1.
+        delta: δ: 0, or from 1e-50 to below 1.
         noise_multiplier: σ: standard deviation of the noise over the clipping norm.
         sample_rate: q: expected batch size over dataset size; or `dataset_size` and `batch_size`.
         steps: number of steps; or `epochs`, with `dataset_size` and `batch_size`.

@@ -90,6 +90,26 @@ class SolverTarget(ABC):
         """Return another target, quicker to solve for, whose solution is a first guess; or None."""
         return None
 
+    def require_reachable(self, run: DpSgd) -> None:
+        """Raise if the earlier releases alone miss the target, so that no run can meet it.
+
+        Args:
+            run: any run; what counts is that nothing of it is released.
+
+        Raises:
+            UnreachableTargetError: they miss it.
+            AccountingError: they have no cost that can be computed.
+        """
+        if self.earlier is None:
+            return
+        nothing = replace(run, steps=0, epochs=None)
+        if self.log_ratio(nothing) > 0:
+            self.guarantee(nothing)  # raises its own error if they have no finite cost
+            raise UnreachableTargetError(
+                f"the earlier releases alone cost more than {self}: no run after them meets it. "
+                "Allow more, or leave releases out of `earlier`"
+            )
+
     def question(self, run: DpSgd) -> Question:
         """Return the accounting question for a run composed with earlier releases."""
         released = run if self.earlier is None else Composed((self.earlier, run))
@@ -294,8 +314,10 @@ def steps(run: DpSgd, target: SolverTarget) -> Solution:
         target: what the run must satisfy.
 
     Raises:
-        UnreachableTargetError: every number of steps up to the limit meets the target.
+        UnreachableTargetError: every number of steps up to the limit meets the target, or the
+            earlier releases alone miss it.
     """
+    target.require_reachable(run)
     guess = _estimate(target, lambda fast_target: _largest_step_count(run, fast_target, 1))
     found = _solve_steps(run, target, int(guess or 1))
     for tolerance in _FINER_TOLERANCES:
@@ -379,6 +401,7 @@ def _solve(
     else:
         while log_ratio(fit := _step_towards(most_private, unfit, ratio)) > 0:
             if fit == most_private:
+                target.require_reachable(with_value(most_private))
                 # raises its own error if that is too expensive
                 target.guarantee(with_value(most_private))
                 low, high = sorted((most_private, least_private))

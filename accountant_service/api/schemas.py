@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
@@ -51,7 +52,24 @@ MethodField = Annotated[
     PlainValidator(_check_method),
     WithJsonSchema({"type": "string", "enum": list(ACCOUNTANTS)}),
 ]
-DeltaField = Annotated[float, Field(ge=1e-50, lt=1, description="δ, from 1e-50 to below 1")]
+DELTA_MIN: Final = 1e-50  # except 0
+
+
+def _check_delta(value: float) -> float:
+    """Return a δ that is 0 or not too small to compute with, or raise."""
+    if 0 < value < DELTA_MIN:
+        raise ValueError(f"must be 0, or ≥ {shown(DELTA_MIN)}")
+    return value
+
+
+DeltaField = Annotated[
+    float,
+    Field(ge=0, lt=1, description="δ: 0, or from 1e-50 to below 1"),
+    AfterValidator(_check_delta),
+]
+PositiveDeltaField = Annotated[
+    float, Field(ge=DELTA_MIN, lt=1, description="δ, from 1e-50 to below 1")
+]
 EpsilonField = Annotated[float, Field(ge=0, le=1e6, description="ε, from 0 to 1e6")]
 TargetField = Annotated[float, Field(gt=0, le=1e6, description="target ε, above 0 and up to 1e6")]
 

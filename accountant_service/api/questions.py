@@ -102,7 +102,11 @@ def _compute_curve(question: schemas.CurveRequest) -> schemas.CurveAnswer:
 def _compute_trade_off(question: schemas.TradeOffRequest) -> schemas.TradeOffAnswer:
     """Answer a request for the trade-off curve of the best membership attacker."""
     found = calculator.trade_off(
-        question.mechanism, question.prior, question.points, question.neighbouring_relation
+        question.mechanism,
+        question.prior,
+        question.points,
+        question.neighbouring_relation,
+        question.false_positive_rates,
     )
     return views.trade_off(found, question.prior)
 

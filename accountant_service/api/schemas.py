@@ -368,6 +368,21 @@ class TradeOffRequest(RelationRequest):
     mechanism: MechanismField
     prior: Annotated[float, Field(ge=1e-9, le=1 - 1e-9)] = 0.5
     points: Annotated[int, Field(ge=2, le=1000)] = 101
+    false_positive_rates: Annotated[
+        list[Annotated[float, Field(ge=0, le=1)]] | None,
+        Field(
+            min_length=1,
+            max_length=1000,
+            description="the rates to answer for, instead of `points` rates from 0 to 1",
+        ),
+    ] = None
+
+    @model_validator(mode="after")
+    def _check_rates(self) -> TradeOffRequest:
+        """Check that the rates are chosen in one way."""
+        if self.false_positive_rates is not None and "points" in self.model_fields_set:
+            raise MechanismError(("/points", "must be left out if false_positive_rates are given"))
+        return self
 
 
 class ImportRequest(_StrictModel):

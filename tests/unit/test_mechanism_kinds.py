@@ -25,6 +25,7 @@ from accountant_service.numerics.laws.dominating_pair import (
     Release,
     distinct_directions,
 )
+from accountant_service.numerics.laws.profile_pair import largest_total_variation
 from accountant_service.numerics.laws.several_records import SeveralRecordsPair
 from accountant_service.numerics.laws.truncated_poisson import binomial_below, binomial_tail
 from accountant_service.numerics.privacy_profile import bounds_near
@@ -709,3 +710,44 @@ def test_bad_fields_are_refused_with_their_pointer(pointer: str) -> None:
         found = [each for each, _ in refused.value.faults]
         assert "/mechanism" + pointer in found, document
         assert document["kind"] != "balls_in_bins" or len(found) == 1
+
+
+# ------------------------------------------------------- the total variation of a divergence
+
+
+@pytest.mark.parametrize("divergence", [1e-12, 1e-7, 1.1e-6, 1e-4, 0.01, 0.3, 1, 3, 10, 20, 50])
+def test_the_total_variation_of_a_divergence_is_that_of_the_worst_two_outcomes(
+    divergence: float,
+) -> None:
+    """By data processing the worst laws have two outcomes: minimise their divergence directly."""
+
+    def least_divergence(variation: Any) -> Any:
+        """Return the least D(p + V ‖ p), which is convex in p."""
+
+        def at(p: Any) -> Any:
+            q = p + variation
+            return q * mp.log(q / p) + (1 - q) * mp.log((1 - q) / (1 - p))
+
+        low, high = mpf(0), 1 - variation
+        for _ in range(150):
+            left, right = (2 * low + high) / 3, (low + 2 * high) / 3
+            low, high = (low, right) if at(left) < at(right) else (left, high)
+        return at((low + high) / 2)
+
+    found = mpf(largest_total_variation(divergence))
+    with mp.workdps(50):
+        assert found <= mp.sqrt(mpf(divergence) / 2) * (1 + mpf(1e-9))
+        if found < 1:
+            assert least_divergence(found) >= divergence
+            assert least_divergence(found - mpf("3e-9")) <= divergence
+        else:
+            assert divergence >= 20
+
+
+@pytest.mark.parametrize("rho", [0.01, 0.05, 1.0])
+def test_the_advantage_of_concentrated_privacy_is_at_most_that_of_pinsker(rho: float) -> None:
+    found = calculator.trade_off(mechanisms.from_json(zcdp(rho)), 0.5, 5)
+    assert found.advantage.upper < math.sqrt(rho / 2)
+    exact = proved_delta(gaussian(1 / math.sqrt(2 * rho)), 0.0)
+    assert found.advantage.upper >= exact.lower
+    assert found.advantage.upper == pytest.approx(proved_delta(zcdp(rho), 0.0).upper, rel=1e-9)

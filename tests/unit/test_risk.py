@@ -11,7 +11,7 @@ import pytest
 from pydantic import ValidationError
 from scipy.stats import norm
 
-from accountant_service import mechanisms, solver
+from accountant_service import calculator, mechanisms, solver
 from accountant_service.accountants import Question
 from accountant_service.api.problems import of_error
 from accountant_service.api.questions import ENDPOINTS
@@ -188,3 +188,43 @@ def test_a_bad_target_is_named(target: dict[str, Any], pointer: str) -> None:
     with pytest.raises(ValidationError) as refused:
         ENDPOINTS["/v1/noise-multiplier"].request.model_validate(body)
     assert [each["pointer"] for each in of_error(refused.value)["errors"]] == [pointer]
+
+
+# ------------------------------------------------------------------ the trade-off curve
+
+
+@pytest.mark.parametrize(
+    "mechanism",
+    [
+        {"kind": "dp_sgd", "noise_multiplier": 0.5, "sample_rate": 0.002, "steps": 100},
+        {"kind": "zcdp", "rho": 0.05},
+        {"kind": "approximate_dp", "epsilon": 1.0, "delta": 0.6},
+    ],
+)
+def test_the_advantage_of_a_trade_off_is_delta_at_zero(mechanism: dict[str, Any]) -> None:
+    """The curve alone was 26 times wider; and a δ of ½ or more had no curve."""
+    tree = mechanisms.from_json(mechanism)
+    found, proved = calculator.trade_off(tree, 0.3, 7), calculator.delta(tree, 0.0)
+    assert proved.certified is not None
+    assert found.advantage.upper <= proved.delta * (1 + 1e-9)
+    assert found.advantage.lower >= proved.certified.lower * (1 - 1e-9)
+    at_prior = calculator.delta(tree, math.log(0.7 / 0.3))
+    assert found.success.upper <= (0.7 + 0.3 * at_prior.delta) * (1 + 1e-9)
+
+
+def test_the_false_positive_rates_of_a_trade_off_may_be_given() -> None:
+    rates = [0.5, 1e-9, 0.0, 1.0, 0.5]
+    question = ENDPOINTS["/v1/trade-off"].request.model_validate(
+        {"mechanism": {"kind": "gaussian", "noise_multiplier": 1.0}, "false_positive_rates": rates}
+    )
+    found = ENDPOINTS["/v1/trade-off"].answer(question).model_dump()
+    assert found["false_positive_rates"] == rates
+    exact = [1 - norm.cdf(norm.ppf(rate) + 1.0) for rate in rates]
+    lower, upper = (found[f"false_negative_rates_{end}"] for end in ("lower", "upper"))
+    for low, truth, high in zip(lower, exact, upper, strict=True):
+        assert low - 1e-12 <= truth <= high + 1e-12
+        assert high - low <= 1e-3
+    with pytest.raises(ValidationError, match="must be left out if"):
+        ENDPOINTS["/v1/trade-off"].request.model_validate(
+            {"mechanism": mechanisms.to_json(RUN), "points": 3, "false_positive_rates": rates}
+        )

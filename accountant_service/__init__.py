@@ -26,6 +26,7 @@ __all__ = [
     "noise_multiplier",
     "plan",
     "sample_rate",
+    "solve",
     "steps",
 ]
 
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
         noise_multiplier,
         plan,
         sample_rate,
+        solve,
         steps,
     )
 

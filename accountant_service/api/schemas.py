@@ -155,8 +155,8 @@ _RiskField = Annotated[
 ]
 
 
-class _RunRequest(RelationRequest):
-    """A DP-SGD run with one unknown parameter, and a target: (ε, δ) or a risk."""
+class _TargetRequest(RelationRequest):
+    """Base of requests with a target: (ε, δ) or a risk."""
 
     epsilon: Annotated[TargetField | None, Field(description="target ε, with `delta`")] = None
     delta: Annotated[
@@ -179,19 +179,10 @@ class _RunRequest(RelationRequest):
         float | None, Field(gt=0, le=1000, description="target μ of Gaussian DP, with `delta`")
     ] = None
     method: MethodField = DEFAULT_METHOD
-    sampling: Sampling = "poisson"
-    sample_rate: float | None = None
-    steps: int | None = None
-    dataset_size: int | None = None
-    batch_size: int | None = None
-    epochs: float | None = None
     earlier: Annotated[
         MechanismField | None,
         Field(description="releases made before the run; both together must meet the target"),
     ] = None
-
-    solved_for: ClassVar[str]
-    placeholder: ClassVar[float]
 
     def target(self) -> solver.SolverTarget:
         """Return the privacy target that the run must meet.
@@ -243,6 +234,20 @@ class _RunRequest(RelationRequest):
                 )
             )
         return solver.RiskTarget(measure, self.neighbouring_relation, limit, earlier=self.earlier)
+
+
+class _RunRequest(_TargetRequest):
+    """A DP-SGD run with one unknown parameter, and a target: (ε, δ) or a risk."""
+
+    sampling: Sampling = "poisson"
+    sample_rate: float | None = None
+    steps: int | None = None
+    dataset_size: int | None = None
+    batch_size: int | None = None
+    epochs: float | None = None
+
+    solved_for: ClassVar[str]
+    placeholder: ClassVar[float]
 
     def run(self) -> DpSgd:
         """Return the run with a placeholder value for the unknown parameter."""
@@ -317,6 +322,53 @@ class SampleRateRequest(_NoisyRunRequest):
     sampling: Literal["poisson"] = "poisson"
     solved_for = "sample_rate"
     placeholder = 0.01
+
+
+class SolveRequest(_TargetRequest):
+    """Find the value of one parameter of any mechanism that costs most within the target."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "mechanism": {
+                        "kind": "repeated",
+                        "count": 3,
+                        "mechanism": {"kind": "laplace", "noise_multiplier": None},
+                    },
+                    "parameter": "/mechanism/noise_multiplier",
+                    "epsilon": 1.0,
+                    "delta": 0,
+                }
+            ]
+        }
+    )
+    mechanism: Annotated[
+        dict[str, Any], Field(description="a mechanism; the parameter's value is ignored")
+    ]
+    parameter: Annotated[
+        str,
+        Field(
+            max_length=1000,
+            description="JSON pointer into the mechanism: a noise multiplier, scale, "
+            "flip_probability, sample_rate, steps, count, records, epsilon, delta, mu or rho",
+        ),
+    ]
+
+    def free_parameter(self) -> mechanisms.FreeParameter:
+        """Return the free parameter of the mechanism.
+
+        Raises:
+            MechanismError: the pointer leads to nothing that can be solved for.
+        """
+        return mechanisms.free_parameter(self.mechanism, self.parameter)
+
+    @model_validator(mode="after")
+    def _check_parameter(self) -> SolveRequest:
+        """Check the target, the pointer and the mechanism."""
+        self.target()
+        self.free_parameter()
+        return self
 
 
 _Methods = Annotated[list[MethodField], Field(min_length=1, max_length=len(ACCOUNTANTS))]
@@ -593,6 +645,21 @@ class NoiseMultiplierAnswer(Answer):
     risk: RiskView | None = None
 
 
+class SolveAnswer(Answer):
+    """The value of a free parameter that costs most within the target, with its guarantee.
+
+    A whole number is the largest that meets the target, and `next` is the guarantee of one more.
+    """
+
+    parameter: str
+    value: float | int
+    mechanism: dict[str, Any]
+    guarantee: GuaranteeView
+    next: GuaranteeView | None = None
+    risk: RiskView | None = None
+    undecided: UndecidedView | None = None
+
+
 class UndecidedView(Answer):
     """An undecided next step: neither proved to meet the target nor proved to miss it."""
 
@@ -786,6 +853,19 @@ EXAMPLES: Final[JsonDict] = {
         "steps": 1724,
         "guarantee": GUARANTEE_EXAMPLE,
         "next": GUARANTEE_EXAMPLE,
+        "undecided": None,
+    },
+    "SolveAnswer": {
+        "parameter": "/mechanism/noise_multiplier",
+        "value": 3.0,
+        "mechanism": {
+            "kind": "repeated",
+            "count": 3,
+            "mechanism": {"kind": "laplace", "noise_multiplier": 3.0},
+        },
+        "guarantee": GUARANTEE_EXAMPLE,
+        "next": None,
+        "risk": None,
         "undecided": None,
     },
     "UndecidedView": {"margin": 2e-9},

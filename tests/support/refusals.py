@@ -188,6 +188,32 @@ _FIELDS = [
         ({"points": 10**9}, "/points", "must be"),
     ),
     Refusal("/v1/trade-off", {"mechanism": RUN, "prior": 1}, "/prior", "must be ≤ 0.999999999"),
+    *_about(
+        "/v1/trade-off",
+        {"mechanism": RUN},
+        ({"false_positive_rates": []}, "/false_positive_rates", "at least 1 item"),
+        ({"false_positive_rates": [0.1, 1.5]}, "/false_positive_rates/1", "must be ≤ 1"),
+        ({"false_positive_rates": [0.1], "points": 5}, "/points", "must be left out"),
+    ),
+    *_about(
+        "/v1/solve",
+        {
+            "mechanism": {"kind": "laplace", "noise_multiplier": None},
+            "epsilon": 1.0,
+            "delta": 0,
+            "parameter": "/noise_multiplier",
+        },
+        ({"parameter": "/nothing"}, "/parameter", "must point to one of"),
+        ({"parameter": "noise"}, "/parameter", "must be a JSON pointer"),
+        ({"parameter": None}, "/parameter", "is required"),
+        ({"mechanism": []}, "/mechanism", "must be a"),
+        (
+            {"mechanism": {"kind": "laplace", "surprise": 1}},
+            "/mechanism/surprise",
+            "is not a field of laplace",
+        ),
+        ({"epsilon": None, "delta": None}, "", "exactly one target"),
+    ),
 ]
 
 _RUNS = _about_run(

@@ -329,7 +329,7 @@ def steps(run: DpSgd, target: SolverTarget) -> Solution:
     unit = run.unit_steps()
 
     def with_units(count: int) -> DpSgd:
-        """Return the run with so many steps, or epochs of balls in bins."""
+        """Return the run with `count` steps, or `count` epochs of balls in bins."""
         return replace(run, steps=count * unit, epochs=None)
 
     return _solve_whole(_Whole(with_units, COUNT_MAX // unit, "steps", unit), target)
@@ -364,7 +364,7 @@ class _Whole:
         with_count: returns the mechanism with this number.
         most: the largest number allowed.
         name: in words.
-        unit: the number of steps that one more stands for.
+        unit: the number of steps in one.
         least: the smallest number allowed.
     """
 
@@ -378,7 +378,7 @@ class _Whole:
         """Return the largest number that meets the target; None if any number does."""
 
         def log_ratio(count: int) -> float:
-            """Return log(privacy cost / allowed cost); ∞ if there cannot be so many."""
+            """Return log(privacy cost / allowed cost); ∞ for a number that is not allowed."""
             if count < self.least:
                 return -math.inf
             try:

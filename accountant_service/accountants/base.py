@@ -151,14 +151,14 @@ class Question:
 
         If they are not, they give upper bounds only. They are not attained for shuffled batches,
         which are charged without amplification, for sample rates that were rounded up, nor for a
-        record that is replaced in a sample of fixed size. Under add/remove, all fixed-size samples
-        must agree on the size of the larger dataset: it is `dataset_size`, plus one where the
-        batch is the whole dataset.
+        record that is replaced or zeroed in a sample of fixed size. Under add/remove, all
+        fixed-size samples must agree on the size of the larger dataset: it is `dataset_size`, plus
+        one where the batch is the whole dataset.
         """
         atoms = [atom for atom, _ in self.form.atom_counts]
         sizes = {_larger_dataset_size(atom) for atom in atoms if atom.sampling == "fixed_size"}
         agree = len(sizes) <= 1 or self.relation is not NeighbouringRelation.ADD_OR_REMOVE_ONE
-        return agree and all(_has_attained_pair(atom, self.relation) for atom in atoms)
+        return agree and all(has_attained_pair(atom, self.relation) for atom in atoms)
 
     @property
     def sampling(self) -> str:
@@ -167,7 +167,7 @@ class Question:
         return kinds.pop() if len(kinds) == 1 else ("mixed" if kinds else "none")
 
 
-def _has_attained_pair(release: Atom, relation: NeighbouringRelation) -> bool:
+def has_attained_pair(release: Atom, relation: NeighbouringRelation) -> bool:
     """Return whether some neighbouring datasets have exactly the δ(ε) computed for a release."""
     if not release_laws.is_attained(release.noise):
         return False
@@ -176,9 +176,9 @@ def _has_attained_pair(release: Atom, relation: NeighbouringRelation) -> bool:
         return release.sample_rate >= release_laws.RATE_MIN and not is_personal
     if release.sampling == "balls_in_bins":
         return release_laws.has_bins_law(release, relation) and release.parameters[1] == 1
-    if relation is NeighbouringRelation.REPLACE_ONE and release.sampling == "fixed_size":
-        return release_laws.samples_whole_dataset(release)
     added = relation is NeighbouringRelation.ADD_OR_REMOVE_ONE
+    if not added and release.sampling == "fixed_size":
+        return release_laws.samples_whole_dataset(release)
     left_out = added and release_laws.samples_whole_dataset(release) and release.noise != "gaussian"
     return release.sampling != "shuffled" and not left_out
 
@@ -318,6 +318,13 @@ class Accountant(ABC):
             "allow a larger δ"
         )
 
+    def with_lower_bound(self, question: Question, guarantee: Guarantee) -> Guarantee:  # noqa: ARG002
+        """Return a guarantee with a better lower bound, if one is known that takes time to compute.
+
+        A solver does without it.
+        """
+        return guarantee
+
     def curve(self, step: Question, times: Sequence[int], delta: float) -> list[Guarantee | None]:
         """Return the guarantee at δ for each number of repetitions of `step`; None if ε is ∞.
 
@@ -393,7 +400,7 @@ class Accountant(ABC):
             certified_reason=f"a hypothesis fails: {failed[0]}" if failed and interval else None,
             optimal_order=bound.order,
             conversion=bound.conversion,
-            warnings=_width_warnings(question, certified, solved_for),
+            warnings=width_warnings(question, certified, solved_for),
         )
 
 
@@ -430,13 +437,13 @@ def relative_width(interval: Interval, solved_for: str) -> float:
     return (interval.upper - interval.lower) / max(interval.upper, least)
 
 
-def _width_warnings(
+def width_warnings(
     question: Question, interval: Interval | None, solved_for: str
 ) -> tuple[str, ...]:
     """Return a warning if the proved interval is wider than the question's tolerance."""
     if interval is None or relative_width(interval, solved_for) <= question.tolerance:
         return ()
-    if not question.is_attained:
+    if not question.is_attained and interval.lower == 0.0:
         return ("only an upper bound is proved: the true value may lie far below it",)
     return (
         f"the proved interval is wider than a relative {question.tolerance:g}: the true value may "

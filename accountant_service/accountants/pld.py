@@ -13,7 +13,15 @@ from typing import Final
 
 from accountant_service import number_format
 from accountant_service.accountants import release_laws
-from accountant_service.accountants.base import DELTA_MIN, Accountant, Bound, Question
+from accountant_service.accountants.base import (
+    DELTA_MIN,
+    Accountant,
+    Bound,
+    Question,
+    has_attained_pair,
+    report_contradictions,
+    width_warnings,
+)
 from accountant_service.accountants.release_laws import ReleaseGroup, SimpleCost
 from accountant_service.errors import (
     AccountingError,
@@ -21,7 +29,7 @@ from accountant_service.errors import (
     NoFiniteEpsilonError,
     TooExpensiveError,
 )
-from accountant_service.guarantee import Assumption, Interval
+from accountant_service.guarantee import Assumption, Guarantee, Interval, NeighbouringRelation
 from accountant_service.numerics import certified_interval
 from accountant_service.numerics.engines import enumeration, small_noise
 from accountant_service.numerics.epsilon_curve import SECONDS_MAX, epsilon_curve
@@ -61,8 +69,8 @@ class Pld(Accountant):
     )
     accepts_zero_delta = True
     needs = (
-        "any kind of mechanism; fixed-size samples of Gaussian releases with add/remove or "
-        "replace-one neighbours, of others with replace-one"
+        "any kind of mechanism; fixed-size samples of Gaussian releases, of Laplace noise with "
+        "replace-one or zero-out neighbours, of others with replace-one"
     )
     proves = (
         "an upper bound of ε, and for most kinds a lower one, at most a relative 1e-3 apart, "
@@ -140,6 +148,53 @@ class Pld(Accountant):
         if not question.is_attained:
             found = Bounds(0.0, found.upper)  # the lower end is of another pair
         return _bound(question, _capped_at(found, min(cap, total_variation(releases))))
+
+    def with_lower_bound(self, question: Question, guarantee: Guarantee) -> Guarantee:
+        """Return a guarantee with the lower bound of two datasets where all others are zeros.
+
+        It is one for samples of fixed size in which a record is replaced or zeroed: no two datasets
+        attain their dominating pair.
+        """
+        known = guarantee.certified
+        if known is None or question.is_attained or not math.isfinite(known.upper):
+            return guarantee
+        epsilon, delta = guarantee.epsilon, guarantee.delta
+        lower = known.lower
+        with report_contradictions(question, f"ε = {epsilon!r}, δ = {delta!r}"):
+            for each in question.alternatives:
+                releases = _attained_pairs(each)
+                if not releases or delta == 0:
+                    continue
+                if guarantee.solved_for == "epsilon":
+                    found = _enclose_epsilon(each, releases, delta)
+                else:
+                    found = _enclose_delta(each, releases, epsilon)
+                lower = max(lower, found.lower)
+            check_bounds(lower, known.upper)
+        certified = Interval(lower, known.upper)
+        warnings = width_warnings(question, certified, guarantee.solved_for)
+        return replace(guarantee, certified=certified, warnings=warnings)
+
+
+def _attained_pairs(question: Question) -> list[tuple[ReleaseLaw, int]]:
+    """Return pairs that two datasets attain together, where all other records are zeros.
+
+    The list is empty if some release has none, or if samples of fixed size differ in the size of
+    the dataset: then there are no such datasets. With an added record there are none either.
+    """
+    found: list[tuple[ReleaseLaw, int]] = []
+    sizes = set()
+    if question.relation is NeighbouringRelation.ADD_OR_REMOVE_ONE:
+        return found
+    for group in question.release_groups:
+        law = release_laws.attained_pair(group, question.relation)
+        if law is None and not has_attained_pair(group.atom, question.relation):
+            return []
+        if group.atom.sampling == "fixed_size" and group.atom.fixed_sizes:
+            sizes.add(group.atom.fixed_sizes[0])
+        law = law or release_laws.dominating_pair(group, question.relation)
+        found.append((law, release_laws.count_pairs(group)))
+    return found if len(sizes) <= 1 else []
 
 
 def dominating_pairs(question: Question) -> list[tuple[ReleaseLaw, int]]:

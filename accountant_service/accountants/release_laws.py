@@ -94,9 +94,12 @@ class ReleaseGroup:
     def replaces_record_in(self, sampling: str, relation: NeighbouringRelation) -> bool:
         """Return whether batches are drawn by `sampling` and neighbours replace one record.
 
-        `sigma` is then that of the distance 2C between the record and its replacement.
+        `sigma` is then that of the distance 2C between the record and its replacement. In a sample
+        of fixed size a zeroed record is a replaced one: another record may be 2C away from it.
         """
         replaced = relation is NeighbouringRelation.REPLACE_ONE
+        if sampling == "fixed_size":
+            replaced = relation is not NeighbouringRelation.ADD_OR_REMOVE_ONE
         return replaced and self.atom.sampling == sampling and self.rate < 1.0
 
 
@@ -232,6 +235,25 @@ def is_renyi_curve(group: ReleaseGroup) -> bool:
     return group.rate == 1.0 and _KINDS[group.atom.noise].is_renyi_curve
 
 
+def attained_pair(group: ReleaseGroup, relation: NeighbouringRelation) -> ReleaseLaw | None:
+    """Return the pair of two datasets for a release whose dominating pair they do not attain.
+
+    All other records contribute nothing. Then it does not matter which of them takes the place of
+    the record in a batch of fixed size, and the batch is as good as a Poisson sample. None for a
+    release other than Gaussian or Laplace noise on such a batch.
+    """
+    is_plain = group.atom.noise in ("gaussian", "laplace")
+    if not is_plain or not group.replaces_record_in("fixed_size", relation):
+        return None
+    near = 0.5 / group.sigma  # from presence to absence, C of the 2C
+    if relation is NeighbouringRelation.REPLACE_ONE:
+        if group.atom.noise == "laplace":
+            return Release(_replaced_laplace_pair(group))
+        return ReplacedRecord(near, group.rate)
+    pair: BasePair = LaplacePair(near) if group.atom.noise == "laplace" else GaussianPair(near)
+    return Release(pair, group.rate)
+
+
 def renyi_law(groups: Sequence[ReleaseGroup], relation: NeighbouringRelation) -> ReleaseLaw:
     """Return one dominating pair for all releases that are specified by Rényi divergences."""
     rho = math.fsum(g.count * _rho(g) for g in groups if g.atom.noise == "zcdp")
@@ -285,7 +307,8 @@ def _truncated_poisson(group: ReleaseGroup, relation: NeighbouringRelation) -> R
     size, batch = group.atom.fixed_sizes or (1, 1)
     mu = 1 / group.atom.noise_multiplier
     replaced = relation is NeighbouringRelation.REPLACE_ONE
-    return truncated_poisson_law(size, group.rate, batch, mu, replaced=replaced)
+    zeroed = relation is NeighbouringRelation.ZERO_OUT_ONE
+    return truncated_poisson_law(size, group.rate, batch, mu, replaced=replaced, zeroed=zeroed)
 
 
 def _shuffled_reports_law(group: ReleaseGroup, relation: NeighbouringRelation) -> ReleaseLaw:  # noqa: ARG001
@@ -400,7 +423,9 @@ class SimpleCost:
 
 def simple_cost(groups: Sequence[ReleaseGroup], relation: NeighbouringRelation) -> SimpleCost:
     """Return the cost of releases that are charged as Gaussian or (ε, δ)-DP, whatever they are."""
-    squares = [_KINDS[each.atom.noise].squared_mu(each) for each in groups]
+    squares = [
+        _KINDS[each.atom.noise].squared_mu(_without_sampling(each, relation)) for each in groups
+    ]
     others = [each for each, square in zip(groups, squares, strict=True) if square is None]
     ranges = [(_loss_range(each, relation), each.count) for each in others]
     known = [(loss, count) for loss, count in ranges if loss is not None]
@@ -414,6 +439,17 @@ def simple_cost(groups: Sequence[ReleaseGroup], relation: NeighbouringRelation) 
     )
     mu = math.sqrt(math.fsum(square for square in squares if square is not None))
     return SimpleCost(mu, total, len(known) == len(ranges))
+
+
+def _without_sampling(group: ReleaseGroup, relation: NeighbouringRelation) -> ReleaseGroup:
+    """Return a group with the noise multiplier that it has on all the data.
+
+    Whoever knows the sample sees a zeroed record change it by C, not by the 2C to another record.
+    """
+    zeroed = relation is NeighbouringRelation.ZERO_OUT_ONE
+    if zeroed and group.replaces_record_in("fixed_size", relation):
+        return replace(group, sigma=2 * group.sigma)
+    return group
 
 
 def _any_of(chances: Sequence[tuple[Fraction, int]]) -> tuple[Fraction, Fraction]:
@@ -461,23 +497,27 @@ def _loss_range(group: ReleaseGroup, relation: NeighbouringRelation) -> LossRang
     pair of a revealed sample is (ε, q·δ)-DP.
     """
     kind = _KINDS[group.atom.noise]
-    alone = kind.loss(group) if kind.loss else None
+    alone = kind.loss(_without_sampling(group, relation)) if kind.loss else None
     if alone is None or group.rate == 1.0:
         return alone
+    whole = alone.epsilon
+    alone = kind.loss(group) if kind.loss else alone  # another record may be farther away
     if group.atom.noise == "laplace" and group.replaces_record_in("poisson", relation):
         return LossRange.rounded(_replaced_laplace_pair(group).largest_loss)
     law, rate = dominating_pair(group, relation), group.exact_rate
     pair = law.base_pair if isinstance(law, Release) else None
     found = replace(alone, delta=rate * alone.delta, least_delta=rate * alone.least_delta)
-    if isinstance(pair, RevealedSamplePair) or alone.epsilon > _AMPLIFIED_MAX:
-        return replace(found, least_epsilon=Fraction()) if pair is None else found
+    if isinstance(pair, RevealedSamplePair):
+        return found
+    if alone.epsilon > _AMPLIFIED_MAX:
+        return replace(found, epsilon=whole, least_epsilon=Fraction())
     high, low = (
         math.log1p(float(rate) * math.expm1(float(each)))
         for each in (alone.epsilon, alone.least_epsilon)
     )
     return replace(
         found,
-        epsilon=min(alone.epsilon, Fraction(rounding.up(high))),
+        epsilon=min(whole, alone.epsilon, Fraction(rounding.up(high))),
         least_epsilon=Fraction(rounding.down(low)),
     )
 
@@ -615,16 +655,16 @@ def _require_proved_sampling(group: ReleaseGroup, relation: NeighbouringRelation
     if relation is NeighbouringRelation.REPLACE_ONE:
         return
     added = relation is NeighbouringRelation.ADD_OR_REMOVE_ONE
-    zeroed = relation is NeighbouringRelation.ZERO_OUT_ONE and sampling == "poisson"
-    if not (added or zeroed):
+    if not added and sampling not in ("poisson", "fixed_size"):
         raise MethodNotApplicableError(
             f"pld has no proved dominating pair for {group.atom.noise} noise and {sampling} "
             f"sampling under {relation}; use subsampled_rdp",
             group.atom.pointer,
         )
-    if group.atom.noise == "laplace" and sampling == "fixed_size":
+    if group.atom.noise == "laplace" and sampling == "fixed_size" and added:
         raise MethodNotApplicableError(
-            "pld has no proved dominating pair for Laplace noise on fixed-size samples",
+            f"pld has no proved dominating pair for Laplace noise on fixed-size samples under "
+            f"{relation}",
             group.atom.pointer,
         )
 
@@ -821,9 +861,6 @@ _KINDS: Final[Mapping[str, _Kind]] = {
         "arXiv 2508.15089; proved in docs/accountants/kinds.md",
         "the larger of two neighbouring datasets has `dataset_size` records",
         is_attained=False,
-        relations=frozenset(
-            [NeighbouringRelation.ADD_OR_REMOVE_ONE, NeighbouringRelation.REPLACE_ONE]
-        ),
         samples_itself=True,
     ),
 }

@@ -398,6 +398,8 @@ _LEDGER = [
         ({"budget": {"epsilon": 1, "delta": 2}}, "/budget/delta", "must be < 1"),
         ({"budget": {"epsilon": 1}}, "/budget/delta", "is required"),
         ({"filter": "best"}, "/filter", "must be 'reference' or"),
+        ({"filter": "renyi", "budget": {"epsilon": 1, "delta": 0}}, "/filter",
+         "must be reference"),
         ({"planned_mechanism": {"kind": "laplace"}}, "/planned_mechanism/noise_multiplier",
          "is required"),
     ),

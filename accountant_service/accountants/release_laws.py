@@ -357,7 +357,8 @@ class SimpleCost:
 
     Attributes:
         mu: √(Σ 1/σ²) of the Gaussian releases.
-        loss: of all others together; ε is None if one of them is neither kind.
+        loss: of all others together, without those that are neither kind.
+        is_known: whether no release is neither kind.
     """
 
     mu: float
@@ -444,7 +445,7 @@ def simple_cost(groups: Sequence[ReleaseGroup], relation: NeighbouringRelation) 
 def _without_sampling(group: ReleaseGroup, relation: NeighbouringRelation) -> ReleaseGroup:
     """Return a group with the noise multiplier that it has on all the data.
 
-    Whoever knows the sample sees a zeroed record change it by C, not by the 2C to another record.
+    Given the sample, a zeroed record changes its sum by C, not by the 2C to another record.
     """
     zeroed = relation is NeighbouringRelation.ZERO_OUT_ONE
     if zeroed and group.replaces_record_in("fixed_size", relation):

@@ -455,7 +455,6 @@ def solve(
     true_positive_rate: float | None = None,
     false_positive_rate: float | None = None,
     mu: float | None = None,
-    earlier: Mechanism | None = None,
 ) -> SolvedParameter:
     """Return the value of one parameter of any mechanism that costs most within a target.
 
@@ -472,7 +471,6 @@ def solve(
         true_positive_rate: as for `noise_multiplier`.
         false_positive_rate: as for `noise_multiplier`.
         mu: as for `noise_multiplier`.
-        earlier: as for `noise_multiplier`.
 
     Raises:
         InvalidArgumentError: an argument is missing or out of range; the message names it.

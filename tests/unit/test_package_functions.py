@@ -23,6 +23,7 @@ from accountant_service import (
     noise_multiplier,
     plan,
     sample_rate,
+    solve,
     solver,
     steps,
 )
@@ -32,7 +33,7 @@ from accountant_service.guarantee import Guarantee, NeighbouringRelation
 
 FUNCTIONS = {
     each.__name__: each
-    for each in (epsilon, delta, noise_multiplier, steps, sample_rate, compare, plan)
+    for each in (epsilon, delta, noise_multiplier, steps, sample_rate, solve, compare, plan)
 }
 RUN: dict[str, Any] = {"noise_multiplier": 1.1, "sample_rate": 0.01, "steps": 1000}
 SIZES: dict[str, Any] = {"dataset_size": 60_000, "batch_size": 600, "epochs": 10}

@@ -27,6 +27,7 @@ __all__ = [
     "noise_multiplier",
     "plan",
     "sample_rate",
+    "solve",
     "steps",
 ]
 
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
         noise_multiplier,
         plan,
         sample_rate,
+        solve,
         steps,
     )
 

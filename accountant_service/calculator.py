@@ -15,7 +15,7 @@ import numpy as np
 
 from accountant_service.accountants import ACCOUNTANTS, DEFAULT_METHOD, TOLERANCE, Question, referee
 from accountant_service.accountants.base import report_contradictions
-from accountant_service.accountants.pld import dominating_pairs
+from accountant_service.accountants.pld import dominating_pairs, stated_delta
 from accountant_service.errors import (
     AccountingError,
     BoundsContradictError,
@@ -39,6 +39,7 @@ from accountant_service.numerics.laws.dominating_pair import DIRECTIONS
 _RELATION: Final = NeighbouringRelation.ADD_OR_REMOVE_ONE
 _TRADE_OFF_EPSILONS: Final = 128  # values of ε whose bounds of δ enclose the trade-off
 _TRADE_OFF_DELTAS: Final = (1e-9, 1e-6, 1e-3, 0.5)  # δ at the largest of these ε, if it is finite
+_TRADE_OFF_EPSILON_MAX: Final = 20.0  # if ε is finite at none of them
 _TRADE_OFF_EPSILON_LEAST: Final = 1e-3  # of the largest of them: ε may be 0 at these δ
 
 
@@ -53,7 +54,7 @@ def epsilon(
 
     Args:
         mechanism: as read by `mechanisms.from_json`.
-        delta: in (0, 1).
+        delta: in [0, 1).
         method: a name in `ACCOUNTANTS`.
         relation: the neighbouring relation.
         tolerance: largest relative width of the certified interval; None allows any.
@@ -63,9 +64,9 @@ def epsilon(
             the tolerance cannot be reached.
     """
     question = _question(mechanism, relation, tolerance)
-    return referee.require_tolerance(
-        referee.epsilon(ACCOUNTANTS[method], question, delta), tolerance
-    )
+    stated = stated_delta(question, delta)
+    found = referee.epsilon(ACCOUNTANTS[method], question, stated)
+    return referee.require_tolerance(_warn_about_stated_delta(found, delta), tolerance)
 
 
 def delta(
@@ -104,6 +105,17 @@ def prove_epsilon(mechanism: Mechanism, relation: NeighbouringRelation, delta: f
         return ACCOUNTANTS["pld"].epsilon(question, delta)
     except (MethodNotApplicableError, TooExpensiveError):
         return ACCOUNTANTS["subsampled_rdp"].epsilon(question, delta)
+
+
+def _warn_about_stated_delta(guarantee: Guarantee, delta: float) -> Guarantee:
+    """Return a guarantee with a warning if it holds at another δ than the one asked for."""
+    if guarantee.delta == delta:
+        return guarantee
+    warning = (
+        f"the guarantee is for δ = {guarantee.delta!r}, the probability of an infinite privacy "
+        f"loss: δ = {delta!r} is below it by no more than the rounding of floating-point numbers"
+    )
+    return replace(guarantee, warnings=(*guarantee.warnings, warning))
 
 
 def _question(
@@ -149,8 +161,10 @@ def compare(
         ToleranceNotReachedError: the certified interval is wider.
     """
     question = _question(mechanism, relation, tolerance)
-    certified = referee.certify(question, delta)
+    stated = stated_delta(question, delta)
+    certified = referee.certify(question, stated)
     if isinstance(certified, Guarantee):
+        certified = _warn_about_stated_delta(certified, delta)
         referee.require_tolerance(certified, tolerance)
 
     def answer(method: str) -> Guarantee | NoAnswer:
@@ -160,7 +174,7 @@ def compare(
                 return NoAnswer(method, certified)
             return certified
         try:
-            return referee.check_claim(ACCOUNTANTS[method].epsilon(question, delta), certified)
+            return referee.check_claim(ACCOUNTANTS[method].epsilon(question, stated), certified)
         except BoundsContradictError:
             raise
         except AccountingError as error:
@@ -285,6 +299,7 @@ def trade_off(
     prior: float,
     points: int,
     relation: NeighbouringRelation = _RELATION,
+    false_positive_rates: Sequence[float] | None = None,
 ) -> TradeOff:
     """Bound the lowest false-negative rate of membership attacks at each false-positive rate.
 
@@ -295,27 +310,34 @@ def trade_off(
     Args:
         mechanism: as read by `mechanisms.from_json`.
         prior: probability that the record is present, strictly between 0 and 1.
-        points: number of false-positive rates.
+        points: number of false-positive rates, from 0 to 1 and dense near 0.
         relation: the neighbouring relation.
+        false_positive_rates: these, in [0, 1], instead of `points` others.
 
     Raises:
         AccountingError: a release has no proved dominating pair, or the work limit is exceeded.
     """
     question = _question(mechanism, relation)
-    rates = _false_positive_rates(points)
-    claim = _guarantee_with_finite_epsilon(question)  # it also checks the hypotheses
+    rates = np.array(false_positive_rates or _false_positive_rates(points), float)
+    accountant = ACCOUNTANTS[DEFAULT_METHOD]
+    claim = accountant.delta(question, 0.0)  # it also checks the hypotheses
     if not question.form.atom_counts:
         return _trade_off_of_no_release(rates, prior, claim)
-    largest_epsilon = max(claim.epsilon, _TRADE_OFF_EPSILON_LEAST)
+    largest_epsilon = max(_largest_useful_epsilon(question), _TRADE_OFF_EPSILON_LEAST)
     common = question.of_common_part()
     releases, attained = dominating_pairs(common), common.is_attained
     at_prior = abs(math.log((1 - prior) / prior))
     epsilons = np.union1d(
         largest_epsilon * np.linspace(0.0, 1.0, _TRADE_OFF_EPSILONS) ** 2, [at_prior]
     )
-    with report_contradictions(question, f"{points} points of the trade-off"):
+    known = {0.0: claim, at_prior: accountant.delta(question, at_prior)}
+    with report_contradictions(question, f"{len(rates)} points of the trade-off"):
         removing, adding = (
-            enclosure.direction_curve(releases, direction, epsilons) for direction in DIRECTIONS
+            enclosure.direction_curve(releases, direction, epsilons).intersected(
+                {epsilon: proved.delta for epsilon, proved in known.items()},
+                _certified_lower(claim) if attained else 0.0,
+            )
+            for direction in DIRECTIONS
         )
         found = enclosure.trade_off(removing, adding, rates, attained=attained)
     likelier = removing if prior <= 0.5 else adding
@@ -343,13 +365,17 @@ def trade_off(
     )
 
 
-def _guarantee_with_finite_epsilon(question: Question) -> Guarantee:
-    """Return the guarantee at the smallest δ of `_TRADE_OFF_DELTAS` at which ε is finite."""
-    *smaller, last = _TRADE_OFF_DELTAS
-    for delta in smaller:
+def _largest_useful_epsilon(question: Question) -> float:
+    """Return ε at the smallest δ of `_TRADE_OFF_DELTAS` at which it is finite."""
+    for delta in _TRADE_OFF_DELTAS:
         with contextlib.suppress(NoFiniteEpsilonError):
-            return ACCOUNTANTS[DEFAULT_METHOD].epsilon(question, delta)
-    return ACCOUNTANTS[DEFAULT_METHOD].epsilon(question, last)
+            return ACCOUNTANTS[DEFAULT_METHOD].epsilon(question, delta).epsilon
+    return _TRADE_OFF_EPSILON_MAX
+
+
+def _certified_lower(claim: Guarantee) -> float:
+    """Return the lower end of a guarantee's proved interval, or 0."""
+    return claim.certified.lower if claim.certified else 0.0
 
 
 def _probability_interval(lower: float, upper: float, least: float = 0.0) -> Interval:

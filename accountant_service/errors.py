@@ -79,8 +79,10 @@ class MethodNotApplicableError(
     """The accounting method has no formula for a part of the mechanism."""
 
 
-class NoFiniteEpsilonError(AccountingError, code="no-finite-epsilon", title="No finite ε holds"):
-    """No finite ε holds at this δ."""
+class NoFiniteEpsilonError(
+    AccountingError, code="no-finite-epsilon", title="No finite ε is proved"
+):
+    """No finite ε holds at this δ, or the method proves none; the detail says which."""
 
 
 class TooExpensiveError(

@@ -86,6 +86,27 @@ class SolvedSampleRate:
     risk: Interval | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class SolvedParameter:
+    """The value of a mechanism's free parameter that costs most within a target.
+
+    Attributes:
+        value: of the parameter, rounded to the safe side.
+        mechanism: the mechanism as JSON, with this value.
+        guarantee: the guarantee at that value.
+        next: of a whole number: the guarantee of one more, which is not proved to meet the target.
+        undecided: as in `SolvedSteps`, of a whole number.
+        risk: bounds of the risk, if the target is a risk: proved if the guarantee is proven.
+    """
+
+    value: float
+    mechanism: Mechanism
+    guarantee: Guarantee
+    next: Guarantee | None = None
+    undecided: float | None = None
+    risk: Interval | None = None
+
+
 def epsilon(
     *,
     delta: float,
@@ -104,7 +125,7 @@ def epsilon(
     """Return the (ε, δ) guarantee of a run, or of any mechanism, with ε computed for your δ.
 
     Args:
-        delta: δ, from 1e-50 to below 1.
+        delta: δ: 0, or from 1e-50 to below 1.
         noise_multiplier: σ: standard deviation of the noise over the clipping norm.
         sample_rate: q: expected batch size over dataset size; or `dataset_size` and `batch_size`.
         steps: number of steps; or `epochs`, with `dataset_size` and `batch_size`.
@@ -456,6 +477,54 @@ def import_document(
     from accountant_service.api import schemas
 
     return importing.account_for(_validate(schemas.ImportRequest, given).read())
+
+
+def solve(
+    *,
+    mechanism: Mechanism,
+    parameter: str,
+    epsilon: float | None = None,
+    delta: float | None = None,
+    method: str | None = None,
+    neighbouring_relation: str | None = None,
+    advantage: float | None = None,
+    attack_success: float | None = None,
+    prior: float | None = None,
+    true_positive_rate: float | None = None,
+    false_positive_rate: float | None = None,
+    mu: float | None = None,
+) -> SolvedParameter:
+    """Return the value of one parameter of any mechanism that costs most within a target.
+
+    Args:
+        mechanism: the mechanism as JSON; the parameter's value is ignored, and may be None.
+        parameter: JSON pointer into the mechanism, such as "/mechanism/noise_multiplier".
+        epsilon: as for `noise_multiplier`.
+        delta: as for `noise_multiplier`.
+        method: as for `epsilon`.
+        neighbouring_relation: as for `epsilon`.
+        advantage: as for `noise_multiplier`.
+        attack_success: as for `noise_multiplier`.
+        prior: as for `noise_multiplier`.
+        true_positive_rate: as for `noise_multiplier`.
+        false_positive_rate: as for `noise_multiplier`.
+        mu: as for `noise_multiplier`.
+
+    Raises:
+        InvalidArgumentError: an argument is missing or out of range; the message names it.
+        AccountingError: no allowed value meets the target, or every whole number does.
+    """
+    given = locals()
+    from accountant_service import solver
+    from accountant_service.api import schemas
+
+    asked = _validate(schemas.SolveRequest, given)
+    free = asked.free_parameter()
+    found = solver.parameter(free, asked.target())
+    value = int(found.value) if free.is_whole else found.value
+    return SolvedParameter(
+        value, free.write(value), found.guarantee, found.next, found.undecided, found.risk
+    )
 
 
 def _read_mechanism_request(model: type[Model], arguments: Mapping[str, Any]) -> Model:

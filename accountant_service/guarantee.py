@@ -57,7 +57,7 @@ class Guarantee:
 
     Attributes:
         epsilon: ε ≥ 0: computed, or given if `solved_for` is "delta".
-        delta: δ in (0, 1]: computed, or given if `solved_for` is "epsilon".
+        delta: δ in [0, 1]: computed, or given if `solved_for` is "epsilon".
         solved_for: "epsilon" or "delta": the computed one, which the certified interval encloses.
         method: the accounting method's name.
         status: proven, estimate or refuted.

@@ -26,6 +26,12 @@ def round_nearest(value: float, digits: int = DIGITS) -> str:
     return _format(value, digits, ROUND_HALF_EVEN)
 
 
+def exactly(value: float) -> str:
+    """Format a number as the shortest text that is read as the same number."""
+    short = f"{value:g}"
+    return short if float(short) == value else repr(value)
+
+
 def shorten_exponents(text: str) -> str:
     """Return a text with 1e-05, as Python writes it, in the form 1e-5."""
     return _LONG_EXPONENT.sub("e-", text)

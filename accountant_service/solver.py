@@ -29,7 +29,15 @@ from accountant_service.errors import (
     UnreachableTargetError,
 )
 from accountant_service.guarantee import Guarantee, Interval, NeighbouringRelation
-from accountant_service.mechanisms import Composed, DpSgd, Mechanism, canonical_form
+from accountant_service.mechanisms import (
+    Composed,
+    DpSgd,
+    FreeParameter,
+    Mechanism,
+    MechanismError,
+    Repeated,
+    canonical_form,
+)
 from accountant_service.mechanisms.codec import COUNT_MAX, NOISE_MAX, NOISE_MIN, RATE_MIN
 from accountant_service.number_format import round_nearest as shown
 from accountant_service.numerics.floats import search
@@ -54,7 +62,7 @@ class SolverTarget(ABC):
     earlier: Mechanism | None
 
     @abstractmethod
-    def log_ratio(self, run: DpSgd) -> float:
+    def log_ratio(self, run: Mechanism) -> float:
         """Return log(privacy cost of the run / allowed cost): at most 0 if the target is met.
 
         It is infinite if the run has no finite cost or is too expensive to account for: the search
@@ -62,11 +70,11 @@ class SolverTarget(ABC):
         """
 
     @abstractmethod
-    def guarantee(self, run: DpSgd) -> Guarantee:
+    def guarantee(self, run: Mechanism) -> Guarantee:
         """Return the (ε, δ) guarantee of a run that is reported beside the solution."""
 
     @abstractmethod
-    def undecided_margin(self, run: DpSgd, following: Guarantee) -> float | None:
+    def undecided_margin(self, run: Mechanism, following: Guarantee) -> float | None:
         """Bound the true cost's distance from the target; None if finer bounds cannot help.
 
         Args:
@@ -78,7 +86,7 @@ class SolverTarget(ABC):
     def __str__(self) -> str:
         """Return the target in words."""
 
-    def risk(self, run: DpSgd) -> Interval | None:  # noqa: ARG002
+    def risk(self, run: Mechanism) -> Interval | None:  # noqa: ARG002
         """Return proved bounds on the risk of an attack, or None if the target is (ε, δ)."""
         return None
 
@@ -90,7 +98,27 @@ class SolverTarget(ABC):
         """Return another target, quicker to solve for, whose solution is a first guess; or None."""
         return None
 
-    def question(self, run: DpSgd) -> Question:
+    def require_reachable(self, run: Mechanism) -> None:
+        """Raise if the earlier releases alone miss the target, so that no run can meet it.
+
+        Args:
+            run: any run; what counts is that nothing of it is released.
+
+        Raises:
+            UnreachableTargetError: they miss it.
+            AccountingError: they have no cost that can be computed.
+        """
+        if self.earlier is None:
+            return
+        nothing = Repeated(0, run)
+        if self.log_ratio(nothing) > 0:
+            self.guarantee(nothing)  # raises its own error if they have no finite cost
+            raise UnreachableTargetError(
+                f"the earlier releases alone cost more than {self}: no run after them meets it. "
+                "Allow more, or leave releases out of `earlier`"
+            )
+
+    def question(self, run: Mechanism) -> Question:
         """Return the accounting question for a run composed with earlier releases."""
         released = run if self.earlier is None else Composed((self.earlier, run))
         return Question(canonical_form(released), self.relation, self.tolerance)
@@ -116,11 +144,11 @@ class Target(SolverTarget):
     tolerance: float = TOLERANCE
     earlier: Mechanism | None = None
 
-    def guarantee(self, run: DpSgd) -> Guarantee:
+    def guarantee(self, run: Mechanism) -> Guarantee:
         """Return the run's guarantee at the target's δ, checked against the certified interval."""
         return referee.epsilon(self.accountant, self.question(run), self.delta)
 
-    def log_ratio(self, run: DpSgd) -> float:
+    def log_ratio(self, run: Mechanism) -> float:
         """Return log(ε of the run / largest ε allowed); infinite without a finite ε."""
         try:
             epsilon = self.accountant.epsilon(self.question(run), self.delta).epsilon
@@ -128,7 +156,7 @@ class Target(SolverTarget):
             return math.inf
         return _log_ratio(epsilon, self.epsilon)
 
-    def undecided_margin(self, run: DpSgd, following: Guarantee) -> float | None:
+    def undecided_margin(self, run: Mechanism, following: Guarantee) -> float | None:
         """Bound the true ε's distance from the target; None if finer bounds cannot help."""
         proved = following.certified
         is_default = self.accountant.name == DEFAULT_METHOD
@@ -171,7 +199,7 @@ class RiskTarget(SolverTarget):
     tolerance: float = TOLERANCE
     earlier: Mechanism | None = None
 
-    def guarantee(self, run: DpSgd) -> Guarantee:
+    def guarantee(self, run: Mechanism) -> Guarantee:
         """Return an (ε, δ) guarantee of the run that implies the bound on the risk."""
         return self.measure.guarantee(self.question(run))
 
@@ -179,11 +207,11 @@ class RiskTarget(SolverTarget):
         """Return the same target with another tolerance of the proved interval."""
         return replace(self, tolerance=tolerance)
 
-    def risk(self, run: DpSgd) -> Interval:
+    def risk(self, run: Mechanism) -> Interval:
         """Return proved bounds on the risk of a membership attack on the run."""
         return self.measure.risk(self.question(run))
 
-    def log_ratio(self, run: DpSgd) -> float:
+    def log_ratio(self, run: Mechanism) -> float:
         """Return log(risk / allowed risk), with the risk of mere guessing subtracted from both."""
         try:
             upper = self.risk(run).upper
@@ -192,7 +220,7 @@ class RiskTarget(SolverTarget):
         ratio = _log_ratio(self.measure.excess(upper), self.measure.excess(self.limit))
         return min(ratio, 0.0) if upper <= self.limit else max(ratio, 5e-324)
 
-    def undecided_margin(self, run: DpSgd, following: Guarantee) -> float | None:  # noqa: ARG002
+    def undecided_margin(self, run: Mechanism, following: Guarantee) -> float | None:  # noqa: ARG002
         """Bound the true risk's distance from the limit; None if finer bounds cannot help."""
         proved = self.risk(run)
         if proved.lower > self.limit or not self.question(run).is_attained:
@@ -257,7 +285,7 @@ def noise_multiplier(run: DpSgd, target: SolverTarget) -> Solution:
     return _solution(sigma, with_noise(sigma), target)
 
 
-def _solution(value: float, run: DpSgd, target: SolverTarget) -> Solution:
+def _solution(value: float, run: Mechanism, target: SolverTarget) -> Solution:
     """Build the solution from a parameter value and its run: add guarantee and risk."""
     return Solution(value, target.guarantee(run), risk=target.risk(run))
 
@@ -294,61 +322,127 @@ def steps(run: DpSgd, target: SolverTarget) -> Solution:
         target: what the run must satisfy.
 
     Raises:
-        UnreachableTargetError: every number of steps up to the limit meets the target.
+        UnreachableTargetError: every number of steps up to the limit meets the target, or the
+            earlier releases alone miss it.
     """
-    guess = _estimate(target, lambda fast_target: _largest_step_count(run, fast_target, 1))
-    found = _solve_steps(run, target, int(guess or 1))
+    target.require_reachable(run)
+    unit = run.unit_steps()
+
+    def with_units(count: int) -> DpSgd:
+        """Return the run with `count` steps, or `count` epochs of balls in bins."""
+        return replace(run, steps=count * unit, epochs=None)
+
+    return _solve_whole(_Whole(with_units, COUNT_MAX // unit, "steps", unit), target)
+
+
+def parameter(free: FreeParameter, target: SolverTarget) -> Solution:
+    """Return the value of a mechanism's free parameter that costs most within the target.
+
+    A number is within a relative 1e-6 of the boundary. A whole number is the largest that meets the
+    target; one more misses it, or is undecided.
+
+    Args:
+        free: the mechanism, and which of its numbers is free.
+        target: what it must satisfy.
+
+    Raises:
+        UnreachableTargetError: no allowed value meets the target, or every whole number does.
+    """
+    if free.is_whole:
+        whole = _Whole(free.with_value, int(free.most), free.name, least=int(free.least))
+        return _solve_whole(whole, target)
+    start = min(max(1.0 if free.cost_falls else 0.01, free.least), free.most)
+    value = _solve(free.with_value, target, start, free.most_private, free.least_private, free.name)
+    return _solution(value, free.with_value(value), target)
+
+
+@dataclass(frozen=True, slots=True)
+class _Whole:
+    """A whole number to solve for, with which the cost rises.
+
+    Attributes:
+        with_count: returns the mechanism with this number.
+        most: the largest number allowed.
+        name: in words.
+        unit: the number of steps in one.
+        least: the smallest number allowed.
+    """
+
+    with_count: Callable[[int], Mechanism]
+    most: int
+    name: str
+    unit: int = 1
+    least: int = 0
+
+    def largest(self, target: SolverTarget, start: int) -> int | None:
+        """Return the largest number that meets the target; None if any number does."""
+
+        def log_ratio(count: int) -> float:
+            """Return log(privacy cost / allowed cost); ∞ for a number that is not allowed."""
+            if count < self.least:
+                return -math.inf
+            try:
+                return target.log_ratio(self.with_count(count))
+            except MechanismError:
+                return math.inf
+
+        return search.find_largest_integer(log_ratio, self.most, min(self.most, max(1, start)))
+
+
+def _solve_whole(whole: _Whole, target: SolverTarget) -> Solution:
+    """Return the largest number that meets the target, decided as well as bounds can be."""
+    target.require_reachable(whole.with_count(whole.least))
+    guess = _estimate(target, lambda fast_target: whole.largest(fast_target, 1))
+    found = _solve_count(whole, target, int(guess or 1))
     for tolerance in _FINER_TOLERANCES:
         if found.undecided is None:
             break
-        found, coarser = _recheck_next_step(run, target.at_tolerance(tolerance), found), found
+        found, coarser = _recheck_next(whole, target.at_tolerance(tolerance), found), found
         if found.undecided is not None and found.undecided > 0.5 * (coarser.undecided or 0.0):
             break  # a finer tolerance does not narrow the interval further
     return found
 
 
-def _with_steps(run: DpSgd, count: int) -> DpSgd:
-    """Return the run with `count` steps, or with `count` epochs for balls in bins."""
-    return replace(run, steps=count * run.unit_steps(), epochs=None)
-
-
-def _largest_step_count(run: DpSgd, target: SolverTarget, start: int) -> int | None:
-    """Return the most steps (or epochs) that meet the target; None if any number does."""
-    return search.find_largest_integer(
-        lambda n: target.log_ratio(_with_steps(run, n)),
-        COUNT_MAX // run.unit_steps(),
-        start,
-    )
-
-
-def _solve_steps(run: DpSgd, target: SolverTarget, start: int) -> Solution:
-    """Return the most steps that meet the target, with the guarantee of one step more."""
-    most = COUNT_MAX // run.unit_steps()
-    count = _largest_step_count(run, target, min(most, max(1, start)))
+def _solve_count(whole: _Whole, target: SolverTarget, start: int) -> Solution:
+    """Return the largest number that meets the target, with the guarantee of one more."""
+    count = whole.largest(target, start)
     if count is None:
+        raise _explain_free_count(whole, whole.most, target)
+    if count < whole.least:
         raise UnreachableTargetError(
-            f"even {COUNT_MAX} steps cost no more than {target}: ask for less"
+            f"no number of {whole.name} from {whole.least} meets {target}: allow more"
         )
-    solved, longer = (_with_steps(run, n) for n in (count, count + 1))
+    solved = whole.with_count(count)
+    try:
+        longer = whole.with_count(count + 1)
+    except MechanismError:
+        raise _explain_free_count(whole, count, target) from None
     following = target.guarantee(longer)
     margin = target.undecided_margin(longer, following)
-    found = _solution(count * run.unit_steps(), solved, target)
+    found = _solution(count * whole.unit, solved, target)
     return replace(found, next=following, undecided=margin)
 
 
-def _recheck_next_step(run: DpSgd, finer: SolverTarget, found: Solution) -> Solution:
-    """Check at a finer tolerance whether one more step fits; return the updated solution."""
-    count = int(found.value) // run.unit_steps() + 1
-    longer = _with_steps(run, count)
+def _explain_free_count(whole: _Whole, most: int, target: SolverTarget) -> UnreachableTargetError:
+    """Return the error if the largest number allowed meets the target."""
+    return UnreachableTargetError(
+        f"even {most * whole.unit} {whole.name} cost no more than {target}: ask for less"
+    )
+
+
+def _recheck_next(whole: _Whole, finer: SolverTarget, found: Solution) -> Solution:
+    """Check at a finer tolerance whether one more fits; return the updated solution."""
+    count = int(found.value) // whole.unit + 1
+    longer = whole.with_count(count)
     if finer.log_ratio(longer) <= 0:
-        return _solve_steps(run, finer, count)
+        return _solve_count(whole, finer, count)
     following = finer.guarantee(longer)
     margin = finer.undecided_margin(longer, following)
     return replace(found, next=following, undecided=margin)
 
 
 def _solve(
-    with_value: Callable[[float], DpSgd],
+    with_value: Callable[[float], Mechanism],
     target: SolverTarget,
     start: float,
     most_private: float,
@@ -361,7 +455,10 @@ def _solve(
     @cache  # the final search evaluates the bracket's ends again
     def log_ratio(value: float) -> float:
         """Return log(privacy cost / allowed cost) of the run with this value."""
-        return target.log_ratio(with_value(value))
+        try:
+            return target.log_ratio(with_value(value))
+        except MechanismError:  # it contradicts another field
+            return math.inf
 
     guess = _estimate(
         target,
@@ -379,13 +476,13 @@ def _solve(
     else:
         while log_ratio(fit := _step_towards(most_private, unfit, ratio)) > 0:
             if fit == most_private:
+                target.require_reachable(with_value(most_private))
                 # raises its own error if that is too expensive
                 target.guarantee(with_value(most_private))
                 low, high = sorted((most_private, least_private))
                 raise UnreachableTargetError(
                     f"no {quantity} between {shown(low)} and {shown(high)} reaches {target}: "
-                    f"allow more, "
-                    "or fewer steps"
+                    "allow more, or fewer steps"
                 )
             unfit, ratio = fit, 4.0
     return search.find_boundary(

@@ -45,6 +45,20 @@ CALLS: Final[list[tuple[str, str, Any]]] = [
         "/v1/sample-rate",
         {"noise_multiplier": 1.1, "steps": 1000, "epsilon": 2.0, "delta": 1e-5},
     ),
+    (
+        "POST",
+        "/v1/solve",
+        {
+            "mechanism": {
+                "kind": "repeated",
+                "count": 3,
+                "mechanism": {"kind": "laplace", "noise_multiplier": None},
+            },
+            "parameter": "/mechanism/noise_multiplier",
+            "epsilon": 1.0,
+            "delta": 0,
+        },
+    ),
     ("POST", "/v1/compare", {"mechanism": RUN, "delta": 1e-5, "methods": ["pld", "gdp_clt"]}),
     (
         "POST",

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import ClassVar, Final
 
+from accountant_service import number_format
 from accountant_service.accountants import release_laws
 from accountant_service.accountants.release_laws import ReleaseGroup
 from accountant_service.errors import (
@@ -150,14 +151,14 @@ class Question:
 
         If they are not, they give upper bounds only. They are not attained for shuffled batches,
         which are charged without amplification, for sample rates that were rounded up, nor for a
-        record that is replaced in a sample of fixed size. Under add/remove, all fixed-size samples
-        must agree on the size of the larger dataset: it is `dataset_size`, plus one where the
-        batch is the whole dataset.
+        record that is replaced or zeroed in a sample of fixed size. Under add/remove, all
+        fixed-size samples must agree on the size of the larger dataset: it is `dataset_size`, plus
+        one where the batch is the whole dataset.
         """
         atoms = [atom for atom, _ in self.form.atom_counts]
         sizes = {_larger_dataset_size(atom) for atom in atoms if atom.sampling == "fixed_size"}
         agree = len(sizes) <= 1 or self.relation is not NeighbouringRelation.ADD_OR_REMOVE_ONE
-        return agree and all(_has_attained_pair(atom, self.relation) for atom in atoms)
+        return agree and all(has_attained_pair(atom, self.relation) for atom in atoms)
 
     @property
     def sampling(self) -> str:
@@ -166,7 +167,7 @@ class Question:
         return kinds.pop() if len(kinds) == 1 else ("mixed" if kinds else "none")
 
 
-def _has_attained_pair(release: Atom, relation: NeighbouringRelation) -> bool:
+def has_attained_pair(release: Atom, relation: NeighbouringRelation) -> bool:
     """Return whether some neighbouring datasets have exactly the δ(ε) computed for a release."""
     if not release_laws.is_attained(release.noise):
         return False
@@ -175,9 +176,9 @@ def _has_attained_pair(release: Atom, relation: NeighbouringRelation) -> bool:
         return release.sample_rate >= release_laws.RATE_MIN and not is_personal
     if release.sampling == "balls_in_bins":
         return release_laws.has_bins_law(release, relation) and release.parameters[1] == 1
-    if relation is NeighbouringRelation.REPLACE_ONE and release.sampling == "fixed_size":
-        return release_laws.samples_whole_dataset(release)
     added = relation is NeighbouringRelation.ADD_OR_REMOVE_ONE
+    if not added and release.sampling == "fixed_size":
+        return release_laws.samples_whole_dataset(release)
     left_out = added and release_laws.samples_whole_dataset(release) and release.noise != "gaussian"
     return release.sampling != "shuffled" and not left_out
 
@@ -197,12 +198,14 @@ class Bound:
         order: the Rényi or moment order that gave it, for methods that have one.
         conversion: the theorem that turned a divergence into (ε, δ), for methods that use one.
         interval: the proved interval that the value is the upper end of, for `pld`.
+        is_exact: whether the value is an exact sum or product of what was written: then 0 is 0.
     """
 
     value: float
     order: float | None = None
     conversion: str | None = None
     interval: Interval | None = None
+    is_exact: bool = False
 
 
 class Accountant(ABC):
@@ -214,6 +217,7 @@ class Accountant(ABC):
         source: the publication of the formula.
         needs: the mechanisms that the method has a formula for.
         proves: the kind of bound that the method proves.
+        accepts_zero_delta: whether the method computes ε at δ = 0.
     """
 
     name: ClassVar[str]
@@ -221,6 +225,7 @@ class Accountant(ABC):
     source: ClassVar[str]
     needs: ClassVar[str]
     proves: ClassVar[str]
+    accepts_zero_delta: ClassVar[bool] = False
 
     @abstractmethod
     def assumptions(self, question: Question) -> tuple[Assumption, ...]:
@@ -238,7 +243,7 @@ class Accountant(ABC):
 
         Args:
             question: the mechanism.
-            delta: in (0, 1).
+            delta: in (0, 1); or 0, if the method accepts it.
         """
 
     def epsilon_bounds(self, step: Question, times: Sequence[int], delta: float) -> list[Bound]:
@@ -285,10 +290,22 @@ class Accountant(ABC):
         bound = Bound(0.0)
         with report_contradictions(question, f"δ = {delta!r}"):
             if question.form.atom_counts:
+                self._require_positive_delta(delta)
                 bound = _worst(self.epsilon_bound(each, delta) for each in question.alternatives)
         if not _is_finite(bound):
             raise self.explain_infinite_epsilon(question, delta)
         return self._make_guarantee(question, bound, assumptions, bound.value, delta, "epsilon")
+
+    def _require_positive_delta(self, delta: float) -> None:
+        """Raise if δ is 0 and the method has no bound there.
+
+        Raises:
+            NoFiniteEpsilonError: the method proves no finite ε at this δ.
+        """
+        if delta == 0 and not self.accepts_zero_delta:
+            raise NoFiniteEpsilonError(
+                f"{self.name} proves no finite ε at δ = 0: choose a δ above 0, or the method pld"
+            )
 
     def explain_infinite_epsilon(
         self,
@@ -297,9 +314,16 @@ class Accountant(ABC):
     ) -> NoFiniteEpsilonError:
         """Return the error for a question whose ε at this δ is infinite: it names the way out."""
         return NoFiniteEpsilonError(
-            f"no finite ε holds at δ = {delta:g} by the method {self.name}: add noise, or allow a "
-            "larger δ"
+            f"{self.name} proves no finite ε at δ = {number_format.exactly(delta)}: add noise, or "
+            "allow a larger δ"
         )
+
+    def with_lower_bound(self, question: Question, guarantee: Guarantee) -> Guarantee:  # noqa: ARG002
+        """Return a guarantee with a better lower bound, if one is known that takes time to compute.
+
+        A solver does without it.
+        """
+        return guarantee
 
     def curve(self, step: Question, times: Sequence[int], delta: float) -> list[Guarantee | None]:
         """Return the guarantee at δ for each number of repetitions of `step`; None if ε is ∞.
@@ -317,6 +341,7 @@ class Accountant(ABC):
         assumptions = [self.check_assumptions(question) for question in questions]
         bounds = [Bound(0.0)] * len(times)
         if step.form.atom_counts:
+            self._require_positive_delta(delta)
             with report_contradictions(step, f"δ = {delta!r}, {len(times)} step counts"):
                 bounds = self.epsilon_bounds(step, times, delta)
         return [
@@ -375,7 +400,7 @@ class Accountant(ABC):
             certified_reason=f"a hypothesis fails: {failed[0]}" if failed and interval else None,
             optimal_order=bound.order,
             conversion=bound.conversion,
-            warnings=_width_warnings(question, certified, solved_for),
+            warnings=width_warnings(question, certified, solved_for),
         )
 
 
@@ -412,13 +437,13 @@ def relative_width(interval: Interval, solved_for: str) -> float:
     return (interval.upper - interval.lower) / max(interval.upper, least)
 
 
-def _width_warnings(
+def width_warnings(
     question: Question, interval: Interval | None, solved_for: str
 ) -> tuple[str, ...]:
     """Return a warning if the proved interval is wider than the question's tolerance."""
     if interval is None or relative_width(interval, solved_for) <= question.tolerance:
         return ()
-    if not question.is_attained:
+    if not question.is_attained and interval.lower == 0.0:
         return ("only an upper bound is proved: the true value may lie far below it",)
     return (
         f"the proved interval is wider than a relative {question.tolerance:g}: the true value may "
@@ -434,7 +459,8 @@ def _worst(bounds: Iterable[Bound]) -> Bound:
     if len(intervals) < len(found):
         return replace(worst, interval=None)
     lower, upper = max(each.lower for each in intervals), max(each.upper for each in intervals)
-    return replace(worst, interval=Interval(lower, upper))
+    is_exact = all(each.is_exact for each in found)
+    return replace(worst, interval=Interval(lower, upper), is_exact=is_exact)
 
 
 def _is_finite(bound: Bound) -> bool:
@@ -443,10 +469,16 @@ def _is_finite(bound: Bound) -> bool:
 
 
 def _at_least_delta_min(bound: Bound) -> Bound:
-    """Return a bound on δ, or `DELTA_MIN` if the bound is smaller, in case it underflowed."""
+    """Return a bound on δ, or `DELTA_MIN` if the bound is smaller, in case it underflowed.
+
+    A lower bound so small that doubles lose digits is 0.
+    """
+    if bound.is_exact:
+        return bound
     interval = bound.interval
     if interval is not None:
-        interval = Interval(interval.lower, max(interval.upper, DELTA_MIN))
+        lower = interval.lower if interval.lower >= rounding.SMALLEST else 0.0
+        interval = Interval(lower, max(interval.upper, DELTA_MIN))
     return replace(bound, value=max(bound.value, DELTA_MIN), interval=interval)
 
 

@@ -7,17 +7,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
+from fractions import Fraction
 from typing import Final
 
+from accountant_service import number_format
 from accountant_service.accountants import release_laws
-from accountant_service.accountants.base import DELTA_MIN, Accountant, Bound, Question
-from accountant_service.accountants.release_laws import ReleaseGroup
+from accountant_service.accountants.base import (
+    DELTA_MIN,
+    Accountant,
+    Bound,
+    Question,
+    has_attained_pair,
+    report_contradictions,
+    width_warnings,
+)
+from accountant_service.accountants.release_laws import ReleaseGroup, SimpleCost
 from accountant_service.errors import (
+    AccountingError,
     MethodNotApplicableError,
     NoFiniteEpsilonError,
     TooExpensiveError,
 )
-from accountant_service.guarantee import Assumption, Interval
+from accountant_service.guarantee import Assumption, Guarantee, Interval, NeighbouringRelation
 from accountant_service.numerics import certified_interval
 from accountant_service.numerics.engines import enumeration, small_noise
 from accountant_service.numerics.epsilon_curve import SECONDS_MAX, epsilon_curve
@@ -37,6 +49,9 @@ from accountant_service.numerics.laws.dominating_pair import (
 
 _REVEALING_SHARE: Final = 1e-3  # of δ, beyond which a mass of infinite loss is worth naming
 _RELEASES_MAX: Final = 1200
+_NEARBY: Final = 1e-6  # relative, of a greater δ
+_UNIT: Final = Fraction(1, 1 << 53)  # the rounding of a double, relative
+_OWN_DELTA_ROUNDING_MAX: Final = Fraction(1, 10**9)  # relative
 
 
 class Pld(Accountant):
@@ -52,9 +67,10 @@ class Pld(Accountant):
         f"{release_laws.POISSON_SOURCE}; connect the dots: arXiv 2207.04380v1; "
         "papers/003 eq. (4) at q = 1"
     )
+    accepts_zero_delta = True
     needs = (
-        "any kind of mechanism; fixed-size samples of Gaussian releases with add/remove or "
-        "replace-one neighbours, of others with replace-one"
+        "any kind of mechanism; fixed-size samples of Gaussian releases, of Laplace noise with "
+        "replace-one or zero-out neighbours, of others with replace-one"
     )
     proves = (
         "an upper bound of ε, and for most kinds a lower one, at most a relative 1e-3 apart, "
@@ -74,19 +90,26 @@ class Pld(Accountant):
         return tuple(Assumption(statement, True, source) for statement, source in found)
 
     def epsilon_bound(self, question: Question, delta: float) -> Bound:
-        """Return the upper end of a proved interval around ε at δ, with the interval."""
-        mu, _, releases = _split_releases(question)
+        """Return the upper end of a proved interval around ε at δ ≥ 0, with the interval."""
+        cost, releases = _split_releases(question)
+        written = rounding.as_written(delta)
+        if cost.has_no_epsilon(written):
+            return _bound(question, Bounds(math.inf, math.inf))
+        if written == cost.loss.least_delta:  # then losses are bounded, by ε at this δ
+            least = rounding.fraction_down(cost.loss.least_epsilon)
+            upper = cost.epsilon if cost.bounds(written) else math.inf
+            return _bound(question, Bounds(least, upper))
         if releases:
-            return _capped_by_unsampled(
-                question, _enclose_epsilon(question, releases, delta), delta
-            )
-        lower = rounding.down(float(gaussian.epsilon_lower(delta, mu)))
-        return _bound(question, Bounds(lower, rounding.up(float(gaussian.epsilon(delta, mu)))))
+            return _capped(question, cost, _enclose_epsilon(question, releases, delta), delta)
+        lower = rounding.down(float(gaussian.epsilon_lower(delta, cost.mu)))
+        upper = rounding.up(float(gaussian.epsilon(delta, cost.mu)))
+        return _bound(question, Bounds(lower, upper))
 
     def epsilon_bounds(self, step: Question, times: Sequence[int], delta: float) -> list[Bound]:
         """Return a proved interval's upper end for ε after each number of repetitions of `step`."""
-        _, _, releases = _split_releases(step)
-        if not releases or small_noise.is_useful(releases) or _infinite_mass(releases) > 0:
+        cost, releases = _split_releases(step)
+        quick = releases and delta > 0 and not cost.loss.delta and not _infinite_mass(releases)
+        if not quick or small_noise.is_useful(releases):
             return super().epsilon_bounds(step, times, delta)
         try:
             curve = epsilon_curve(releases, times, delta, step.tolerance)
@@ -94,52 +117,84 @@ class Pld(Accountant):
             raise TooExpensiveError(
                 f"the curve of pld took more than {SECONDS_MAX:g} s: ask for fewer points"
             ) from None
+        repeated = [step.repeated(each) for each in times]
         return [
-            _capped_by_unsampled(step.repeated(each), bounds, delta)
-            for each, bounds in zip(times, curve, strict=True)
+            _capped(question, _simple_cost(question), bounds, delta)
+            for question, bounds in zip(repeated, curve, strict=True)
         ]
 
     def explain_infinite_epsilon(self, question: Question, delta: float) -> NoFiniteEpsilonError:
-        """Return the error: the events with a δ of their own, and the least δ of all."""
-        relation = question.relation
-        least, worst = max(
-            ((_infinite_mass(_split_releases(each)[2]), each) for each in question.alternatives),
-            key=lambda pair: pair[0],
-        )
-        masses = [
-            (group, _infinite_mass([(release_laws.dominating_pair(group, relation), group.count)]))
-            for group in worst.release_groups
-        ]
-        revealing = [group for group, mass in masses if mass > _REVEALING_SHARE * delta]
-        if not revealing or least < delta:
-            return super().explain_infinite_epsilon(question, delta)
-        kinds = dict.fromkeys(group.atom.noise for group in revealing)
-        way_out = "choose a larger δ"
-        if "privacy_profile" in kinds:
-            way_out += ", or give the privacy_profile a point with a smaller δ"
-        return NoFiniteEpsilonError(
-            f"no finite ε holds at δ = {delta:g}: as far as is known of {', '.join(kinds)}, the "
-            f"privacy loss may be infinite with a probability of {least:.6g}. To get a finite ε, "
-            f"{way_out}",
-            revealing[0].atom.pointer if len(revealing) == 1 else None,
-        )
+        """Return the error: whether no finite ε holds or none is proved, why, and the way out."""
+        written = rounding.as_written(delta)
+        costs = [(_simple_cost(each), each) for each in question.alternatives]
+        without = [(cost, each) for cost, each in costs if cost.has_no_epsilon(written)]
+        if without:
+            worst, each = max(without, key=lambda pair: pair[0].loss.least_delta)
+            return _explain_no_epsilon(each, worst.loss.least_delta, delta)
+        return super().explain_infinite_epsilon(question, delta)
 
     def delta_bound(self, question: Question, epsilon: float) -> Bound:
         """Return the upper end of a proved interval around δ at ε, with the interval."""
-        mu, pure, releases = _split_releases(question)
-        exact = 0.0
-        if mu > 0 and pure < math.inf:
-            exact = math.exp(float(gaussian.log_delta(max(epsilon - pure, 0.0), mu)))
-        cap = 1.0 if epsilon < pure else min(1.0, rounding.up(exact))
+        cost, releases = _split_releases(question)
+        cap, least = cost.delta_at(epsilon), rounding.fraction_down(cost.loss.least_delta)
+        if cost.is_bounded and rounding.as_written(epsilon) >= cost.loss.epsilon:
+            return replace(_bound(question, Bounds(least, cap)), is_exact=True)
+        if least == 1.0:
+            return _bound(question, Bounds(1.0, 1.0))
         if not releases:
+            exact = math.exp(float(gaussian.log_delta(epsilon, cost.mu)))
             return _bound(question, Bounds(rounding.down(exact), cap))
-        cap = min(cap, total_variation(releases))
-        if epsilon >= release_laws.pure_epsilon(question.release_groups, question.relation):
-            cap = 0.0
         found = _enclose_delta(question, releases, epsilon)
         if not question.is_attained:
             found = Bounds(0.0, found.upper)  # the lower end is of another pair
-        return _bound(question, _capped_at(found, cap))
+        return _bound(question, _capped_at(found, min(cap, total_variation(releases))))
+
+    def with_lower_bound(self, question: Question, guarantee: Guarantee) -> Guarantee:
+        """Return a guarantee with the lower bound of two datasets where all others are zeros.
+
+        It is one for samples of fixed size in which a record is replaced or zeroed: no two datasets
+        attain their dominating pair.
+        """
+        known = guarantee.certified
+        if known is None or question.is_attained or not math.isfinite(known.upper):
+            return guarantee
+        epsilon, delta = guarantee.epsilon, guarantee.delta
+        lower = known.lower
+        with report_contradictions(question, f"ε = {epsilon!r}, δ = {delta!r}"):
+            for each in question.alternatives:
+                releases = _attained_pairs(each)
+                if not releases or delta == 0:
+                    continue
+                if guarantee.solved_for == "epsilon":
+                    found = _enclose_epsilon(each, releases, delta)
+                else:
+                    found = _enclose_delta(each, releases, epsilon)
+                lower = max(lower, found.lower)
+            check_bounds(lower, known.upper)
+        certified = Interval(lower, known.upper)
+        warnings = width_warnings(question, certified, guarantee.solved_for)
+        return replace(guarantee, certified=certified, warnings=warnings)
+
+
+def _attained_pairs(question: Question) -> list[tuple[ReleaseLaw, int]]:
+    """Return pairs that two datasets attain together, where all other records are zeros.
+
+    The list is empty if some release has none, or if samples of fixed size differ in the size of
+    the dataset: then there are no such datasets. With an added record there are none either.
+    """
+    found: list[tuple[ReleaseLaw, int]] = []
+    sizes = set()
+    if question.relation is NeighbouringRelation.ADD_OR_REMOVE_ONE:
+        return found
+    for group in question.release_groups:
+        law = release_laws.attained_pair(group, question.relation)
+        if law is None and not has_attained_pair(group.atom, question.relation):
+            return []
+        if group.atom.sampling == "fixed_size" and group.atom.fixed_sizes:
+            sizes.add(group.atom.fixed_sizes[0])
+        law = law or release_laws.dominating_pair(group, question.relation)
+        found.append((law, release_laws.count_pairs(group)))
+    return found if len(sizes) <= 1 else []
 
 
 def dominating_pairs(question: Question) -> list[tuple[ReleaseLaw, int]]:
@@ -148,8 +203,41 @@ def dominating_pairs(question: Question) -> list[tuple[ReleaseLaw, int]]:
     Args:
         question: a mechanism that `Pld` has checked.
     """
-    mu, _, releases = _split_releases(question)
-    return releases or [(Release(GaussianPair(mu)), 1)]
+    cost, releases = _split_releases(question)
+    return releases or [(Release(GaussianPair(cost.mu)), 1)]
+
+
+def stated_delta(question: Question, delta: float) -> float:
+    """Return the δ at which a question is answered: the mechanism's own, if rounding hides it.
+
+    Who computes q·δ or 1 − Π(1 − δᵢ) in floating point may get a number just below the probability
+    of an infinite loss, where no finite ε holds. The δ returned is then that probability, rounded
+    up. A δ that no product or difference enters is taken as written.
+    """
+    try:
+        Pld().check_assumptions(question)
+        costs = [(_simple_cost(each), each) for each in question.alternatives]
+    except AccountingError:
+        return delta
+    cost, worst = max(costs, key=lambda pair: pair[0].loss.delta, default=(None, question))
+    if cost is None or not cost.is_bounded:
+        return delta
+    below = cost.loss.delta - rounding.as_written(delta)
+    is_hidden = 0 < below <= _rounding_of_own_delta(worst, cost.loss.delta)
+    return rounding.fraction_up(cost.loss.delta) if is_hidden else delta
+
+
+def _rounding_of_own_delta(question: Question, own: Fraction) -> Fraction:
+    """Bound the rounding error of a mechanism's own δ if it is computed in floating point."""
+    revealing = [
+        group
+        for group in question.release_groups
+        if release_laws.simple_cost([group], question.relation).loss.delta
+    ]
+    factors = sum(group.count for group in revealing)
+    product = 2 * _UNIT * own if factors > 1 or any(each.rate < 1 for each in revealing) else 0
+    difference = (factors + 1) * _UNIT if factors > 1 else Fraction()
+    return min(product + difference, own * _OWN_DELTA_ROUNDING_MAX)
 
 
 def has_quick_curve(question: Question) -> bool:
@@ -168,12 +256,16 @@ def _enclose_epsilon(
 ) -> Bounds:
     """Return a proved interval around ε at δ, by the cheapest algorithm that is accurate enough.
 
-    They are infinite if outcomes of infinite loss alone exceed δ.
+    δ may be so close to the probability of an infinite loss that it is below it when that is
+    rounded up: then a greater δ gives the lower end, and there is no upper one.
     """
     if total_variation(releases) <= delta:
         return Bounds(0.0, 0.0)
     if _infinite_mass(releases) >= delta:
-        return Bounds(math.inf, math.inf)
+        nearby = delta * (1 + _NEARBY)
+        if not question.is_attained or _infinite_mass(releases) >= nearby or nearby >= 1.0:
+            return Bounds(0.0, math.inf)
+        return Bounds(_enclose_epsilon(question, releases, nearby).lower, math.inf)
     found = enumeration.epsilon_bounds(releases, delta)
     if found is None:
         found = small_noise.epsilon_bounds(releases, delta)
@@ -216,24 +308,63 @@ def _capped_at(bounds: Bounds, cap: float) -> Bounds:
     return _intersection(Bounds(0.0, cap), bounds)
 
 
-def _capped_by_unsampled(question: Question, bounds: Bounds, delta: float) -> Bound:
-    """Return the interval around ε, capped at the ε of the same releases without sampling.
+def _capped(question: Question, cost: SimpleCost, bounds: Bounds, delta: float) -> Bound:
+    """Return the interval around ε, capped at the ε of the same releases charged more simply.
 
-    Sampling and shuffling never hurt: Gaussian releases have a closed form, others their pure ε. If
-    all releases have a pure ε, no loss exceeds the sum, not even by a tolerance.
+    Sampling and shuffling never hurt: Gaussian releases have a closed form, others their (ε, δ). If
+    all releases are (ε, δ)-DP, no finite loss exceeds the sum, not even by a tolerance.
     """
     if not question.is_attained:
         bounds = Bounds(0.0, bounds.upper)  # the lower end is of another pair, above the cap maybe
-    pure = release_laws.pure_epsilon(question.release_groups, question.relation)
-    if pure < bounds.upper:
-        bounds = _capped_at(bounds, pure)
+    if cost.bounds(rounding.as_written(delta)) and cost.epsilon < bounds.upper:
+        bounds = _capped_at(bounds, cost.epsilon)
     if bounds.upper <= bounds.lower * (1 + question.tolerance):  # no cap is needed
         return _bound(question, bounds)
-    mu, pure, releases = _split_releases(question)
-    cap = rounding.up(float(gaussian.epsilon(delta, mu)) + pure)
-    if total_variation(releases) <= delta:
-        cap = 0.0
-    return _bound(question, _capped_at(bounds, cap))
+    return _bound(question, _capped_at(bounds, cost.epsilon_at(delta)))
+
+
+def _explain_no_epsilon(question: Question, least: Fraction, delta: float) -> NoFiniteEpsilonError:
+    """Return the error for a δ at which the dominating pairs of the releases have no finite ε.
+
+    Args:
+        question: without disjoint parts of the data.
+        least: the probability of an infinite loss.
+        delta: the δ asked for.
+    """
+    groups, written = question.release_groups, rounding.as_written(delta)
+    costs = [release_laws.simple_cost([each], question.relation) for each in groups]
+    revealing = [
+        group
+        for group, cost in zip(groups, costs, strict=True)
+        if cost.loss.least_delta > _REVEALING_SHARE * written
+    ]
+    claim = "no finite ε holds" if question.is_attained else "pld proves no finite ε"
+    at = f"{claim} at δ = {number_format.exactly(delta)}"
+    if not revealing:
+        unbounded = [
+            group for group, cost in zip(groups, costs, strict=True) if not cost.is_bounded
+        ]
+        kinds = dict.fromkeys(group.atom.noise for group in unbounded)
+        bound = "no bound" if question.is_attained else "no known bound"
+        reason = f"the privacy loss of {', '.join(kinds)} has {bound}. Choose a δ above 0"
+        return NoFiniteEpsilonError(f"{at}: {reason}", _only_pointer(unbounded))
+    kinds = dict.fromkeys(group.atom.noise for group in revealing)
+    way_out = "choose a larger δ"
+    if "privacy_profile" in kinds:
+        way_out += ", or give the privacy_profile a point with a smaller δ"
+    mass = f"{float(least):.6g}"
+    if Fraction(mass) <= written < least:  # six digits do not show the difference
+        mass = repr(float(least))
+    return NoFiniteEpsilonError(
+        f"{at}: as far as is known of {', '.join(kinds)}, the privacy loss may be infinite with a "
+        f"probability of {mass}. To get a finite ε, {way_out}",
+        _only_pointer(revealing),
+    )
+
+
+def _only_pointer(groups: Sequence[ReleaseGroup]) -> str | None:
+    """Return the JSON pointer of the only release, or None if there are several."""
+    return groups[0].atom.pointer if len(groups) == 1 else None
 
 
 def _infinite_mass(releases: Composition) -> float:
@@ -241,11 +372,16 @@ def _infinite_mass(releases: Composition) -> float:
     return max(infinite_mass(releases, direction) for direction in DIRECTIONS)
 
 
-def _split_releases(question: Question) -> tuple[float, float, list[tuple[ReleaseLaw, int]]]:
-    """Return the total μ and pure ε without sampling, and the dominating pairs to compose.
+def _simple_cost(question: Question) -> SimpleCost:
+    """Return the cost of a question's releases if they are charged as Gaussian or (ε, δ)-DP."""
+    return release_laws.simple_cost(question.release_groups, question.relation)
+
+
+def _split_releases(question: Question) -> tuple[SimpleCost, list[tuple[ReleaseLaw, int]]]:
+    """Return the simple cost of a question's releases, and the dominating pairs to compose.
 
     Unsampled Gaussian releases compose to one Gaussian release. If there are no others, its closed
-    form is exact, and the list of pairs is empty. The ε is infinite if another kind is released.
+    form is exact, and the list of pairs is empty.
     """
     groups = question.release_groups
     _require_common_pair(groups)
@@ -261,8 +397,9 @@ def _split_releases(question: Question) -> tuple[float, float, list[tuple[Releas
     if curves:
         releases.append((release_laws.renyi_law(curves, question.relation), 1))
     if releases and exact:
-        releases.append((Release(GaussianPair(release_laws.unsampled_cost(exact)[0])), 1))
-    return *release_laws.unsampled_cost(groups), releases
+        mu = release_laws.simple_cost(exact, question.relation).mu
+        releases.append((Release(GaussianPair(mu)), 1))
+    return _simple_cost(question), releases
 
 
 def _require_common_pair(groups: Sequence[ReleaseGroup]) -> None:

@@ -26,7 +26,7 @@ def epsilon(accountant: Accountant, question: Question, delta: float) -> Guarant
     """Return a method's (ε, δ) guarantee at δ, checked against the proved interval."""
     guarantee = accountant.epsilon(question, delta)
     if _is_default_method(accountant):
-        return guarantee
+        return accountant.with_lower_bound(question, guarantee)
     return check_claim(guarantee, certify(question, delta))
 
 
@@ -34,15 +34,22 @@ def delta(accountant: Accountant, question: Question, epsilon: float) -> Guarant
     """Return a method's (ε, δ) guarantee at ε, checked against the proved interval."""
     guarantee = accountant.delta(question, epsilon)
     if _is_default_method(accountant):
-        return guarantee
+        return accountant.with_lower_bound(question, guarantee)
     referee = ACCOUNTANTS[DEFAULT_METHOD]
-    return check_claim(guarantee, _answer_or_error(lambda: referee.delta(question, epsilon)))
+    return check_claim(
+        guarantee,
+        _answer_or_error(
+            lambda: referee.with_lower_bound(question, referee.delta(question, epsilon))
+        ),
+    )
 
 
 def certify(question: Question, delta: float) -> CertifiedAnswer:
     """Compute the guarantee at δ by the default method (`pld`), with a proved interval around ε."""
     referee = ACCOUNTANTS[DEFAULT_METHOD]
-    return _answer_or_error(lambda: referee.epsilon(question, delta))
+    return _answer_or_error(
+        lambda: referee.with_lower_bound(question, referee.epsilon(question, delta))
+    )
 
 
 def require_tolerance(guarantee: Guarantee, tolerance: float | None) -> Guarantee:

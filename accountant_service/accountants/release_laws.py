@@ -7,6 +7,7 @@ row here, its fields to `mechanisms`, and its pair to `numerics/laws`.
 
 from __future__ import annotations
 
+import decimal
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +18,7 @@ from accountant_service.errors import MethodNotApplicableError
 from accountant_service.guarantee import NeighbouringRelation
 from accountant_service.mechanisms import Atom
 from accountant_service.numerics.floats import rounding
-from accountant_service.numerics.laws import private_selection
+from accountant_service.numerics.laws import gaussian, private_selection
 from accountant_service.numerics.laws.balls_in_bins import BallsInBins
 from accountant_service.numerics.laws.bounded_range import BoundedRangePair
 from accountant_service.numerics.laws.discrete_pairs import (
@@ -55,6 +56,8 @@ BINS_NOISE_MIN: Final = 0.25  # below it a known bin is assumed
 BINS_NOISE_MAX: Final = 100.0  # above it the cells of the sum are too narrow
 _GAUSSIAN: Final = "Balle & Wang 2018, arXiv 1805.06530v2, Theorem 8"
 _AMPLIFIED_MAX: Final = 700  # e^ε is a double
+_EXACT_BITS_MAX: Final = 1 << 16  # of a probability that is computed exactly
+_DIGITS: Final = 400  # of one that is not
 RATE_MIN: Final = 1e-30  # smaller products of sample rates are rounded up to it
 _CONVERSION: Final = (
     "Canonne, Kamath & Steinke 2020, arXiv 2004.00010v7, Proposition 12; worst pair of a profile: "
@@ -81,12 +84,22 @@ class ReleaseGroup:
     sigma: float
     rate: float
 
+    @property
+    def exact_rate(self) -> Fraction:
+        """The sample rate as written, or as the ratio of the sizes that were written."""
+        if self.rate == self.atom.sample_rate and self.atom.exact_rate is not None:
+            return self.atom.exact_rate
+        return rounding.as_written(self.rate)
+
     def replaces_record_in(self, sampling: str, relation: NeighbouringRelation) -> bool:
         """Return whether batches are drawn by `sampling` and neighbours replace one record.
 
-        `sigma` is then that of the distance 2C between the record and its replacement.
+        `sigma` is then that of the distance 2C between the record and its replacement. In a sample
+        of fixed size a zeroed record is a replaced one: another record may be 2C away from it.
         """
         replaced = relation is NeighbouringRelation.REPLACE_ONE
+        if sampling == "fixed_size":
+            replaced = relation is not NeighbouringRelation.ADD_OR_REMOVE_ONE
         return replaced and self.atom.sampling == sampling and self.rate < 1.0
 
 
@@ -98,9 +111,10 @@ class _Kind:
         law: returns the pair of a release under a relation.
         source: the publication that proves that the pair dominates the release without sampling.
         statement: what the description must mean for the proof to hold.
-        unsampled_cost: returns μ² and ε of the releases of a group without sampling, if they are
-            as private as a Gaussian release of this μ and a pure one of this ε. A rational ε is
-            exact, or was rounded up.
+        squared_mu: returns μ² of the Gaussian release that all releases of a group are as private
+            as without sampling; None if they are not Gaussian.
+        loss: returns the range of the privacy losses of one release without sampling; None if no
+            bound on them is known.
         is_attained: whether two neighbouring datasets have this pair, so that lower bounds hold.
         is_personal: whether the description may mean one answer of each person. On a sample it may
             then be visible who answered, or it may not: under every relation the pair of a Poisson
@@ -117,7 +131,8 @@ class _Kind:
     law: Callable[[ReleaseGroup, NeighbouringRelation], ReleaseLaw]
     source: str
     statement: str = "each release is dominated by a pair of one-dimensional distributions"
-    unsampled_cost: Callable[[ReleaseGroup], tuple[float, Fraction | None]] = lambda _: (0.0, None)
+    squared_mu: Callable[[ReleaseGroup], float | None] = lambda _: None
+    loss: Callable[[ReleaseGroup], LossRange] | None = None
     is_attained: bool = True
     is_personal: bool = False
     relations: frozenset[NeighbouringRelation] = frozenset(NeighbouringRelation)
@@ -220,6 +235,25 @@ def is_renyi_curve(group: ReleaseGroup) -> bool:
     return group.rate == 1.0 and _KINDS[group.atom.noise].is_renyi_curve
 
 
+def attained_pair(group: ReleaseGroup, relation: NeighbouringRelation) -> ReleaseLaw | None:
+    """Return the pair of two datasets for a release whose dominating pair they do not attain.
+
+    All other records contribute nothing. Then it does not matter which of them takes the place of
+    the record in a batch of fixed size, and the batch is as good as a Poisson sample. None for a
+    release other than Gaussian or Laplace noise on such a batch.
+    """
+    is_plain = group.atom.noise in ("gaussian", "laplace")
+    if not is_plain or not group.replaces_record_in("fixed_size", relation):
+        return None
+    near = 0.5 / group.sigma  # from presence to absence, C of the 2C
+    if relation is NeighbouringRelation.REPLACE_ONE:
+        if group.atom.noise == "laplace":
+            return Release(_replaced_laplace_pair(group))
+        return ReplacedRecord(near, group.rate)
+    pair: BasePair = LaplacePair(near) if group.atom.noise == "laplace" else GaussianPair(near)
+    return Release(pair, group.rate)
+
+
 def renyi_law(groups: Sequence[ReleaseGroup], relation: NeighbouringRelation) -> ReleaseLaw:
     """Return one dominating pair for all releases that are specified by Rényi divergences."""
     rho = math.fsum(g.count * _rho(g) for g in groups if g.atom.noise == "zcdp")
@@ -273,7 +307,8 @@ def _truncated_poisson(group: ReleaseGroup, relation: NeighbouringRelation) -> R
     size, batch = group.atom.fixed_sizes or (1, 1)
     mu = 1 / group.atom.noise_multiplier
     replaced = relation is NeighbouringRelation.REPLACE_ONE
-    return truncated_poisson_law(size, group.rate, batch, mu, replaced=replaced)
+    zeroed = relation is NeighbouringRelation.ZERO_OUT_ONE
+    return truncated_poisson_law(size, group.rate, batch, mu, replaced=replaced, zeroed=zeroed)
 
 
 def _shuffled_reports_law(group: ReleaseGroup, relation: NeighbouringRelation) -> ReleaseLaw:  # noqa: ARG001
@@ -283,34 +318,250 @@ def _shuffled_reports_law(group: ReleaseGroup, relation: NeighbouringRelation) -
     return Release(ShuffledReportsPair(int(reports), _local_epsilon(report)))  # type: ignore[arg-type]
 
 
-def _unshuffled_cost(group: ReleaseGroup) -> tuple[float, Fraction | None]:
-    """Return 0 for μ², and the ε of one person's reports without amplification by shuffling."""
-    ((report, _),) = group.atom.releases
-    return 0.0, group.count * Fraction(_local_epsilon(report))
+@dataclass(frozen=True, slots=True)
+class LossRange:
+    """A release's privacy loss: the largest finite one, and the probability of an infinite one.
 
+    Numbers are those that were written, so that sums and products of them are exact.
 
-def _pure_cost(group: ReleaseGroup) -> tuple[float, Fraction | None]:
-    """Return 0 for μ², and the pure ε of the releases of a group without sampling, if it has one.
-
-    The ε of a bounded range, or of a list of points that ends with δ = 0, is a pure ε too.
+    Attributes:
+        epsilon: an upper bound on every finite loss.
+        delta: an upper bound on the probability of an infinite loss.
+        least_epsilon: a lower bound on the largest finite loss, if the pair is attained.
+        least_delta: a lower bound on the probability of an infinite loss, if the pair is attained.
     """
-    first, *rest = group.atom.parameters or (group.sigma,)
-    match group.atom.noise:
+
+    epsilon: Fraction
+    delta: Fraction
+    least_epsilon: Fraction
+    least_delta: Fraction
+
+    @classmethod
+    def exact(cls, epsilon: Fraction, delta: Fraction = Fraction()) -> LossRange:
+        """Return the range of a release whose two numbers are known exactly."""
+        return cls(epsilon, delta, epsilon, delta)
+
+    @classmethod
+    def rounded(cls, epsilon: float, delta: float = 0.0) -> LossRange:
+        """Return the range of a release whose two numbers were computed in floating point."""
+        up, down = rounding.up, rounding.down
+        return cls(*map(Fraction, (up(epsilon), up(delta), down(epsilon), down(delta))))
+
+
+@dataclass(frozen=True, slots=True)
+class SimpleCost:
+    """The cost of releases, each of which is charged as a Gaussian one or as an (ε, δ)-DP one.
+
+    Gaussian releases are charged as if they used all the data. By basic composition the others are
+    (Σεᵢ, 1 − Π(1 − δᵢ))-DP together. If they are all there is, ε is the largest finite loss.
+
+    Attributes:
+        mu: √(Σ 1/σ²) of the Gaussian releases.
+        loss: of all others together, without those that are neither kind.
+        is_known: whether no release is neither kind.
+    """
+
+    mu: float
+    loss: LossRange
+    is_known: bool
+
+    @property
+    def epsilon(self) -> float:
+        """Σεᵢ, rounded up; ∞ if a release is charged as neither."""
+        return rounding.fraction_up(self.loss.epsilon) if self.is_known else math.inf
+
+    @property
+    def is_bounded(self) -> bool:
+        """Return whether no finite privacy loss exceeds ε: there is no Gaussian release."""
+        return self.is_known and self.mu == 0.0
+
+    @property
+    def is_pure(self) -> bool:
+        """Return whether the releases are ε-DP: no privacy loss exceeds ε."""
+        return self.is_bounded and self.loss.delta == 0
+
+    def bounds(self, delta: Fraction) -> bool:
+        """Return whether the releases are (ε, δ)-DP with `epsilon` at this δ."""
+        return self.is_bounded and delta >= self.loss.delta
+
+    def has_no_epsilon(self, delta: Fraction) -> bool:
+        """Return whether no finite ε holds at this δ, if the releases' pairs are attained.
+
+        δ(ε) is at least the probability of an infinite loss, and more if losses have no bound.
+        """
+        least = self.loss.least_delta
+        return delta < least or (delta == least and not self.is_bounded) or least == 1
+
+    def epsilon_at(self, delta: float) -> float:
+        """Return an upper bound on ε at δ; ∞ if none is proved.
+
+        With m the probability of an infinite loss of the (ε, δ)-DP releases, and δ_μ that of the
+        Gaussian ones, δ(Σεᵢ + x) ≤ m + (1 − m)·δ_μ(x).
+        """
+        left = rounding.as_written(delta) - self.loss.delta
+        if left < 0 or not self.is_known or (left == 0 and self.mu > 0):
+            return math.inf
+        if self.mu == 0.0:
+            return self.epsilon
+        share = rounding.fraction_down(left / (1 - self.loss.delta))
+        if share <= 0.0:
+            return math.inf
+        return rounding.up(float(gaussian.epsilon(share, self.mu))) + self.epsilon
+
+    def delta_at(self, epsilon: float) -> float:
+        """Return an upper bound on δ at ε, as `epsilon_at` does; 1 if none is proved."""
+        written = rounding.as_written(epsilon)
+        if not self.is_known or written < self.loss.epsilon:
+            return 1.0
+        if self.mu == 0.0:
+            return rounding.fraction_up(self.loss.delta)
+        beyond = rounding.fraction_down(written - self.loss.epsilon)
+        rest = rounding.up(math.exp(float(gaussian.log_delta(beyond, self.mu))))
+        if not self.loss.delta:
+            return min(1.0, rest)
+        return min(1.0, rounding.up(float(self.loss.delta) + rest))
+
+
+def simple_cost(groups: Sequence[ReleaseGroup], relation: NeighbouringRelation) -> SimpleCost:
+    """Return the cost of releases that are charged as Gaussian or (ε, δ)-DP, whatever they are."""
+    squares = [
+        _KINDS[each.atom.noise].squared_mu(_without_sampling(each, relation)) for each in groups
+    ]
+    others = [each for each, square in zip(groups, squares, strict=True) if square is None]
+    ranges = [(_loss_range(each, relation), each.count) for each in others]
+    known = [(loss, count) for loss, count in ranges if loss is not None]
+    highest = _any_of([(loss.delta, count) for loss, count in known])
+    least = _any_of([(loss.least_delta, count) for loss, count in known])
+    total = LossRange(
+        sum((count * loss.epsilon for loss, count in known), Fraction()),
+        highest[1],
+        sum((count * loss.least_epsilon for loss, count in known), Fraction()),
+        least[0],
+    )
+    mu = math.sqrt(math.fsum(square for square in squares if square is not None))
+    return SimpleCost(mu, total, len(known) == len(ranges))
+
+
+def _without_sampling(group: ReleaseGroup, relation: NeighbouringRelation) -> ReleaseGroup:
+    """Return a group with the noise multiplier that it has on all the data.
+
+    Given the sample, a zeroed record changes its sum by C, not by the 2C to another record.
+    """
+    zeroed = relation is NeighbouringRelation.ZERO_OUT_ONE
+    if zeroed and group.replaces_record_in("fixed_size", relation):
+        return replace(group, sigma=2 * group.sigma)
+    return group
+
+
+def _any_of(chances: Sequence[tuple[Fraction, int]]) -> tuple[Fraction, Fraction]:
+    """Return bounds on 1 − Π(1 − p)ⁿ, which are equal unless the exact number is very long.
+
+    A δ that somebody writes has at most 17 digits and an exponent, so it can only equal a number
+    with few digits.
+    """
+    chances = [(chance, count) for chance, count in chances if chance and count]
+    length = sum(count * chance.denominator.bit_length() for chance, count in chances)
+    if length <= _EXACT_BITS_MAX:
+        exact = 1 - math.prod(
+            ((1 - chance) ** count for chance, count in chances), start=Fraction(1)
+        )
+        return exact, exact
+    found = []
+    for direction in (decimal.ROUND_CEILING, decimal.ROUND_FLOOR):  # of the probability of none
+        context = decimal.Context(prec=_DIGITS, rounding=direction, Emin=decimal.MIN_EMIN)
+        none = decimal.Decimal(1)
+        for chance, count in chances:
+            kept = context.divide(
+                decimal.Decimal(chance.denominator - chance.numerator),
+                decimal.Decimal(chance.denominator),
+            )
+            none = context.multiply(none, _power(kept, count, context))
+        found.append(1 - Fraction(none))
+    return max(found[0], Fraction()), min(found[1], Fraction(1))
+
+
+def _power(base: decimal.Decimal, exponent: int, context: decimal.Context) -> decimal.Decimal:
+    """Return base^exponent by repeated squaring, each product rounded as the context says."""
+    found = decimal.Decimal(1)
+    while exponent:
+        if exponent & 1:
+            found = context.multiply(found, base)
+        base, exponent = context.multiply(base, base), exponent >> 1
+    return found
+
+
+def _loss_range(group: ReleaseGroup, relation: NeighbouringRelation) -> LossRange | None:
+    """Return the privacy losses of one release of a group; None if they have no known bound.
+
+    By the loss log(1 − q + q·e^Λ) of a Poisson sample, or by Balle, Barthe & Gaboardi 2018, arXiv
+    1807.01647v2, Theorem 8, a sample of an (ε, δ)-DP release is (log(1 + q(e^ε − 1)), q·δ)-DP. The
+    pair of a revealed sample is (ε, q·δ)-DP.
+    """
+    kind = _KINDS[group.atom.noise]
+    alone = kind.loss(_without_sampling(group, relation)) if kind.loss else None
+    if alone is None or group.rate == 1.0:
+        return alone
+    whole = alone.epsilon
+    alone = kind.loss(group) if kind.loss else alone  # another record may be farther away
+    if group.atom.noise == "laplace" and group.replaces_record_in("poisson", relation):
+        return LossRange.rounded(_replaced_laplace_pair(group).largest_loss)
+    law, rate = dominating_pair(group, relation), group.exact_rate
+    pair = law.base_pair if isinstance(law, Release) else None
+    found = replace(alone, delta=rate * alone.delta, least_delta=rate * alone.least_delta)
+    if isinstance(pair, RevealedSamplePair):
+        return found
+    if alone.epsilon > _AMPLIFIED_MAX:
+        return replace(found, epsilon=whole, least_epsilon=Fraction())
+    high, low = (
+        math.log1p(float(rate) * math.expm1(float(each)))
+        for each in (alone.epsilon, alone.least_epsilon)
+    )
+    return replace(
+        found,
+        epsilon=min(whole, alone.epsilon, Fraction(rounding.up(high))),
+        least_epsilon=Fraction(rounding.down(low)),
+    )
+
+
+def _declared_loss(group: ReleaseGroup) -> LossRange:
+    """Return the privacy losses of one release without sampling, from its description.
+
+    The ε of a bounded range is a pure ε too.
+    """
+    atom, written = group.atom, rounding.as_written
+    values: tuple[Any, ...] = atom.parameters or (atom.noise_multiplier,)
+    first, *rest = values
+    match atom.noise:
         case "laplace":
-            epsilon = 1 / Fraction(group.sigma)
+            sensitivity = Fraction(atom.noise_multiplier / group.sigma)  # 1 or 2
+            return LossRange.exact(sensitivity / written(first))
         case "discrete_laplace":
-            epsilon = Fraction(rest[0]) / Fraction(first)  # type: ignore[arg-type]
-        case "approximate_dp" if rest != [0.0]:
-            return 0.0, None
+            return LossRange.exact(written(rest[0]) / written(first))
+        case "truncated_laplace":
+            epsilon = written(rest[1]) / written(first)
+            found = LossRange.rounded(0.0, TruncatedLaplacePair(*values).infinite_masses[0])
+            return replace(found, epsilon=epsilon, least_epsilon=epsilon)
+        case "approximate_dp":
+            return LossRange.exact(written(first), written(rest[0]))
         case "privacy_profile":
-            if rest[0][-1] > 0.0:  # type: ignore[index, operator]
-                return 0.0, None
-            epsilon = Fraction(first[-1])  # type: ignore[index]
+            last = rest[0][-1]
+            return LossRange.exact(written(first[rest[0].index(last)]), written(last))
         case "randomized_response":
-            epsilon = Fraction(_local_epsilon(group.atom))
+            return LossRange.rounded(_response_epsilon(atom))
         case _:
-            epsilon = Fraction(first)  # type: ignore[arg-type]
-    return 0.0, group.count * epsilon
+            return LossRange.exact(written(first))
+
+
+def _unshuffled_loss(group: ReleaseGroup) -> LossRange:
+    """Return the privacy losses of one person's report, without amplification by shuffling."""
+    ((report, _),) = group.atom.releases
+    return LossRange.exact(Fraction(_local_epsilon(report)))
+
+
+def _response_epsilon(report: Atom) -> float:
+    """Return ε of randomized response, not rounded: log of (1 − f + f/k)/(f/k)."""
+    categories, flip = map(float, report.parameters)  # type: ignore[arg-type]
+    return math.log1p((1 - flip) * categories / flip)
 
 
 def _local_epsilon(report: Atom) -> float:
@@ -318,7 +569,7 @@ def _local_epsilon(report: Atom) -> float:
     first, second, *_ = (*map(float, report.parameters), 0.0)  # type: ignore[arg-type]
     match report.noise:
         case "randomized_response":
-            return rounding.up(math.log1p((1 - second) * first / second))
+            return rounding.up(_response_epsilon(report))
         case "discrete_laplace":
             return rounding.up(second / first)
         case _:
@@ -328,54 +579,6 @@ def _local_epsilon(report: Atom) -> float:
 def count_pairs(group: ReleaseGroup) -> int:
     """Return the number of dominating pairs to compose for all releases of the group."""
     return group.count * _KINDS[group.atom.noise].pairs(group)
-
-
-def unsampled_cost(groups: Sequence[ReleaseGroup]) -> tuple[float, float]:
-    """Return the total μ of Gaussian and ε of pure-DP releases, as if none were sampled.
-
-    The ε is infinite if another kind is among them. Else it is the exact sum, rounded up.
-    """
-    costs = [_KINDS[each.atom.noise].unsampled_cost(each) for each in groups]
-    known = [pure for _, pure in costs if pure is not None]
-    pure = _round_up(sum(known, Fraction())) if len(known) == len(costs) else math.inf
-    return math.sqrt(math.fsum(square for square, _ in costs)), pure
-
-
-def _round_up(value: Fraction) -> float:
-    """Return the least double that is not below a rational number; ∞ beyond the doubles."""
-    try:
-        nearest = float(value)
-    except OverflowError:
-        return math.inf
-    return nearest if Fraction(nearest) >= value else math.nextafter(nearest, math.inf)
-
-
-def pure_epsilon(groups: Sequence[ReleaseGroup], relation: NeighbouringRelation) -> float:
-    """Return a bound that no privacy loss of the releases exceeds, rounded up; ∞ if none is known.
-
-    The loss of the pair of a Poisson sample, log(1 − q + q·e^Λ) or its negative, is at most
-    log(1 + q(e^ε − 1)) if |Λ| ≤ ε: the first since it increases in Λ; the negative of its least
-    value is no more, as (1 − q + q·e^ε)·(1 − q + q·e^−ε) ≥ 1 by the inequality of Cauchy and
-    Schwarz. Losses of compositions add up.
-    """
-    total = Fraction()
-    for group in groups:
-        square, pure = _KINDS[group.atom.noise].unsampled_cost(replace(group, count=1))
-        if square > 0.0 or pure is None:
-            return math.inf
-        total += group.count * _amplify(pure, group, relation)
-    return _round_up(total)
-
-
-def _amplify(pure: Fraction, group: ReleaseGroup, relation: NeighbouringRelation) -> Fraction:
-    """Return log(1 + q(e^ε − 1)), rounded up, if the group's pair is that of a Poisson sample."""
-    if group.rate == 1.0 or pure > _AMPLIFIED_MAX or group.replaces_record_in("poisson", relation):
-        return pure
-    law = dominating_pair(group, relation)
-    if not isinstance(law, Release) or law.sample_rate == 1.0:
-        return pure
-    amplified = math.log1p(law.sample_rate * math.expm1(_round_up(pure)))
-    return min(pure, Fraction(rounding.up(amplified)))
 
 
 def is_attained(kind: str) -> bool:
@@ -453,16 +656,16 @@ def _require_proved_sampling(group: ReleaseGroup, relation: NeighbouringRelation
     if relation is NeighbouringRelation.REPLACE_ONE:
         return
     added = relation is NeighbouringRelation.ADD_OR_REMOVE_ONE
-    zeroed = relation is NeighbouringRelation.ZERO_OUT_ONE and sampling == "poisson"
-    if not (added or zeroed):
+    if not added and sampling not in ("poisson", "fixed_size"):
         raise MethodNotApplicableError(
             f"pld has no proved dominating pair for {group.atom.noise} noise and {sampling} "
             f"sampling under {relation}; use subsampled_rdp",
             group.atom.pointer,
         )
-    if group.atom.noise == "laplace" and sampling == "fixed_size":
+    if group.atom.noise == "laplace" and sampling == "fixed_size" and added:
         raise MethodNotApplicableError(
-            "pld has no proved dominating pair for Laplace noise on fixed-size samples",
+            f"pld has no proved dominating pair for Laplace noise on fixed-size samples under "
+            f"{relation}",
             group.atom.pointer,
         )
 
@@ -476,10 +679,15 @@ def _gaussian_law(group: ReleaseGroup, relation: NeighbouringRelation) -> Releas
     return Release(GaussianPair(1 / group.sigma), group.rate)
 
 
+def _replaced_laplace_pair(group: ReleaseGroup) -> ReplacedLaplacePair:
+    """Return the pair of Laplace noise on a Poisson sample with one record replaced."""
+    return ReplacedLaplacePair(0.5 / group.sigma, group.rate)  # 2C apart, each C from absence
+
+
 def _laplace_law(group: ReleaseGroup, relation: NeighbouringRelation) -> ReleaseLaw:
     """Return the dominating pair of a Laplace release under any sampling."""
     if group.replaces_record_in("poisson", relation):
-        return Release(ReplacedLaplacePair(0.5 / group.sigma, group.rate))
+        return Release(_replaced_laplace_pair(group))
     if group.replaces_record_in("fixed_size", relation):
         return FixedSizePairReplacement(LaplacePair(1 / group.sigma), group.rate)
     return Release(LaplacePair(1 / group.sigma), group.rate)
@@ -529,21 +737,20 @@ _KINDS: Final[Mapping[str, _Kind]] = {
     "gaussian": _Kind(
         _gaussian_law,
         _GAUSSIAN,
-        unsampled_cost=lambda group: (group.count / group.sigma**2, Fraction()),
+        squared_mu=lambda group: group.count / group.sigma**2,
     ),
     "laplace": _Kind(
         _laplace_law,
         _GAUSSIAN,
-        unsampled_cost=_pure_cost,
+        loss=_declared_loss,
     ),
     "balls_in_bins": _Kind(
         _balls_in_bins_law,
         "proved in docs/accountants/balls_in_bins.md; pair of arXiv 2412.16802 and 2502.08202",
         "each record is put into its batches uniformly, independently of all other records and "
         "anew in every epoch, and each noisy sum is divided by a constant",
-        unsampled_cost=lambda group: (
-            group.count * _batches_and_participations(group.atom)[1] / group.sigma**2,
-            Fraction(),
+        squared_mu=lambda group: (
+            group.count * _batches_and_participations(group.atom)[1] / group.sigma**2
         ),
         pairs=lambda group: _batches_and_participations(group.atom)[1],
     ),
@@ -552,14 +759,14 @@ _KINDS: Final[Mapping[str, _Kind]] = {
         "Kairouz, Bonawitz & Ramage 2016, arXiv 1602.07387v3; exact by enumeration",
         "a neighbour changes one person's true category",
         is_personal=True,
-        unsampled_cost=_pure_cost,
+        loss=_declared_loss,
     ),
     "discrete_laplace": _Kind(
         _pair_law(DiscreteLaplacePair),
         "Ghosh, Roughgarden & Sundararajan 2012, arXiv 0811.2841v3; proved in "
         "docs/accountants/kinds.md",
         _ONE_INTEGER,
-        unsampled_cost=_pure_cost,
+        loss=_declared_loss,
     ),
     "discrete_gaussian": _Kind(
         _pair_law(DiscreteGaussianPair),
@@ -572,7 +779,7 @@ _KINDS: Final[Mapping[str, _Kind]] = {
         "docs/accountants/kinds.md",
         "the mechanism has the bounded range ε",
         is_attained=False,
-        unsampled_cost=_pure_cost,
+        loss=_declared_loss,
     ),
     "permute_and_flip": _Kind(
         lambda group, _: Release(ApproximatePair(float(group.atom.parameters[0]), 0.0), group.rate),  # type: ignore[arg-type]
@@ -580,17 +787,18 @@ _KINDS: Final[Mapping[str, _Kind]] = {
         "Viswanathan 2015, arXiv 1311.0776v4, Theorem 3.4",
         "the mechanism is ε-DP",
         is_attained=False,
-        unsampled_cost=_pure_cost,
+        loss=_declared_loss,
     ),
     "truncated_laplace": _Kind(
         _pair_law(TruncatedLaplacePair),
         "Geng, Ding, Guo & Kumar 2020, arXiv 1810.00877v3; proved in docs/accountants/kinds.md",
         "the noise is added to one number, which a neighbour changes by at most Δ",
+        loss=_declared_loss,
     ),
     "tree_aggregation": _Kind(
         lambda group, _: Release(GaussianPair(1 / group.sigma)),
         "Kairouz et al. 2021, arXiv 2103.00039; sensitivity proved in docs/accountants/kinds.md",
-        unsampled_cost=lambda group: (group.count / group.sigma**2, Fraction()),
+        squared_mu=lambda group: group.count / group.sigma**2,
         is_attained=False,
         can_be_sampled=False,
     ),
@@ -607,7 +815,7 @@ _KINDS: Final[Mapping[str, _Kind]] = {
         "Feldman, McMillan & Talwar 2023, arXiv 2208.04591; proved in docs/accountants/kinds.md",
         "each person's report is made by the same ε-DP mechanism, independently of all others, and "
         "only the shuffled reports are seen; a neighbour changes one person's input",
-        unsampled_cost=_unshuffled_cost,
+        loss=_unshuffled_loss,
         is_attained=False,
         can_be_sampled=False,
     ),
@@ -615,16 +823,13 @@ _KINDS: Final[Mapping[str, _Kind]] = {
         _pair_law(ApproximatePair),
         "Kairouz, Oh & Viswanathan 2015, arXiv 1311.0776v4, Theorem 3.4",
         _GIVEN.format("(ε, δ)-DP"),
-        unsampled_cost=_pure_cost,
+        loss=_declared_loss,
     ),
     "gdp": _Kind(
         _pair_law(GaussianPair),
         "Dong, Roth & Su 2019, arXiv 1905.02383v3, Theorem 3.2",
         _GIVEN.format("μ-GDP"),
-        unsampled_cost=lambda group: (
-            group.count * float(group.atom.parameters[0]) ** 2,  # type: ignore[arg-type]
-            Fraction(),
-        ),
+        squared_mu=lambda group: group.count * float(group.atom.parameters[0]) ** 2,  # type: ignore[arg-type]
     ),
     "zcdp": _Kind(
         _renyi_release,
@@ -644,7 +849,7 @@ _KINDS: Final[Mapping[str, _Kind]] = {
         _pair_law(ProfilePair),
         "Zhu, Dong & Wang 2022, arXiv 2106.08567v4, Proposition 8 and Theorem 9",
         _GIVEN.format("the profile"),
-        unsampled_cost=_pure_cost,
+        loss=_declared_loss,
     ),
     "user_level": _Kind(
         _several_records_law,
@@ -657,9 +862,6 @@ _KINDS: Final[Mapping[str, _Kind]] = {
         "arXiv 2508.15089; proved in docs/accountants/kinds.md",
         "the larger of two neighbouring datasets has `dataset_size` records",
         is_attained=False,
-        relations=frozenset(
-            [NeighbouringRelation.ADD_OR_REMOVE_ONE, NeighbouringRelation.REPLACE_ONE]
-        ),
         samples_itself=True,
     ),
 }

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from accountant_service.api.schemas import AffordableView, DeltaField, MechanismField, ProblemView
 from accountant_service.guarantee import NeighbouringRelation
 from accountant_service.ledger.api_keys import Scope
 from accountant_service.ledger.quotas import REQUESTS_PER_MINUTE_MAX
 from accountant_service.ledger.rules import SHA256_PATTERN, Declaration, NewDataset
+from accountant_service.mechanisms import MechanismError
 
 LEASE_SECONDS: Final = 3600.0
 _LEASE_SECONDS_MAX: Final = 30 * 86400.0
@@ -74,6 +75,14 @@ class DatasetRequest(_Body):
             "divergence"
         ),
     ] = "reference"
+
+    @model_validator(mode="after")
+    def _check_filter(self) -> DatasetRequest:
+        """Check that the filter can count a budget with δ = 0."""
+        if self.budget.delta == 0 and self.filter == "renyi":
+            message = "must be reference: a Rényi divergence bounds no ε at δ = 0"
+            raise MechanismError(("/filter", message))
+        return self
 
     def to_new_dataset(self) -> NewDataset:
         """Return the dataset that this request asks to create."""

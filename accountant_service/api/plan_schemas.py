@@ -12,8 +12,8 @@ from accountant_service.accountants import DEFAULT_METHOD
 from accountant_service.api.schemas import (
     GUARANTEE_EXAMPLE,
     Answer,
-    DeltaField,
     GuaranteeView,
+    PositiveDeltaField,
     RelationRequest,
     TargetField,
 )
@@ -44,7 +44,7 @@ class PlanRequest(RelationRequest):
         }
     )
     epsilon: TargetField
-    delta: DeltaField
+    delta: PositiveDeltaField
     dataset_size: Annotated[int, Field(ge=1, le=COUNT_MAX, description="number of records N")]
     epochs: Annotated[
         float | None,

@@ -17,6 +17,7 @@ from pydantic_core import to_json
 from accountant_service import calculator, importing, planner, solver
 from accountant_service.api import plan_schemas, problems, schemas, views
 from accountant_service.api.schemas import UnreadBody
+from accountant_service.canonical_json import canonical_json
 from accountant_service.mechanisms import DpSgd, Mechanism, canonical_form
 
 
@@ -72,6 +73,14 @@ def _solve(
     return view(solve(question.run(), question.target()))
 
 
+def _solve_parameter(question: schemas.SolveRequest) -> schemas.SolveAnswer:
+    """Solve for the free parameter of a mechanism."""
+    free = question.free_parameter()
+    return views.solved_parameter(
+        free, question.parameter, solver.parameter(free, question.target())
+    )
+
+
 def _compare(question: schemas.CompareRequest) -> schemas.CompareAnswer:
     """Answer a request to compare accounting methods."""
     return views.comparison(
@@ -102,7 +111,11 @@ def _compute_curve(question: schemas.CurveRequest) -> schemas.CurveAnswer:
 def _compute_trade_off(question: schemas.TradeOffRequest) -> schemas.TradeOffAnswer:
     """Answer a request for the trade-off curve of the best membership attacker."""
     found = calculator.trade_off(
-        question.mechanism, question.prior, question.points, question.neighbouring_relation
+        question.mechanism,
+        question.prior,
+        question.points,
+        question.neighbouring_relation,
+        question.false_positive_rates,
     )
     return views.trade_off(found, question.prior)
 
@@ -131,6 +144,14 @@ def _cache_key(question: BaseModel) -> Hashable:
     """
     return tuple(
         _mechanism_key(value) if name == "mechanism" else _to_hashable(value)
+        for name, value in question
+    )
+
+
+def _solve_cache_key(question: schemas.SolveRequest) -> Hashable:
+    """Return a request's cache key: its fields, with the text of its document."""
+    return tuple(
+        canonical_json(value) if name == "mechanism" else _to_hashable(value)
         for name, value in question
     )
 
@@ -179,6 +200,9 @@ ENDPOINTS: Final[Mapping[str, Endpoint]] = {
         schemas.SampleRateAnswer,
         _cache_key,
         partial(_solve, solver.sample_rate, views.sample_rate),
+    ),
+    "/v1/solve": Endpoint(
+        schemas.SolveRequest, schemas.SolveAnswer, _solve_cache_key, _solve_parameter
     ),
     "/v1/compare": Endpoint(schemas.CompareRequest, schemas.CompareAnswer, _cache_key, _compare),
     "/v1/curve": Endpoint(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
@@ -51,7 +52,24 @@ MethodField = Annotated[
     PlainValidator(_check_method),
     WithJsonSchema({"type": "string", "enum": list(ACCOUNTANTS)}),
 ]
-DeltaField = Annotated[float, Field(ge=1e-50, lt=1, description="δ, from 1e-50 to below 1")]
+DELTA_MIN: Final = 1e-50  # except 0
+
+
+def _check_delta(value: float) -> float:
+    """Return a δ that is 0 or not too small to compute with, or raise."""
+    if 0 < value < DELTA_MIN:
+        raise ValueError(f"must be 0, or ≥ {shown(DELTA_MIN)}")
+    return value
+
+
+DeltaField = Annotated[
+    float,
+    Field(ge=0, lt=1, description="δ: 0, or from 1e-50 to below 1"),
+    AfterValidator(_check_delta),
+]
+PositiveDeltaField = Annotated[
+    float, Field(ge=DELTA_MIN, lt=1, description="δ, from 1e-50 to below 1")
+]
 EpsilonField = Annotated[float, Field(ge=0, le=1e6, description="ε, from 0 to 1e6")]
 TargetField = Annotated[float, Field(gt=0, le=1e6, description="target ε, above 0 and up to 1e6")]
 
@@ -137,8 +155,8 @@ _RiskField = Annotated[
 ]
 
 
-class _RunRequest(RelationRequest):
-    """A DP-SGD run with one unknown parameter, and a target: (ε, δ) or a risk."""
+class _TargetRequest(RelationRequest):
+    """Base of requests with a target: (ε, δ) or a risk."""
 
     epsilon: Annotated[TargetField | None, Field(description="target ε, with `delta`")] = None
     delta: Annotated[
@@ -161,19 +179,10 @@ class _RunRequest(RelationRequest):
         float | None, Field(gt=0, le=1000, description="target μ of Gaussian DP, with `delta`")
     ] = None
     method: MethodField = DEFAULT_METHOD
-    sampling: Sampling = "poisson"
-    sample_rate: float | None = None
-    steps: int | None = None
-    dataset_size: int | None = None
-    batch_size: int | None = None
-    epochs: float | None = None
     earlier: Annotated[
         MechanismField | None,
         Field(description="releases made before the run; both together must meet the target"),
     ] = None
-
-    solved_for: ClassVar[str]
-    placeholder: ClassVar[float]
 
     def target(self) -> solver.SolverTarget:
         """Return the privacy target that the run must meet.
@@ -225,6 +234,20 @@ class _RunRequest(RelationRequest):
                 )
             )
         return solver.RiskTarget(measure, self.neighbouring_relation, limit, earlier=self.earlier)
+
+
+class _RunRequest(_TargetRequest):
+    """A DP-SGD run with one unknown parameter, and a target: (ε, δ) or a risk."""
+
+    sampling: Sampling = "poisson"
+    sample_rate: float | None = None
+    steps: int | None = None
+    dataset_size: int | None = None
+    batch_size: int | None = None
+    epochs: float | None = None
+
+    solved_for: ClassVar[str]
+    placeholder: ClassVar[float]
 
     def run(self) -> DpSgd:
         """Return the run with a placeholder value for the unknown parameter."""
@@ -301,6 +324,53 @@ class SampleRateRequest(_NoisyRunRequest):
     placeholder = 0.01
 
 
+class SolveRequest(_TargetRequest):
+    """Find the value of one parameter of any mechanism that costs most within the target."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "mechanism": {
+                        "kind": "repeated",
+                        "count": 3,
+                        "mechanism": {"kind": "laplace", "noise_multiplier": None},
+                    },
+                    "parameter": "/mechanism/noise_multiplier",
+                    "epsilon": 1.0,
+                    "delta": 0,
+                }
+            ]
+        }
+    )
+    mechanism: Annotated[
+        dict[str, Any], Field(description="a mechanism; the parameter's value is ignored")
+    ]
+    parameter: Annotated[
+        str,
+        Field(
+            max_length=1000,
+            description="JSON pointer into the mechanism: a noise multiplier, scale, "
+            "flip_probability, sample_rate, steps, count, records, epsilon, delta, mu or rho",
+        ),
+    ]
+
+    def free_parameter(self) -> mechanisms.FreeParameter:
+        """Return the free parameter of the mechanism.
+
+        Raises:
+            MechanismError: the pointer leads to nothing that can be solved for.
+        """
+        return mechanisms.free_parameter(self.mechanism, self.parameter)
+
+    @model_validator(mode="after")
+    def _check_parameter(self) -> SolveRequest:
+        """Check the target, the pointer and the mechanism."""
+        self.target()
+        self.free_parameter()
+        return self
+
+
 _Methods = Annotated[list[MethodField], Field(min_length=1, max_length=len(ACCOUNTANTS))]
 
 
@@ -350,6 +420,21 @@ class TradeOffRequest(RelationRequest):
     mechanism: MechanismField
     prior: Annotated[float, Field(ge=1e-9, le=1 - 1e-9)] = 0.5
     points: Annotated[int, Field(ge=2, le=1000)] = 101
+    false_positive_rates: Annotated[
+        list[Annotated[float, Field(ge=0, le=1)]] | None,
+        Field(
+            min_length=1,
+            max_length=1000,
+            description="the rates to answer for, instead of `points` rates from 0 to 1",
+        ),
+    ] = None
+
+    @model_validator(mode="after")
+    def _check_rates(self) -> TradeOffRequest:
+        """Check that the rates are chosen in one way."""
+        if self.false_positive_rates is not None and "points" in self.model_fields_set:
+            raise MechanismError(("/points", "must be left out if false_positive_rates are given"))
+        return self
 
 
 class ImportRequest(_StrictModel):
@@ -562,6 +647,21 @@ class NoiseMultiplierAnswer(Answer):
     risk: RiskView | None = None
 
 
+class SolveAnswer(Answer):
+    """The value of a free parameter that costs most within the target, with its guarantee.
+
+    A whole number is the largest that meets the target, and `next` is the guarantee of one more.
+    """
+
+    parameter: str
+    value: float | int
+    mechanism: dict[str, Any]
+    guarantee: GuaranteeView
+    next: GuaranteeView | None = None
+    risk: RiskView | None = None
+    undecided: UndecidedView | None = None
+
+
 class UndecidedView(Answer):
     """An undecided next step: neither proved to meet the target nor proved to miss it."""
 
@@ -764,6 +864,19 @@ EXAMPLES: Final[JsonDict] = {
         "steps": 1724,
         "guarantee": GUARANTEE_EXAMPLE,
         "next": GUARANTEE_EXAMPLE,
+        "undecided": None,
+    },
+    "SolveAnswer": {
+        "parameter": "/mechanism/noise_multiplier",
+        "value": 3.0,
+        "mechanism": {
+            "kind": "repeated",
+            "count": 3,
+            "mechanism": {"kind": "laplace", "noise_multiplier": 3.0},
+        },
+        "guarantee": GUARANTEE_EXAMPLE,
+        "next": None,
+        "risk": None,
         "undecided": None,
     },
     "UndecidedView": {"margin": 2e-9},

@@ -94,6 +94,22 @@ def sample_rate(solved: Solution) -> schemas.SampleRateAnswer:
     )
 
 
+def solved_parameter(
+    free: mechanisms.FreeParameter, pointer: str, solved: Solution
+) -> schemas.SolveAnswer:
+    """Return the value of a free parameter, with its guarantee, as an API answer."""
+    margin = solved.undecided
+    return schemas.SolveAnswer.model_construct(
+        parameter=pointer,
+        value=int(solved.value) if free.is_whole else solved.value,
+        mechanism=free.write(solved.value),
+        guarantee=guarantee(solved.guarantee),
+        next=None if solved.next is None else guarantee(solved.next),
+        risk=_risk_view(solved),
+        undecided=None if margin is None else schemas.UndecidedView.model_construct(margin=margin),
+    )
+
+
 def _inapplicable_view(answer: NoAnswer) -> InapplicableView:
     """Return a method without an answer, and the reason, as a part of an API answer."""
     return InapplicableView.model_construct(

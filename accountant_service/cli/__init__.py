@@ -50,6 +50,10 @@ _COMMANDS: Final = {
         "questions",
         "Find the largest sample rate with which a run meets an (ε, δ) or risk target.",
     ),
+    "solve": _Entry(
+        "questions",
+        "Find one parameter of any mechanism with which it meets an (ε, δ) or risk target.",
+    ),
     "compare": _Entry("questions", "Compare the ε of all methods with what is proved."),
     "plan": _Entry(
         "plan", "Plan a run: batch size, steps and noise within a budget and a compute limit."

@@ -95,6 +95,10 @@ _OPTIONS: Final = {
         "--mechanism",
         "-m",
     ),
+    "parameter": _option(
+        str | None,
+        "Where the number is in the mechanism, as a JSON pointer: /mechanism/noise_multiplier.",
+    ),
     "other_runs": _option(list[str] | None, OTHER_RUNS_HELP, "--and", metavar="OPTIONS"),
     "method": _option(
         str | None,
@@ -146,6 +150,15 @@ _TARGET_OPTIONS: Final = {  # of commands that solve for a parameter
         list[str] | None,
         "Releases made before the run on the same data: both together meet the target. "
         + MECHANISM_HELP,
+        "--mechanism",
+        "-m",
+    ),
+}
+_SOLVE_OPTIONS: Final = {  # of the command that solves for a parameter of any mechanism
+    "epsilon": _TARGET_OPTIONS["epsilon"],
+    "mechanism": _option(
+        list[str] | None,
+        "The mechanism, with any number or null for the parameter. " + MECHANISM_HELP,
         "--mechanism",
         "-m",
     ),
@@ -212,6 +225,13 @@ _QUESTIONS: Final = (
         "-s 1.1 -t 1000 -E 2 -d 1e-5",
     ),
     _Question(
+        "solve",
+        "Find one parameter of any mechanism with which it meets an (ε, δ) or risk target.",
+        (*_TARGET, "parameter", "mechanism", *_CLAIM),
+        """-m '{"kind": "laplace", "noise_multiplier": null}' --parameter /noise_multiplier """
+        "-E 0.5 -d 0",
+    ),
+    _Question(
         "compare",
         "Compare the ε of all methods with what is proved.",
         ("delta", *_MECHANISM, "neighbouring_relation", "tolerance"),
@@ -242,7 +262,9 @@ def _create_command(command: _Question) -> typer.Typer:
         else:
             _print_answer(answer, warning)
 
-    options = _OPTIONS | (_TARGET_OPTIONS if "advantage" in command.options else {})
+    options = _OPTIONS | (_TARGET_OPTIONS if _is_solver(command) else {})
+    if command.name == "solve":
+        options |= _SOLVE_OPTIONS
     types = {name: options[name] for name in (*command.options, "as_json")}
     run.__annotations__ = {name: type_ for name, (type_, _) in types.items()}
     run.__signature__ = Signature(  # type: ignore[attr-defined]
@@ -259,7 +281,7 @@ def _create_command(command: _Question) -> typer.Typer:
 
 def _is_solver(command: _Question) -> bool:
     """Return whether a command solves for a parameter of a run, such as its noise."""
-    return "advantage" in command.options
+    return "advantage" in command.options and command.name != "solve"
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,6 +379,8 @@ def _print_answer(answer: Json, warning: str | None) -> None:
         status = answer["risk"]["status"]
         marked = "" if status == "proven" else f", {_format_status(status)}: not proved"
         table.add_row("risk", f"between {low} and {high}{marked}")
+    if "parameter" in answer:
+        table.add_row(escape(answer["parameter"]), f"[bold]{answer['value']!r}[/]")
     if "steps" in answer:
         table.add_row("steps", f"[bold]{answer['steps']}[/]")
     claim = answer.get("guarantee", answer)
@@ -371,10 +395,13 @@ def _print_answer(answer: Json, warning: str | None) -> None:
     for assumption in claim["assumptions"]:
         mark = "[green]✓[/]" if assumption["holds"] else "[red]✗[/]"
         table.add_row("assumes", f"{mark} {assumption['statement']}")
-    if "next" in answer:
+    if answer.get("next"):
         solved_for = "δ" if answer["risk"] else "ε"
         following = answer["next"]["delta" if answer["risk"] else "epsilon"]
-        table.add_row("one step more", f"{solved_for} = {number_format.round_up(following, 10)}")
+        table.add_row(
+            "one step more" if "steps" in answer else "one more",
+            f"{solved_for} = {number_format.round_up(following, 10)}",
+        )
         if answer["undecided"]:
             margin = number_format.round_up(answer["undecided"]["margin"], 2)
             table.add_row(

@@ -996,7 +996,7 @@ def _read_checked_dataset(row: Mapping[Any, Any]) -> Dataset:
 @lru_cache(maxsize=1024)
 def _require_policy(stored: str, epsilon: float, delta: float, relation: str) -> None:
     """Raise ValueError if a parameter of a stored privacy filter is out of its range."""
-    if not (epsilon > 0 and 0 < delta < 1):
+    if not (epsilon > 0 and 0 <= delta < 1):
         raise ValueError(f"ε = {epsilon} and δ = {delta} are no budget")
     _read_policy(stored, epsilon, delta, relation).entry_fields()
 

@@ -318,7 +318,7 @@ def describe_dataset(dataset: Dataset) -> dict[str, Any]:
     policy = dataset.policy
     _require(dataset.size >= 1, f"size must be at least 1, not {dataset.size}")
     _require(0 < policy.epsilon < math.inf, f"epsilon must be above 0, not {policy.epsilon}")
-    _require(0 < policy.delta < 1, f"delta must be between 0 and 1, not {policy.delta}")
+    _require(0 <= policy.delta < 1, f"delta must be at least 0 and below 1, not {policy.delta}")
     _require(dataset.created_at >= 0, f"created_at must be at least 0, not {dataset.created_at}")
     return {
         "name": dataset.name,

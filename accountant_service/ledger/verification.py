@@ -15,6 +15,7 @@ from accountant_service.ledger import certificate, filters, hash_chain, rules, s
 from accountant_service.ledger.errors import LedgerError
 from accountant_service.ledger.filters import PrivacyFilter, ReferenceFilter, RenyiFilter
 from accountant_service.ledger.filters.base import Amounts, add, negate
+from accountant_service.ledger.filters.reference import SLACK_SHARE
 from accountant_service.ledger.reading_rows import UNREADABLE, find_type_faults
 from accountant_service.ledger.repository import (
     PAGE_SIZE,
@@ -437,8 +438,8 @@ def _read_created_dataset(name: str, entry: dict[str, Any]) -> Dataset:
 
 def _recover_first_policy(policy: PrivacyFilter) -> PrivacyFilter:
     """Return the filter that a dataset was created with, given its present one."""
-    if isinstance(policy, ReferenceFilter) and not policy.is_planned:
-        return replace(policy, reference=None, steps=0)
+    if isinstance(policy, ReferenceFilter) and not policy.is_planned and policy.reference:
+        return replace(policy, reference=None, steps=0, slack_share=SLACK_SHARE)
     return policy
 
 

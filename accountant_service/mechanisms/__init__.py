@@ -3,6 +3,7 @@
 from accountant_service.mechanisms.canonical import Atom, CanonicalForm, canonical_form
 from accountant_service.mechanisms.codec import MechanismError, from_json, json_schema, to_json
 from accountant_service.mechanisms.dataset_sizes import find_dataset_size_mismatches
+from accountant_service.mechanisms.free_parameter import FreeParameter, free_parameter
 from accountant_service.mechanisms.in_words import describe_step
 from accountant_service.mechanisms.tree import (
     ApproximateDp,
@@ -47,6 +48,7 @@ __all__ = [
     "DpSgd",
     "Exponential",
     "FixedSizeSampled",
+    "FreeParameter",
     "Gaussian",
     "Gdp",
     "Laplace",
@@ -70,6 +72,7 @@ __all__ = [
     "canonical_form",
     "describe_step",
     "find_dataset_size_mismatches",
+    "free_parameter",
     "from_json",
     "json_schema",
     "to_json",

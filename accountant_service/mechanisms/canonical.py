@@ -30,6 +30,7 @@ import math
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from fractions import Fraction
 from typing import Final, Literal
 
 from accountant_service.canonical_json import canonical_json
@@ -90,6 +91,8 @@ class Atom:
         parameters: of a kind that is described by more than a noise multiplier.
         releases: of one run of the mechanism inside, whose hash is `inner`.
         parts: the different mechanisms that run on disjoint parts of the data.
+        exact_rate: the sample rate as a product or ratio of the numbers as written, where
+            `sample_rate` is rounded; neither compared nor hashed.
         pointer: JSON pointer of the release in the tree; not compared and not hashed.
     """
 
@@ -102,6 +105,7 @@ class Atom:
     parameters: tuple[Parameter, ...] = ()
     releases: tuple[tuple[Atom, int], ...] = field(default=(), compare=False)
     parts: tuple[CanonicalForm, ...] = field(default=(), compare=False)
+    exact_rate: Fraction | None = field(default=None, compare=False)
     pointer: str = field(default="", compare=False)
 
     @property
@@ -616,13 +620,20 @@ def _apply_sampling(
     if merged is None:
         inner = _form_of_atoms(present).hash
         return {Atom("mixture", 0.0, sampling, rate, sizes, inner, pointer=pointer): 1}
+    exact = Fraction(sizes[1], sizes[0]) if sizes else Fraction(repr(rate))
     if merged.sampling == sampling == "poisson":
+        exact *= merged.exact_rate or Fraction(repr(merged.sample_rate))
         rate = max(rate * merged.sample_rate, sys.float_info.min)  # underflow: rounded up
     elif merged.sampling != "none":
         inner = _form_of_atoms(present).hash
         return {Atom("mixture", 0.0, sampling, rate, sizes, inner, pointer=pointer): 1}
     sampled = replace(
-        merged, sampling=sampling, sample_rate=rate, fixed_sizes=sizes, pointer=pointer
+        merged,
+        sampling=sampling,
+        sample_rate=rate,
+        fixed_sizes=sizes,
+        exact_rate=exact,
+        pointer=pointer,
     )
     return {sampled: 1}
 

@@ -473,6 +473,17 @@ def to_json(mechanism: Mechanism) -> dict[str, Json]:
     }
 
 
+def find_range(kind: str, field: str) -> tuple[float, float, bool]:
+    """Return the least and the greatest number that a field allows, and whether it must be whole.
+
+    Args:
+        kind: of mechanism.
+        field: a number of this kind.
+    """
+    schema = _FIELDS[_KINDS[kind]][field].schema
+    return float(schema["minimum"]), float(schema["maximum"]), schema["type"] == "integer"
+
+
 def json_schema() -> dict[str, Json]:
     """Return JSON schemas by name: one per kind of mechanism, and `Mechanism`, their union."""
     components = {_component_name(cls): _kind_schema(cls) for cls in _FIELDS}

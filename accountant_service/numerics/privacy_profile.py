@@ -239,7 +239,7 @@ def _intersect(
         ContradictionError: a lower bound is above an upper one.
     """
     low, high = found.delta_table(epsilons)
-    lower = np.maximum(lower, low * (1 - rounding.MARGIN))
+    lower = np.maximum(lower, rounding.down_each(low))
     upper = np.minimum(upper, high * (1 + rounding.MARGIN))
     wrong = np.flatnonzero(~(lower <= upper))
     if len(wrong):

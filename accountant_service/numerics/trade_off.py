@@ -13,8 +13,8 @@ bound. Both are exact at the ε and thresholds used, and second-order close betw
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -50,6 +50,25 @@ class DirectionCurve:
     upper: Array
     false_positives: Array
     true_positives: Array
+
+    def intersected(self, deltas: Mapping[float, float], advantage: float) -> DirectionCurve:
+        """Return the curve, narrowed by bounds that are known from elsewhere.
+
+        Args:
+            deltas: by ε of the curve, upper bounds on δ in either direction.
+            advantage: a lower bound on δ(0), which is the same in both.
+
+        Raises:
+            ContradictionError: they contradict the bounds of this curve.
+        """
+        lower, upper = self.lower.copy(), self.upper.copy()
+        for epsilon, delta in deltas.items():
+            at = int(np.searchsorted(self.epsilons, epsilon))
+            upper[at] = min(upper[at], delta)
+            check_bounds(rounding.down(float(lower[at])), rounding.up(float(upper[at])))
+        lower[0] = max(lower[0], advantage)
+        check_bounds(rounding.down(float(lower[0])), rounding.up(float(upper[0])))
+        return replace(self, lower=np.minimum(lower, upper), upper=upper)
 
 
 def direction_curve(releases: Composition, direction: Direction, epsilons: Array) -> DirectionCurve:

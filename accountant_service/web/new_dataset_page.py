@@ -151,7 +151,7 @@ _FIELD_PROBLEMS: Final = {
     "name": "Begin with a letter or digit; use letters, digits, dots, dashes and underscores.",
     "size": "Enter a whole number of records, at least 1.",
     "epsilon": "Enter a number above 0 and up to 1000.",
-    "delta": "Enter a number from 1e-50 to below 1, such as 1e-5.",
+    "delta": "Enter 0, or a number from 1e-50 to below 1, such as 1e-5.",
     "privacy_unit": "Use at most 1000 characters.",
 }
 

@@ -142,12 +142,14 @@ def test_solvers_keep_to_the_target_at_the_corners(method: str, target: float) -
     assert answered == 3 or target != 1.0, "an ordinary target is answered, not refused"
 
 
-def test_a_delta_beyond_the_greatest_loss_has_no_lower_bound() -> None:
+def test_a_delta_beyond_the_greatest_loss_is_zero() -> None:
+    """The greatest loss is known exactly; below it δ is above 0."""
     laplace = mechanisms.from_json({"kind": "laplace", "noise_multiplier": 1.0})
     claim = calculator.delta(laplace, 2.0)
     assert claim.certified is not None
-    assert claim.certified.lower == 0.0
-    assert claim.delta > 0, "a δ too small for double precision is not claimed to be 0"
+    assert (claim.certified.lower, claim.delta) == (0.0, 0.0)
+    below = calculator.delta(laplace, 0.999999)
+    assert below.delta > 0
 
 
 @pytest.mark.parametrize("method", ["pld", "subsampled_rdp", "moments_accountant", "zcdp"])

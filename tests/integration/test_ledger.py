@@ -8,6 +8,7 @@ import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +29,13 @@ from accountant_service.ledger.errors import DatabaseAwayError
 from accountant_service.ledger.filters import reference
 from accountant_service.ledger.repository import Repository
 from accountant_service.ledger.rules import Dataset, Reservation
+from accountant_service.ledger.step_plan import StepPlan
 from tests.support.databases import database
 from tests.support.earlier_ledgers import FIXTURES
 from tests.support.ledger_scenarios import (
     BUDGET,
     ON_SQLITE,
+    PLAN,
     SQL_MATTERS,
     Caller,
     Clock,
@@ -969,3 +972,48 @@ def test_a_write_without_a_database_is_told_to_come_again(
     if recognised:
         assert answer.json()["code"] == "database-away"
         assert answer.headers["Retry-After"] == "2"
+
+
+def test_a_release_takes_a_budget_of_its_own_delta(scenario: Scenario) -> None:
+    """Its reference leaves no slack; a plan of another mechanism may still replace that."""
+    admin = scenario.admin
+    admin.create(by="reference", plan=None)
+    first = admin.reserve(mechanisms.ApproximateDp(3.0, 1e-5))
+    admin.release(first)
+    admin.release(admin.reserve(12))
+    run = admin.reserve(mechanisms.ApproximateDp(3.0, 1e-5))
+    admin.grant(run)
+    admin.commit(run)
+    policy = scenario.dataset().policy
+    assert isinstance(policy, reference.ReferenceFilter)
+    assert (policy.steps, policy.slack_share) == (1, 0.0)
+    with refused("budget-exhausted"):
+        admin.reserve(1)
+
+
+def test_a_budget_with_a_delta_of_zero_counts_pure_epsilon(scenario: Scenario) -> None:
+    """Three tenths are three tenths, of whatever kinds, and Gaussian noise never fits."""
+    admin = scenario.admin
+    admin.create(by="reference", plan=None, epsilon=0.7, delta=0.0)
+    tenths = mechanisms.Repeated(3, mechanisms.Laplace(10.0))
+    assert scenario.dataset().policy.fits(StepPlan.of(tenths), (0, 0))
+    run = admin.reserve(tenths)
+    admin.grant(run, 2)
+    admin.commit(run)
+    issued = scenario.ledger.issue_certificate(admin.record, run)
+    claim = issued["guarantee"]  # of all that was reserved
+    assert (claim["epsilon"], claim["delta"]) == (0.3, 0.0)
+    assert certificate.check(issued)[0] == []
+    assert admin.look_at_dataset().policy.epsilon_of(scenario.dataset().balance.spent) == 0.2
+    for mechanism in (
+        mechanisms.Exponential(0.2),
+        mechanisms.Parallel((mechanisms.Laplace(10.0), mechanisms.Exponential(0.05))),
+        mechanisms.Composed((mechanisms.ApproximateDp(0.1, 0.0), mechanisms.Laplace(10.0))),
+    ):
+        other = admin.reserve(mechanism)
+        admin.grant(other)
+        admin.commit(other)
+    assert admin.look_at_dataset().policy.epsilon_of(scenario.dataset().balance.spent) == 0.7
+    for refused_one in (mechanisms.Laplace(1e6), mechanisms.Gaussian(1e6), replace(PLAN, steps=1)):
+        with refused("budget-exhausted"):
+            admin.reserve(refused_one)

@@ -215,17 +215,23 @@ class Person:
 
 
 def new_dataset(
-    name: str, *, by: str = "renyi", epsilon: float = 3.0, plan: Mechanism | None = PLAN
+    name: str,
+    *,
+    by: str = "renyi",
+    epsilon: float = 3.0,
+    delta: float = 1e-5,
+    plan: Mechanism | None = PLAN,
 ) -> NewDataset:
-    """Return a dataset that is to be created: 1000 records, δ = 10⁻⁵, add or remove one.
+    """Return a dataset that is to be created: 1000 records, add or remove one.
 
     Args:
         name: of the dataset.
         by: the filter that counts its budget.
         epsilon: of the budget.
+        delta: of the budget.
         plan: whose steps the budget is counted in, or is best for.
     """
-    return NewDataset(name, 1000, epsilon, 1e-5, ADD_OR_REMOVE, "record", plan, by)
+    return NewDataset(name, 1000, epsilon, delta, ADD_OR_REMOVE, "record", plan, by)
 
 
 def _read(text: str) -> Json:

@@ -139,11 +139,11 @@ _FIELDS = [
     *_about(
         "/v1/epsilon",
         {"mechanism": RUN, "delta": 1e-5},
-        ({"delta": 0}, "/delta", "must be ≥ 1e-50"),
-        ({"delta": 1e-320}, "/delta", "must be ≥ 1e-50"),
+        ({"delta": 1e-51}, "/delta", "must be 0, or ≥ 1e-50"),
+        ({"delta": 1e-320}, "/delta", "must be 0, or ≥ 1e-50"),
         ({"delta": 1}, "/delta", "must be < 1"),
         ({"delta": 5}, "/delta", "must be < 1"),
-        ({"delta": -1}, "/delta", "must be ≥ 1e-50"),
+        ({"delta": -1}, "/delta", "must be ≥ 0"),
         ({"delta": "1e-5"}, "/delta", "must be a valid number"),
         ({"delta": "x"}, "/delta", "number"),
         ({"delta": None}, "/delta", "is required"),
@@ -157,6 +157,25 @@ _FIELDS = [
         ({"surprise": 1}, "/surprise", "is not a field of this request"),
     ),
     Refusal("/v1/epsilon", {"mechanism": RUN, "delta": None}, "/delta"),
+    *(
+        Refusal(
+            "/v1/epsilon",
+            {"mechanism": gaussian(1), "delta": 0, "method": method},
+            code="no-finite-epsilon",
+            says=words,
+        )
+        for method, words in (
+            ("pld", "no finite ε holds at δ = 0"),
+            ("subsampled_rdp", "subsampled_rdp proves no finite ε at δ = 0"),
+            ("gdp_clt", "gdp_clt proves no finite ε at δ = 0"),
+        )
+    ),
+    Refusal(
+        "/v1/noise-multiplier",
+        {"epsilon": 1, "delta": 0, "sample_rate": 0.1, "steps": 9},
+        code="no-finite-epsilon",
+        says="no finite ε holds at δ = 0",
+    ),
     *_about(
         "/v1/delta",
         {"mechanism": RUN, "epsilon": 1.0},
@@ -169,6 +188,32 @@ _FIELDS = [
         ({"points": 10**9}, "/points", "must be"),
     ),
     Refusal("/v1/trade-off", {"mechanism": RUN, "prior": 1}, "/prior", "must be ≤ 0.999999999"),
+    *_about(
+        "/v1/trade-off",
+        {"mechanism": RUN},
+        ({"false_positive_rates": []}, "/false_positive_rates", "at least 1 item"),
+        ({"false_positive_rates": [0.1, 1.5]}, "/false_positive_rates/1", "must be ≤ 1"),
+        ({"false_positive_rates": [0.1], "points": 5}, "/points", "must be left out"),
+    ),
+    *_about(
+        "/v1/solve",
+        {
+            "mechanism": {"kind": "laplace", "noise_multiplier": None},
+            "epsilon": 1.0,
+            "delta": 0,
+            "parameter": "/noise_multiplier",
+        },
+        ({"parameter": "/nothing"}, "/parameter", "must point to one of"),
+        ({"parameter": "noise"}, "/parameter", "must be a JSON pointer"),
+        ({"parameter": None}, "/parameter", "is required"),
+        ({"mechanism": []}, "/mechanism", "must be a"),
+        (
+            {"mechanism": {"kind": "laplace", "surprise": 1}},
+            "/mechanism/surprise",
+            "is not a field of laplace",
+        ),
+        ({"epsilon": None, "delta": None}, "", "exactly one target"),
+    ),
 ]
 
 _RUNS = _about_run(
@@ -234,6 +279,10 @@ _MECHANISMS = [
 ]  # fmt: skip
 
 _SHAPE: Final = {"sample_rate": 0.01, "steps": 9}
+# alone ε = 2.9 at δ = 1e-5, and an advantage of .21
+_COSTLY: Final = {"earlier": {"kind": "dp_sgd", "noise_multiplier": 1.1, "sample_rate": 0.05,
+                              "steps": 100}}  # fmt: skip
+_ALONE: Final = "the earlier releases alone cost more than"
 _TARGETS = [
     *_about(
         "/v1/noise-multiplier",
@@ -263,6 +312,21 @@ _TARGETS = [
              {"epsilon": 1.0, "delta": 0.5, "sample_rate": 1e-12, "noise_multiplier": 1e6}),
         )
     ),
+    *(
+        Refusal(path, body | target | _COSTLY, code="unreachable-target", says=_ALONE)
+        for path, body in (
+            ("/v1/steps", {"noise_multiplier": 1.1, "sample_rate": 0.01}),
+            ("/v1/noise-multiplier", _SHAPE),
+            ("/v1/sample-rate", {"noise_multiplier": 1.1, "steps": 9}),
+        )
+        for target in (
+            {"epsilon": 2, "delta": 1e-5},
+            {"epsilon": 2, "delta": 1e-5, "method": "subsampled_rdp"},
+            {"epsilon": 2, "delta": 1e-5, "method": "gdp_clt"},
+            {"advantage": 0.05},
+            {"true_positive_rate": 0.005, "false_positive_rate": 0.001},
+        )
+    ),
 ]  # fmt: skip
 
 PLAN: Final = {"epsilon": 2.0, "delta": 1e-5, "dataset_size": 60_000, "epochs": 10,
@@ -275,6 +339,7 @@ _PLANS = [
         ({"epsilon": None}, "/epsilon", "is required"),
         ({"epsilon": "x"}, "/epsilon", "number"),
         ({"delta": 1}, "/delta", "must be < 1"),
+        ({"delta": 0}, "/delta", "must be ≥ 1e-50"),
         ({"dataset_size": 0}, "/dataset_size", "must be ≥ 1"),
         ({"dataset_size": 1.5}, "/dataset_size", "must be a"),
         ({"epochs": None}, "/epochs", "is required"),
@@ -338,6 +403,8 @@ _LEDGER = [
         ({"budget": {"epsilon": 1, "delta": 2}}, "/budget/delta", "must be < 1"),
         ({"budget": {"epsilon": 1}}, "/budget/delta", "is required"),
         ({"filter": "best"}, "/filter", "must be 'reference' or"),
+        ({"filter": "renyi", "budget": {"epsilon": 1, "delta": 0}}, "/filter",
+         "must be reference"),
         ({"planned_mechanism": {"kind": "laplace"}}, "/planned_mechanism/noise_multiplier",
          "is required"),
     ),

@@ -13,7 +13,8 @@ import pytest
 from scipy import special
 
 from accountant_service import calculator, mechanisms
-from accountant_service.accountants import release_laws, subsampled_rdp
+from accountant_service.accountants import ACCOUNTANTS, release_laws, subsampled_rdp
+from accountant_service.errors import BoundsContradictError
 from accountant_service.guarantee import Status
 from accountant_service.numerics import certified_interval
 from accountant_service.numerics.laws import without_replacement
@@ -179,7 +180,10 @@ def test_a_pair_at_the_wrong_distance_contradicts_the_definition(monkeypatch: Pa
     monkeypatch.setattr(
         release_laws, "FixedSizeReplacement", lambda mu, rate: FixedSizeReplacement(0.5 * mu, rate)
     )
-    assert calculator.delta(described, 0.4, relation=REPLACE).delta < 0.9 * exact
+    found = ACCOUNTANTS["pld"].delta(question(tree, REPLACE), 0.4)
+    assert found.delta < 0.9 * exact
+    with pytest.raises(BoundsContradictError):  # two datasets of zeros cost more
+        calculator.delta(described, 0.4, relation=REPLACE)
 
 
 def test_it_costs_more_with_larger_batches_more_steps_and_less_noise() -> None:

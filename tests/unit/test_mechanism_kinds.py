@@ -25,6 +25,7 @@ from accountant_service.numerics.laws.dominating_pair import (
     Release,
     distinct_directions,
 )
+from accountant_service.numerics.laws.profile_pair import largest_total_variation
 from accountant_service.numerics.laws.several_records import SeveralRecordsPair
 from accountant_service.numerics.laws.truncated_poisson import binomial_below, binomial_tail
 from accountant_service.numerics.privacy_profile import bounds_near
@@ -34,6 +35,7 @@ from tests.support.helpers import nightly, slow_after
 from tests.support.kind_rows import ALL, ROWS, THREE_BINS, Row, assert_encloses
 from tests.support.kinds import (
     REPLACED,
+    ZEROED,
     Json,
     approximate_dp,
     balls_in_bins,
@@ -97,14 +99,17 @@ def test_intervals_enclose_the_truth_in_each_relation(row: Row) -> None:
 
 
 def test_every_kind_has_rows_and_every_relation_a_truth_or_no_proof() -> None:
-    """`balls_in_bins` and cut Poisson samples have only bounds for a replaced record."""
+    """`balls_in_bins` and cut Poisson samples have only bounds for a replaced record.
+
+    So have cut and fixed-size samples for a zeroed one: those are compared below.
+    """
     assert set().union(*(kinds_of(row.mechanism) for row in ROWS)) == set(KINDS)
     covered: dict[str, set[NeighbouringRelation]] = {}
     for row in ROWS:
         found = covered.setdefault(row.mechanism["kind"], set())
         found |= row.relations | row.unproved
     missing = {kind: ALL - found for kind, found in covered.items() if ALL - found}
-    assert missing == {"balls_in_bins": {REPLACED}, "truncated_poisson_sampled": {REPLACED}}
+    assert missing == {"balls_in_bins": {REPLACED}, "truncated_poisson_sampled": {REPLACED, ZEROED}}
     assert covered.keys() == set(KINDS)
 
 
@@ -709,3 +714,103 @@ def test_bad_fields_are_refused_with_their_pointer(pointer: str) -> None:
         found = [each for each, _ in refused.value.faults]
         assert "/mechanism" + pointer in found, document
         assert document["kind"] != "balls_in_bins" or len(found) == 1
+
+
+# ------------------------------------------------------- the total variation of a divergence
+
+
+@pytest.mark.parametrize("divergence", [1e-12, 1e-7, 1.1e-6, 1e-4, 0.01, 0.3, 1, 3, 10, 20, 50])
+def test_the_total_variation_of_a_divergence_is_that_of_the_worst_two_outcomes(
+    divergence: float,
+) -> None:
+    """By data processing the worst laws have two outcomes: minimise their divergence directly."""
+
+    def least_divergence(variation: Any) -> Any:
+        """Return the least D(p + V ‖ p), which is convex in p."""
+
+        def at(p: Any) -> Any:
+            q = p + variation
+            return q * mp.log(q / p) + (1 - q) * mp.log((1 - q) / (1 - p))
+
+        low, high = mpf(0), 1 - variation
+        for _ in range(150):
+            left, right = (2 * low + high) / 3, (low + 2 * high) / 3
+            low, high = (low, right) if at(left) < at(right) else (left, high)
+        return at((low + high) / 2)
+
+    found = mpf(largest_total_variation(divergence))
+    with mp.workdps(50):
+        assert found <= mp.sqrt(mpf(divergence) / 2) * (1 + mpf(1e-9))
+        if found < 1:
+            assert least_divergence(found) >= divergence
+            assert least_divergence(found - mpf("3e-9")) <= divergence
+        else:
+            assert divergence >= 20
+
+
+@pytest.mark.parametrize("rho", [0.01, 0.05, 1.0])
+def test_the_advantage_of_concentrated_privacy_is_at_most_that_of_pinsker(rho: float) -> None:
+    found = calculator.trade_off(mechanisms.from_json(zcdp(rho)), 0.5, 5)
+    assert found.advantage.upper < math.sqrt(rho / 2)
+    exact = proved_delta(gaussian(1 / math.sqrt(2 * rho)), 0.0)
+    assert found.advantage.upper >= exact.lower
+    assert found.advantage.upper == pytest.approx(proved_delta(zcdp(rho), 0.0).upper, rel=1e-9)
+
+
+# ------------------------------------------------------- zeroed and replaced records of a batch
+
+
+@pytest.mark.parametrize(
+    "mechanism",
+    [
+        repeated(1000, fixed_size(60_000, 600, gaussian(1.0))),
+        fixed_size(10, 4, laplace(1.0)),
+        composed(fixed_size(10, 4, laplace(1.0)), fixed_size(10, 3, gaussian(1.0)), gaussian(3.0)),
+        repeated(50, truncated_poisson(1000, 0.05, 60, gaussian(1.5))),
+        truncated_poisson(1000, 1.0, 60, gaussian(1.5)),
+        repeated(3, fixed_size(10, 9, gaussian(2.0))),
+    ],
+)
+def test_a_zeroed_record_costs_at_most_what_a_replaced_one_does(mechanism: Json) -> None:
+    """Nor more than on all the data, where it changes the sum by C and not by 2C."""
+    zeroed, replaced = (proved_epsilon(mechanism, 1e-5, each) for each in (ZEROED, REPLACED))
+    assert zeroed.upper <= replaced.upper * (1 + 1e-9)
+    if "fixed_size_sampled" in kinds_of(mechanism):
+        if "laplace" not in kinds_of(mechanism):
+            whole = proved_epsilon(without_samples(mechanism), 1e-5, ZEROED)
+            assert zeroed.upper <= whole.upper * (1 + 1e-9)
+        # of two datasets where all others are zeros
+        assert 0 < zeroed.lower <= replaced.lower
+        for relation, found in ((ZEROED, zeroed), (REPLACED, replaced)):
+            alone = proved_epsilon(with_poisson_samples(mechanism), 1e-5, relation)
+            assert found.lower <= alone.upper * (1 + 1e-9)
+            assert found.lower >= alone.lower * (1 - 1e-3)
+
+
+def without_samples(mechanism: Json) -> Json:
+    """Return a document with all the data in place of each sample of fixed size."""
+    if mechanism["kind"] == "fixed_size_sampled":
+        return mechanism["mechanism"]
+    return _changed_inside(mechanism, without_samples)
+
+
+def with_poisson_samples(mechanism: Json) -> Json:
+    """Return a document with a Poisson sample in place of each sample of fixed size."""
+    if mechanism["kind"] == "fixed_size_sampled":
+        rate = mechanism["batch_size"] / mechanism["dataset_size"]
+        return poisson(rate, mechanism["mechanism"])
+    return _changed_inside(mechanism, with_poisson_samples)
+
+
+def _changed_inside(mechanism: Json, change: Callable[[Json], Json]) -> Json:
+    """Return a document with all mechanisms inside it changed."""
+    if "mechanisms" in mechanism:
+        return composed(*map(change, mechanism["mechanisms"]))
+    if "mechanism" in mechanism:
+        return {**mechanism, "mechanism": change(mechanism["mechanism"])}
+    return mechanism
+
+
+def test_samples_that_differ_in_the_size_of_the_data_have_no_lower_bound() -> None:
+    both = composed(fixed_size(10, 4, gaussian(1.0)), fixed_size(11, 4, gaussian(1.0)))
+    assert proved_epsilon(both, 1e-5, REPLACED).lower == 0.0

@@ -24,6 +24,7 @@ from accountant_service import (
     noise_multiplier,
     plan,
     sample_rate,
+    solve,
     solver,
     steps,
 )
@@ -39,6 +40,7 @@ FUNCTIONS = {
         noise_multiplier,
         steps,
         sample_rate,
+        solve,
         compare,
         plan,
         import_document,

@@ -11,11 +11,15 @@ import pytest
 from pydantic import ValidationError
 from scipy.stats import norm
 
-from accountant_service import mechanisms, solver
+from accountant_service import calculator, mechanisms, solve, solver
 from accountant_service.accountants import Question
 from accountant_service.api.problems import of_error
 from accountant_service.api.questions import ENDPOINTS
-from accountant_service.errors import UnreachableTargetError
+from accountant_service.errors import (
+    InvalidArgumentError,
+    NoFiniteEpsilonError,
+    UnreachableTargetError,
+)
 from accountant_service.guarantee import NeighbouringRelation
 from accountant_service.mechanisms import DpSgd
 from accountant_service.numerics.laws import gaussian
@@ -188,3 +192,159 @@ def test_a_bad_target_is_named(target: dict[str, Any], pointer: str) -> None:
     with pytest.raises(ValidationError) as refused:
         ENDPOINTS["/v1/noise-multiplier"].request.model_validate(body)
     assert [each["pointer"] for each in of_error(refused.value)["errors"]] == [pointer]
+
+
+# ------------------------------------------------------------------ the trade-off curve
+
+
+@pytest.mark.parametrize(
+    "mechanism",
+    [
+        {"kind": "dp_sgd", "noise_multiplier": 0.5, "sample_rate": 0.002, "steps": 100},
+        {"kind": "zcdp", "rho": 0.05},
+        {"kind": "approximate_dp", "epsilon": 1.0, "delta": 0.6},
+    ],
+)
+def test_the_advantage_of_a_trade_off_is_delta_at_zero(mechanism: dict[str, Any]) -> None:
+    """The curve alone was 26 times wider; and a δ of ½ or more had no curve."""
+    tree = mechanisms.from_json(mechanism)
+    found, proved = calculator.trade_off(tree, 0.3, 7), calculator.delta(tree, 0.0)
+    assert proved.certified is not None
+    assert found.advantage.upper <= proved.delta * (1 + 1e-9)
+    assert found.advantage.lower >= proved.certified.lower * (1 - 1e-9)
+    at_prior = calculator.delta(tree, math.log(0.7 / 0.3))
+    assert found.success.upper <= (0.7 + 0.3 * at_prior.delta) * (1 + 1e-9)
+
+
+def test_the_false_positive_rates_of_a_trade_off_may_be_given() -> None:
+    rates = [0.5, 1e-9, 0.0, 1.0, 0.5]
+    question = ENDPOINTS["/v1/trade-off"].request.model_validate(
+        {"mechanism": {"kind": "gaussian", "noise_multiplier": 1.0}, "false_positive_rates": rates}
+    )
+    found = ENDPOINTS["/v1/trade-off"].answer(question).model_dump()
+    assert found["false_positive_rates"] == rates
+    exact = [1 - norm.cdf(norm.ppf(rate) + 1.0) for rate in rates]
+    lower, upper = (found[f"false_negative_rates_{end}"] for end in ("lower", "upper"))
+    for low, truth, high in zip(lower, exact, upper, strict=True):
+        assert low - 1e-12 <= truth <= high + 1e-12
+        assert high - low <= 1e-3
+    with pytest.raises(ValidationError, match="must be left out if"):
+        ENDPOINTS["/v1/trade-off"].request.model_validate(
+            {"mechanism": mechanisms.to_json(RUN), "points": 3, "false_positive_rates": rates}
+        )
+
+
+# ------------------------------------------------------- any mechanism with a free parameter
+
+SCALE = {"kind": "laplace", "noise_multiplier": None}
+UNIT = {"kind": "laplace", "noise_multiplier": 1}
+GAUSSIAN = {"kind": "gaussian", "noise_multiplier": 1}
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "parameter", "target", "value"),
+    [
+        (SCALE, "/noise_multiplier", {"epsilon": 0.5, "delta": 0}, 2.0),
+        (
+            {"kind": "repeated", "count": 3, "mechanism": SCALE},
+            "/mechanism/noise_multiplier",
+            {"epsilon": 1.0, "delta": 0.0, "neighbouring_relation": "replace_one"},
+            6.0,
+        ),
+        (
+            {"kind": "composed", "mechanisms": [{"kind": "exponential", "epsilon": 0.4}, SCALE]},
+            "/mechanisms/1/noise_multiplier",
+            {"epsilon": 1.0, "delta": 0},
+            1 / 0.6,
+        ),
+        (
+            {"kind": "poisson_sampled", "sample_rate": 7, "mechanism": UNIT},
+            "/sample_rate",
+            {"epsilon": 0.1, "delta": 0},
+            math.expm1(0.1) / math.expm1(1.0),
+        ),
+        (
+            {"kind": "repeated", "count": None, "mechanism": SCALE | {"noise_multiplier": 10}},
+            "/count",
+            {"epsilon": 0.75, "delta": 0},
+            7,
+        ),
+        (SCALE, "/noise_multiplier", {"advantage": 0.1}, -0.5 / math.log(0.9)),
+        ({"kind": "gdp", "mu": 1}, "/mu", {"advantage": 0.1}, 2 * norm.ppf(0.55)),
+        (
+            {"kind": "randomized_response", "categories": 2, "flip_probability": 0},
+            "/flip_probability",
+            {"epsilon": 1.0, "delta": 1e-9},
+            2 / (math.e + 1),
+        ),
+        ({"kind": "zcdp", "rho": None}, "/rho", {"epsilon": 1.0, "delta": 1e-6}, None),
+        (
+            {"kind": "user_level", "records": 1,
+             "mechanism": {"kind": "gaussian", "noise_multiplier": 30}},
+            "/records", {"epsilon": 1.0, "delta": 1e-6}, None,
+        ),
+    ],
+)  # fmt: skip
+def test_one_parameter_of_any_mechanism_is_solved_for(
+    mechanism: dict[str, Any], parameter: str, target: dict[str, Any], value: float | None
+) -> None:
+    found = solve(mechanism=mechanism, parameter=parameter, **target)
+    if value is not None:
+        assert found.value == pytest.approx(value, rel=3e-6)
+    tree = mechanisms.from_json(found.mechanism)
+    if found.next is not None:
+        assert found.next.epsilon > target["epsilon"] >= found.guarantee.epsilon
+    elif "epsilon" in target:
+        relation = NeighbouringRelation(target.get("neighbouring_relation", ADDED))
+        again = calculator.epsilon(tree, target["delta"], relation=relation)
+        assert target["epsilon"] * (1 - 1e-5) <= again.epsilon <= target["epsilon"]
+    else:
+        assert found.risk is not None
+        assert 0.1 * (1 - 1e-5) <= found.risk.upper <= 0.1
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "parameter", "words"),
+    [
+        (SCALE, "noise_multiplier", "must be a JSON pointer"),
+        (SCALE, "/mechanism/noise_multiplier", "must be a JSON pointer"),
+        (SCALE, "", "must be a JSON pointer"),
+        (SCALE, "/kind", "must point to one of"),
+        ({"kind": "composed", "mechanisms": [SCALE]}, "/mechanisms/1/noise_multiplier", "pointer"),
+        ({"kind": "composed", "mechanisms": [SCALE, {"kind": "?"}]},
+         "/mechanisms/0/noise_multiplier", "must be one of"),
+        ({"kind": "truncated_laplace", "scale": 1, "bound": 9, "sensitivity": 1}, "/scale",
+         "must point to one of"),
+        ({"kind": "dp_sgd", "noise_multiplier": 1, "dataset_size": 100, "batch_size": 10,
+          "steps": 10, "sampling": "balls_in_bins"}, "/steps", "/v1/steps"),
+    ],
+)  # fmt: skip
+def test_a_pointer_to_nothing_that_can_be_solved_for_is_refused(
+    mechanism: dict[str, Any], parameter: str, words: str
+) -> None:
+    with pytest.raises(InvalidArgumentError, match=words):
+        solve(mechanism=mechanism, parameter=parameter, epsilon=1.0, delta=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "parameter", "target"),
+    [
+        (SCALE, "/noise_multiplier", {"epsilon": 1e-9, "delta": 0}),
+        (GAUSSIAN, "/noise_multiplier", {"epsilon": 1, "delta": 0}),
+        ({"kind": "repeated", "count": 1, "mechanism": {"kind": "zcdp", "rho": 1e-12}}, "/count",
+         {"epsilon": 1e6, "delta": 0.1}),
+        ({"kind": "repeated", "count": 1,
+          "mechanism": {"kind": "repeated", "count": 10**6,
+                        "mechanism": {"kind": "gdp", "mu": 1e-6}}},
+         "/count", {"epsilon": 10, "delta": 0.1}),
+        ({"kind": "approximate_dp", "epsilon": 1, "delta": 1e-6}, "/epsilon",
+         {"epsilon": 1, "delta": 1e-7}),
+        ({"kind": "user_level", "records": 1, "mechanism": GAUSSIAN}, "/records",
+         {"epsilon": 0.1, "delta": 1e-6}),
+    ],
+)  # fmt: skip
+def test_a_target_that_no_value_meets_is_unreachable(
+    mechanism: dict[str, Any], parameter: str, target: dict[str, Any]
+) -> None:
+    with pytest.raises((UnreachableTargetError, NoFiniteEpsilonError)):
+        solve(mechanism=mechanism, parameter=parameter, **target)

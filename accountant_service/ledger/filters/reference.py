@@ -7,6 +7,10 @@ stack that the budget began with. Decision 0012 has the theorem and its proof.
 
 Amounts are reference steps and units of slack. Slack is the part of δ that exchanges may lose:
 δ = δ′ + slack. Steps and slack are charged up and given back down.
+
+With δ = 0 the reference is a release with a small pure ε, a power of ten. A run costs as many of
+them as its pure ε is: by basic composition, which also holds for releases chosen from earlier
+results (Rogers et al. 2016, arXiv 1605.08294, section 3). There is no slack.
 """
 
 from __future__ import annotations
@@ -15,13 +19,14 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from functools import lru_cache
 from typing import ClassVar, Final
 
 import numpy as np
 
 from accountant_service import mechanisms
-from accountant_service.accountants import ACCOUNTANTS, Question
+from accountant_service.accountants import ACCOUNTANTS, Question, release_laws
 from accountant_service.accountants.base import TOLERANCE, report_contradictions
 from accountant_service.accountants.pld import dominating_pairs, has_quick_curve
 from accountant_service.errors import (
@@ -46,7 +51,7 @@ from accountant_service.ledger.filters.reference_step import (
     is_unsampled_gaussian,
 )
 from accountant_service.ledger.step_plan import StepPlan, charged_form
-from accountant_service.mechanisms import CanonicalForm, Gaussian, Mechanism
+from accountant_service.mechanisms import ApproximateDp, CanonicalForm, Gaussian, Mechanism
 from accountant_service.mechanisms.codec import COUNT_MAX
 from accountant_service.numerics import domination
 from accountant_service.numerics.engines.saddle_point import count_by_renyi
@@ -56,7 +61,11 @@ from accountant_service.numerics.laws.dominating_pair import Composition
 from accountant_service.numerics.time_limit import limit_time
 
 SLACK_SHARE: Final = 1e-3  # of δ, that exchanges may lose together: it costs hardly a step
+# smaller shares, for a reference that reveals everything with a fixed probability: its steps may
+# need the whole δ
+_SMALLER_SLACK_SHARES: Final = (1e-4, 1e-5, 1e-6, 1e-7, 0.0)
 SLACK_UNITS: Final = 10**9  # the whole slack
+_PURE_DIGITS: Final = 9  # of a budget of pure ε
 _SLACK_EACH: Final = 8  # an exchange may use an eighth of the slack left
 _SECONDS_MAX: Final = 3.0  # to decide one exchange
 _EPSILON_POINTS: Final = 128  # numbers of reference steps whose ε is tabulated
@@ -234,8 +243,8 @@ class ReferenceFilter(PrivacyFilter):
 
     def tabulated(self) -> ReferenceFilter:
         """Return a copy with a table of ε by number of reference-mechanism steps, for display."""
-        if self.reference is None or self.steps == 0 or self.epsilons:
-            return self
+        if self.reference is None or self.steps == 0 or self.epsilons or not self.delta:
+            return self  # a sum of pure ε needs no table
         step = Question(charged_form(self.reference), self.relation, adds_curves=False)
         points = _EPSILON_POINTS if has_quick_curve(step) else _EPSILON_POINTS_FEW
         try:
@@ -288,6 +297,8 @@ class ReferenceFilter(PrivacyFilter):
     @property
     def _steps_delta(self) -> float:
         """The part of the budget's δ that pays for the reference-mechanism steps."""
+        if not self.slack_share:
+            return self.delta
         return rounding.down(self.delta * (1 - self.slack_share))
 
     def _slack_delta(self, units: int) -> float:
@@ -349,12 +360,17 @@ class ReferenceFilter(PrivacyFilter):
         """
         if not plan.step.atom_counts:
             raise UnsuitableReferenceError("the mechanism releases nothing: choose another one")
+        if not self.delta:
+            return self._with_pure_reference(is_planned=is_planned)
         step = choose_reference_step(plan)
+        policy = replace(self, slack_share=SLACK_SHARE)
         try:
-            steps = self._count_reference_steps(charged_form(step))
+            steps = policy._count_reference_steps(charged_form(step))
             if isinstance(step, Gaussian):
                 step = divide_gaussian_step(step, steps)
-                steps = self._count_reference_steps(charged_form(step))
+                steps = policy._count_reference_steps(charged_form(step))
+            elif self._may_reveal_everything(charged_form(step)):
+                policy, steps = policy._with_all_steps(charged_form(step), steps)
         except AccountingError as error:
             raise UnsuitableReferenceError(
                 f"this mechanism cannot be the reference of a budget: {error.detail}. Create the "
@@ -362,7 +378,49 @@ class ReferenceFilter(PrivacyFilter):
                 '"renyi"',
                 error.pointer,
             ) from error
-        return replace(self, reference=step, steps=steps, is_planned=is_planned, epsilons=())
+        return replace(policy, reference=step, steps=steps, is_planned=is_planned, epsilons=())
+
+    def _with_pure_reference(self, *, is_planned: bool) -> ReferenceFilter:
+        """Return a copy that counts pure ε, in parts that are a power of ten."""
+        digits = math.floor(_PURE_DIGITS - math.log10(self.epsilon))
+        unit = float(f"1e{-digits}")
+        steps = math.floor(rounding.as_written(self.epsilon) / rounding.as_written(unit))
+        reference = ApproximateDp(unit, 0.0)
+        return replace(self, reference=reference, steps=steps, is_planned=is_planned, epsilons=())
+
+    def _count_pure(self, form: CanonicalForm) -> Fraction | None:
+        """Return the pure ε of a mechanism in reference steps; None if it has none."""
+        question = Question(form, self.relation, adds_curves=False)
+        require_proof(question)
+        total = Fraction()
+        for each in question.alternatives:
+            cost = release_laws.simple_cost(each.release_groups, self.relation)
+            if not cost.is_pure:
+                return None
+            total = max(total, cost.loss.epsilon)
+        assert isinstance(self.reference, ApproximateDp)
+        return total / rounding.as_written(self.reference.epsilon)
+
+    def _may_reveal_everything(self, step: CanonicalForm) -> bool:
+        """Return whether a step has an infinite privacy loss with some probability."""
+        groups = Question(step, self.relation).release_groups
+        return release_laws.simple_cost(groups, self.relation).loss.delta > 0
+
+    def _with_all_steps(self, step: CanonicalForm, steps: int) -> tuple[ReferenceFilter, int]:
+        """Return a copy with as much slack as leaves all steps that the whole δ admits.
+
+        Args:
+            step: the reference step.
+            steps: the number of steps that `self` admits.
+        """
+        whole = replace(self, slack_share=0.0)._count_reference_steps(step)
+        found, count = self, steps
+        for share in _SMALLER_SLACK_SHARES:
+            if count == whole:
+                break
+            found = replace(self, slack_share=share)
+            count = found._count_reference_steps(step)
+        return found, count
 
     def _count_reference_steps(self, step: CanonicalForm) -> int:
         """Return the most repetitions of a step whose ε is within the budget's."""
@@ -417,7 +475,13 @@ class ReferenceFilter(PrivacyFilter):
         return (
             self._may_choose_reference(taken)
             and isinstance(other, ReferenceFilter)
-            and other == replace(self, reference=other.reference, steps=other.steps)
+            and other
+            == replace(
+                self,
+                reference=other.reference,
+                steps=other.steps,
+                slack_share=other.slack_share,
+            )
             and other.is_sound()
         )
 
@@ -445,6 +509,9 @@ class ReferenceFilter(PrivacyFilter):
         if self._is_reference(plan):
             return ReferenceCharge(plan.steps, plan.steps, is_reference=True)
         free, slack = self._remaining(taken)
+        if not self.delta:
+            pure = self._count_pure(plan.canonical)
+            return ReferenceCharge(plan.steps, self.steps + 1 if pure is None else math.ceil(pure))
         if self._is_comparison_exact(plan):
             slack = 0
         block, reference = self._composition(plan.canonical), self._reference_composition()
@@ -470,6 +537,8 @@ class ReferenceFilter(PrivacyFilter):
         if known is not None:
             return known
         held, _ = charge.held(granted)
+        if not self.delta:  # what is spent is at least the ε of the steps granted
+            return held, 0
         try:
             with _limit_comparison_time(plan, self.relation):
                 found = domination.most_repetitions(
@@ -494,6 +563,9 @@ class ReferenceFilter(PrivacyFilter):
             return free
         if not free:
             return 0
+        if not self.delta:
+            pure = self._count_pure(plan.step)
+            return 0 if pure is None else min(math.floor(free / pure), COUNT_MAX) if pure else None
         with _limit_comparison_time(plan, self.relation):
             return domination.most_repetitions(
                 self._composition(plan.step),
@@ -506,9 +578,15 @@ class ReferenceFilter(PrivacyFilter):
         """Return whether the remaining reference-mechanism steps dominate the whole plan."""
         if not plan.step.atom_counts:
             return True
+        if not self.delta:
+            policy = self.after_reserving(plan, taken)
+            pure = policy._count_pure(plan.canonical)
+            return pure is not None and pure <= policy.steps - taken[0]
         if self._may_choose_reference(taken):
             question = Question(plan.canonical, self.relation, adds_curves=False)
-            return self._epsilon_of_question(question) <= self.epsilon
+            has_slack = not self._may_reveal_everything(plan.canonical)
+            policy = self if has_slack else replace(self, slack_share=0.0)
+            return policy._epsilon_of_question(question) <= self.epsilon
         free, slack = self._remaining(taken)
         if self._is_reference(plan):
             return plan.steps <= free
@@ -530,6 +608,9 @@ class ReferenceFilter(PrivacyFilter):
             return self._is_reference(plan) and charge.reference_steps >= plan.steps
         if not plan.step.atom_counts:
             return True
+        if not self.delta:
+            pure = self._count_pure(plan.canonical)
+            return pure is not None and charge.reference_steps >= pure
         with _limit_comparison_time(plan, self.relation):
             return charge.reference_steps > 0 and domination.dominates(
                 self._reference_composition(charge.reference_steps),
@@ -548,6 +629,8 @@ class ReferenceFilter(PrivacyFilter):
             return refund == (known or (0, charge.return_slack))
         if not (0 < steps <= charge.held(granted)[0] and slack == 0):
             return False
+        if not self.delta:
+            return True
         with _limit_comparison_time(plan, self.relation):
             return domination.dominates(
                 self._composition(plan.step, plan.steps - granted),

@@ -58,6 +58,8 @@ class Outcomes:
         """Return the outcomes of two independent releases together; None if there are too many."""
         if len(self.losses) * len(other.losses) > _PRODUCTS_MAX:
             return None
+        if not len(self.losses) or not len(other.losses):
+            return Outcomes(np.zeros(0), np.zeros(0), 0.0, 0.0)
         losses = np.add.outer(self.losses, other.losses).ravel()
         mass = np.multiply.outer(self.mass, other.mass).ravel()
         order = np.argsort(losses)
@@ -133,13 +135,17 @@ class EnumeratedProfile:
         return float((np.log(self._p[useful] - delta) - self._log_q[useful]).max())
 
     def attack_rates(self, thresholds: Array) -> tuple[Array, Array]:
-        """Return upper bounds on FPR and lower bounds on TPR of attacks that threshold the loss."""
+        """Return upper bounds on FPR and lower bounds on TPR of attacks that threshold the loss.
+
+        The first attack accuses if the loss is infinite, which it never is without the record.
+        """
         chosen = np.linspace(0, len(self._p) - 1, min(len(self._p), 8 * len(thresholds)))
         at = np.unique(chosen.astype(int))
         error = self._outcomes.mass_error
         false_positives = np.exp(self._log_q[at]) * (1 + error + 2 * self._outcomes.loss_error)
-        true_positives = self._p[at] * (1 - error) + self._infinite * (1 - 1e-9)
-        return np.minimum(false_positives + _UNDERFLOW, 1.0), np.minimum(true_positives, 1.0)
+        true_positives = np.append(0.0, self._p[at] * (1 - error)) + self._infinite * (1 - 1e-9)
+        false_positives = np.append(0.0, np.minimum(false_positives + _UNDERFLOW, 1.0))
+        return false_positives, np.minimum(true_positives, 1.0)
 
 
 def profile(releases: Composition, direction: Direction) -> EnumeratedProfile | None:
@@ -156,7 +162,7 @@ def _profile(releases: Composition, direction: Direction) -> EnumeratedProfile |
             return None
         own = _repeat(_outcomes(release.base_pair, release.sample_rate, direction), count)
         total = total.joined(own) if total is not None and own is not None else None
-    if total is None or not len(total.losses):
+    if total is None:
         return None
     return EnumeratedProfile(total, infinite_mass(releases, direction))
 

@@ -49,4 +49,4 @@ def widen_bounds(bounds: Bounds, tolerance: float) -> Bounds:
     """
     check_bounds(bounds.lower * (1 - rounding.MARGIN), bounds.upper * (1 + rounding.MARGIN))
     margin = max(rounding.MARGIN, _MARGIN_SHARE * tolerance)
-    return Bounds(bounds.lower * (1 - margin), bounds.upper * (1 + margin))
+    return Bounds(rounding.down(bounds.lower) * (1 - margin), bounds.upper * (1 + margin))

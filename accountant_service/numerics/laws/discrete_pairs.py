@@ -98,6 +98,8 @@ class ApproximatePair(AtomicPair):
 
     def list_atoms(self) -> Atoms:
         """Return the two answers of randomized response, and infinite losses of probability δ."""
+        if self.delta == 1.0:  # nothing but infinite losses
+            return Atoms(np.zeros(0), np.zeros(0), np.zeros(0), 0.0, 1.0, 1.0)
         log_kept = math.log1p(-self.delta)
         likely = log_kept - math.log1p(math.exp(-self.epsilon))
         log_without = np.array([likely, likely - self.epsilon])

@@ -19,7 +19,13 @@ arXiv 2004.00010v7, Proposition 12)
 
     δ(ε) ≤ e^{(α−1)(r − ε)}·(1 − 1/α)^α/(α − 1),    at each order α > 1.
 
-The least of these at many ε are points of a profile.
+The least of these at many ε are points of a profile. At ε = 0 the total variation distance V is
+bounded more tightly by the divergence of order 1, which is at most that of any order:
+
+    V(t) = t·(1 − (coth t − 1/t)²)/2,    D₁(t) = log(t/sinh t) + t·coth t − t²/sinh²t,    t ≥ 0,
+
+is the least D₁ at each V (Fedotov, Harremoës & Topsøe 2003, "Refinements of Pinsker's inequality",
+Theorem 1; both increase). By Pinsker's inequality V ≤ √(D₁/2), which is used where t is small.
 
 **Rounding.** All points are raised by 1e-12 relative, and every mass by the same share of the
 slopes that it is the difference of. So each computed δ(ε) is at least that of the hull.
@@ -33,12 +39,15 @@ from typing import Final
 
 import numpy as np
 
+from accountant_service.numerics.floats import rounding
 from accountant_service.numerics.floats.special_functions import Array
 from accountant_service.numerics.laws.atomic_pair import AtomicPair, Atoms
 
 _RAISED: Final = 1e-12
 _ERROR: Final = 1e-13
 LOSS_MAX: Final = 500.0
+_PINSKER_BELOW: Final = 1e-6
+_T_ENDS: Final = (1e-6, 1e9)
 _POINTS: Final = 4096  # of a profile from a Rényi curve
 _LOG_ENDS: Final = (-100.0, -740.0)  # log δ up to which its points are dense, and of the last
 _ORDERS: Final = 1 + np.geomspace(1e-3, 1e6, 2000)  # of a curve that is known at every order
@@ -91,7 +100,10 @@ class RenyiPair(AtomicPair):
         for order, divergence in zip(orders, divergences, strict=True):
             constant = order * math.log1p(-1 / order) - math.log(order - 1)
             log_deltas = np.minimum(log_deltas, (order - 1) * (divergence - epsilons) + constant)
-        return atoms_of_profile(epsilons, np.exp(log_deltas) * (1 + 1e-9))
+        deltas = np.exp(log_deltas) * (1 + 1e-9)
+        first = self.rho + math.fsum(count * own[0] for _, own, count in self.curves)
+        deltas[0] = min(deltas[0], largest_total_variation(first))
+        return atoms_of_profile(epsilons, deltas)
 
     def _sum_divergences(self) -> tuple[Array, Array]:
         """Return Rényi orders, and the sum of all releases' divergences at each order."""
@@ -107,6 +119,28 @@ class RenyiPair(AtomicPair):
         for own, divergences, count in self.curves:
             total += count * interpolated_divergences(np.array(own), np.array(divergences), orders)
         return orders, total
+
+
+def largest_total_variation(divergence: float) -> float:
+    """Return an upper bound on the total variation distance of two laws, from D₁ ≥ 0."""
+    pinsker = math.sqrt(0.5 * divergence)
+    if divergence < _PINSKER_BELOW:  # the curve is nearer than rounding errors
+        return rounding.up(pinsker)
+    low, high = _T_ENDS
+    if _divergence_at(high) < divergence:
+        return 1.0
+    for _ in range(100):
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if _divergence_at(middle) < divergence else (low, middle)
+    exact = 0.5 * high * (1 - (1 / math.tanh(high) - 1 / high) ** 2)
+    return min(1.0, rounding.up(pinsker), exact + 1e-9)
+
+
+def _divergence_at(t: float) -> float:
+    """Return D₁(t) of the curve of least divergences, off by less than 1e-14 where t ≥ 1e-3."""
+    kept = -math.expm1(-2 * t)  # so that sinh t is e^t·kept/2
+    beyond = 2 * t * math.exp(-2 * t) / kept  # t·coth t − t
+    return math.log(2 * t / kept) + beyond - (2 * t * math.exp(-t) / kept) ** 2
 
 
 def interpolated_divergences(known_orders: Array, divergences: Array, orders: Array) -> Array:

@@ -41,7 +41,7 @@ class ReplacedLaplacePair:
     sampled: float
 
     @property
-    def _largest_loss(self) -> float:
+    def largest_loss(self) -> float:
         """The largest privacy loss, which is attained at all outputs z ≥ 1."""
         rise = 2 * self.sampled * math.sinh(self.inverse_scale)
         return math.log1p(rise / self._least_ratio)
@@ -56,7 +56,7 @@ class ReplacedLaplacePair:
 
     def masses(self, edges: Array) -> IntervalMasses:
         """Return each privacy-loss interval's probability under both output distributions."""
-        most, beta, q = self._largest_loss, self.inverse_scale, self.sampled
+        most, beta, q = self.largest_loss, self.inverse_scale, self.sampled
         low, high = edges[:-1], edges[1:]
         position = self._scaled_output(np.clip(edges, -most, most))
         start, end = position[:-1], position[1:]
@@ -86,11 +86,11 @@ class ReplacedLaplacePair:
 
     def limits(self, tail_deviations: float) -> tuple[float, float]:  # noqa: ARG002
         """Return the least and the greatest privacy loss."""
-        return -self._largest_loss, self._largest_loss
+        return -self.largest_loss, self.largest_loss
 
     def log_moments(self, orders: Array, sample_rate: float) -> Array:
         """Return upper bounds on the loss's log-moments, from a discretised grid of losses."""
-        most = self._largest_loss
+        most = self.largest_loss
         inner = np.linspace(-most, most, _MOMENT_CELLS + 1)
         edges = np.concatenate([[-most * (1 + 1e-6)], inner])
         return moments_of_cells(edges, self.masses(edges), orders, sample_rate)

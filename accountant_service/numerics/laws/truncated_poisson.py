@@ -18,7 +18,8 @@ the second x takes the place of y, and no y is known to be −x for certain in b
 
 **A replaced record.** Both datasets have n records. If K < B, the pair is that of a replaced record
 of a Poisson sample. If K ≥ B, the record or its replacement takes the place of y, or neither does:
-the pair is that of a replaced record of a fixed-size sample, with the rate p.
+the pair is that of a replaced record of a fixed-size sample, with the rate p. A zeroed record is a
+replaced one; if K < B, it costs what an absent one does.
 
 With S the size of the whole sample, p·P(K ≥ B) = q·Σ_{j≥B} P(K = j)·B/(j + 1) = P(S > B)·B/n.
 """
@@ -39,7 +40,13 @@ _WEIGHT_MIN: Final = 1e-300  # of a case whose probability underflows
 
 
 def truncated_poisson_law(
-    dataset_size: int, sample_rate: float, batch_size_max: int, mu: float, *, replaced: bool = False
+    dataset_size: int,
+    sample_rate: float,
+    batch_size_max: int,
+    mu: float,
+    *,
+    replaced: bool = False,
+    zeroed: bool = False,
 ) -> ReleaseLaw:
     """Return the dominating pair of a Gaussian release on a Poisson sample of limited size.
 
@@ -49,6 +56,7 @@ def truncated_poisson_law(
         batch_size_max: B.
         mu: the clip norm divided by the standard deviation of the noise.
         replaced: whether neighbours differ in one replaced record, not in one more record.
+        zeroed: whether they differ in one zeroed record.
     """
     others = dataset_size - 1
     cut = binomial_tail(batch_size_max, others, sample_rate)
@@ -57,7 +65,7 @@ def truncated_poisson_law(
         chosen = binomial_tail(batch_size_max + 1, dataset_size, sample_rate)
         rate = min(rate, chosen * batch_size_max / dataset_size / cut * (1 + 4 * _ROUNDING))
     exchanged: ReleaseLaw = Release(GaussianPair(2 * mu), rate)
-    if replaced:
+    if replaced or zeroed:
         exchanged = FixedSizeReplacement(2 * mu, rate)
     kept = binomial_below(batch_size_max, others, sample_rate)
     whole = _untruncated_law(mu, sample_rate, replaced=replaced)

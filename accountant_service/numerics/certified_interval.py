@@ -527,7 +527,7 @@ class _DirectionSearch:
         """Find about where the answer is, from an upper bound on a coarse grid of losses.
 
         Rényi bounds are far too high for releases with heavy tails, and a fine grid that is made
-        for such an answer is of no use.
+        for such an answer, or tilted as they say, is of no use.
         """
         if self.lattice is not None or self.question.accepts_wide_bounds:
             return
@@ -540,6 +540,8 @@ class _DirectionSearch:
             self.upper = min(self.upper, self.question.bound_from_profile(upper))
             self.saddle = self.question.next_saddle(self.saddle, Bounds(self.lower, self.upper))
             self.slope = _slope(upper, self.saddle)
+            # where bounds on moments bend, their saddle point may lie at far too large a tilt
+            self.saddle = replace(self.saddle, tilt=min(self.saddle.tilt, self.slope))
 
     def narrow_by_lattice(self, best_lower: float, target_width: float, stop_width: float) -> None:
         """Narrow the bounds on ε or δ by an FFT on a grid of losses, finer at every call.

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack, asynccontextmanager
 from typing import Any
 
-from fastapi import Depends, FastAPI
+from fastapi import Depends, FastAPI, Request
 from fastapi.openapi.utils import get_openapi
+from starlette.responses import Response
 
 from accountant_service import mechanisms
 from accountant_service.api import (
@@ -24,6 +26,7 @@ from accountant_service.api.middleware import AccessLog, AddressRateLimit
 from accountant_service.api.rate_limit import RateLimiter
 from accountant_service.api.routes import BODY_MEMORY_BYTES, BodyMemory, build_router
 from accountant_service.api.schemas import EXAMPLES, MECHANISM_PLACEHOLDER
+from accountant_service.api.static_documents import StaticDocument, StaticDocuments
 from accountant_service.ledger.api_keys import Keys
 from accountant_service.ledger.caps import Caps
 from accountant_service.ledger.database import open_repository
@@ -78,12 +81,14 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         version=__version__,
         description=_DESCRIPTION,
         lifespan=lifespan,
+        openapi_url=None,  # encoded once: see `_add_openapi_document`
         docs_url=None,  # these pages load scripts from other hosts; see `web.reference_page`
         redoc_url=None,
     )
     app.state.settings, app.state.metrics = settings, metrics
     app.state.computations, app.state.ledger_probe = computations, ledger_probe
     app.state.body_memory = BodyMemory(BODY_MEMORY_BYTES)
+    app.state.static_documents = StaticDocuments()
     app.state.repository, app.state.keys = repository, keys
     app.state.ledger, app.state.async_ledger, app.state.caps = ledger, async_ledger, caps
     dependencies = [] if settings.open_computation else [Depends(ledger_routes.require_any_scope)]
@@ -98,8 +103,25 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         from accountant_service import tracing  # needs the extra `otel`
 
         closing.callback(tracing.install(app, repository.engine))
-    app.openapi = lambda: _build_openapi(app)  # type: ignore[method-assign]
+    _add_openapi_document(app)
     return app
+
+
+def _add_openapi_document(app: FastAPI) -> None:
+    """Serve the OpenAPI document at `/openapi.json`."""
+    app.openapi = lambda: _build_openapi(app)  # type: ignore[method-assign]
+
+    def encode() -> StaticDocument:
+        """Encode the document as JSON."""
+        text = json.dumps(app.openapi(), ensure_ascii=False, separators=(",", ":"))
+        return StaticDocument(text.encode(), "application/json")
+
+    async def answer(request: Request) -> Response:
+        """Answer with the OpenAPI document."""
+        documents: StaticDocuments = app.state.static_documents
+        return await documents.respond(request, request.url.path, encode)
+
+    app.add_route("/openapi.json", answer, include_in_schema=False)
 
 
 def _add_middleware(app: FastAPI, settings: Settings) -> None:

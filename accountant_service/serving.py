@@ -15,10 +15,10 @@ from fastapi import FastAPI
 
 from accountant_service import logs
 from accountant_service.app import create_app
+from accountant_service.connection_limits import LimitedProtocol
 from accountant_service.fork_server import FORK_SERVER
 from accountant_service.ledger.database import open_repository
 from accountant_service.settings import Settings
-from accountant_service.slow_clients import SlowClientProtocol
 
 # interval at which Python switches threads: a tenth of its default, so that a grant waits little
 # for threads that are busy with large bodies
@@ -61,7 +61,8 @@ def serve(host: str, port: int, workers: int | None = None) -> None:
     options: dict[str, Any] = {
         "host": host,
         "port": port,
-        "http": SlowClientProtocol,
+        "http": LimitedProtocol,
+        "ws": "none",
         "log_config": None,
         "log_level": settings.log_level,
         "access_log": False,

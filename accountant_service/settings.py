@@ -97,6 +97,23 @@ class Settings(BaseSettings):
         gt=0,
         description="seconds that an answer may stay unread before the connection is closed",
     )
+    head_bytes_max: int = Field(
+        default=32 << 10,
+        ge=8192,
+        description="bytes of the largest request head: the request line and the headers",
+    )
+    head_seconds_max: float = Field(
+        default=10.0,
+        gt=0,
+        description="seconds that a connection without a request in progress may take to send a "
+        "complete head",
+    )
+    connections_per_address_max: int = Field(
+        default=256,
+        ge=1,
+        description="connections of one address, or of one /64 network of IPv6, to each worker; "
+        "for a further one the oldest that has no request in progress is closed",
+    )
     body_bytes_max: int = Field(
         default=1 << 20, ge=1024, description="bytes of the largest request body"
     )

@@ -19,6 +19,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from accountant_service.api import problems, schemas, views
+from accountant_service.api.client_networks import client_network
 from accountant_service.api.computation_cache import (
     PARSED_HERE_BYTES_MAX,
     BatchedRequest,
@@ -27,6 +28,7 @@ from accountant_service.api.computation_cache import (
 from accountant_service.api.problems import Problem
 from accountant_service.api.questions import ENDPOINTS
 from accountant_service.api.schemas import UnreadBody
+from accountant_service.api.static_documents import StaticDocument, StaticDocuments
 from accountant_service.errors import TooExpensiveError
 from accountant_service.settings import Settings
 
@@ -191,8 +193,8 @@ async def _wait_for_disconnect(request: Request) -> None:
 
 
 def client_address(request: Request) -> str:
-    """Return the client's address, which identifies the client in the fair queues."""
-    return request.client.host if request.client else "unknown"
+    """Return the client's address or network, which identifies the client in the fair queues."""
+    return client_network(request.client.host) if request.client else "unknown"
 
 
 _PROBLEMS: Final[dict[int | str, dict[str, Any]]] = {
@@ -396,9 +398,14 @@ def _encode_problem(error: Exception) -> bytes:
     return to_json(schemas.BatchResult.model_construct(status=problem["status"], body=problem))
 
 
-async def methods() -> Response:
+async def methods(request: Request) -> Response:
     """List the accounting methods: title, source, what each needs and what it proves."""
-    return _json_response(to_json(views.methods()))
+    documents: StaticDocuments = request.app.state.static_documents
+    return await documents.respond(
+        request,
+        request.url.path,
+        lambda: StaticDocument(to_json(views.methods()), "application/json"),
+    )
 
 
 async def health() -> schemas.HealthAnswer:

@@ -9,6 +9,7 @@ from typing import Any
 
 from fastapi import Depends, FastAPI, Request
 from fastapi.openapi.utils import get_openapi
+from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from accountant_service import mechanisms
@@ -26,6 +27,7 @@ from accountant_service.api.middleware import AccessLog, AddressRateLimit
 from accountant_service.api.rate_limit import RateLimiter
 from accountant_service.api.routes import BODY_MEMORY_BYTES, BodyMemory, build_router
 from accountant_service.api.schemas import EXAMPLES, MECHANISM_PLACEHOLDER
+from accountant_service.api.shared_call import SharedCall
 from accountant_service.api.static_documents import StaticDocument, StaticDocuments
 from accountant_service.ledger.api_keys import Keys
 from accountant_service.ledger.caps import Caps
@@ -90,6 +92,8 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.state.body_memory = BodyMemory(BODY_MEMORY_BYTES)
     app.state.static_documents = StaticDocuments()
     app.state.repository, app.state.keys = repository, keys
+    app.state.public_metrics = metrics_endpoint.share_public_metrics(app.state)
+    app.state.database_check = SharedCall(lambda: run_in_threadpool(repository.ping))
     app.state.ledger, app.state.async_ledger, app.state.caps = ledger, async_ledger, caps
     dependencies = [] if settings.open_computation else [Depends(ledger_routes.require_any_scope)]
     app.include_router(build_router(dependencies))

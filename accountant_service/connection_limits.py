@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from functools import cache, lru_cache
 from ipaddress import ip_address, ip_network
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
+import uvicorn
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from accountant_service.api import error_responses, problems
@@ -26,6 +28,11 @@ _VERSIONS: Final = ("1.0", "1.1")
 # after a refusal, so that the client can read it: a socket with unread data would be reset
 _DRAINED_BYTES_MAX: Final = 1 << 18
 _DRAIN_SECONDS: Final = 1.0
+# data that the system keeps for a connection in each direction; by itself it would keep megabytes
+_SYSTEM_BUFFER_BYTES: Final = 1 << 17
+# as on Ethernet: with the segments of the loopback device a client on this machine has sent
+# megabytes before the server can refuse the first of them
+_SEGMENT_BYTES_MAX: Final = 1460
 
 
 def _refusal(status: int, code: str, title: str, detail: str) -> bytes:
@@ -57,6 +64,35 @@ _TOO_MANY_CONNECTIONS: Final = _refusal(
     "The client's address has too many connections",
     "each connection of this address has a request in progress; use fewer at a time",
 )
+
+
+class LimitedConfig(uvicorn.Config):
+    """uvicorn's configuration, with limits on the sockets that several workers share."""
+
+    def bind_socket(self) -> socket.socket:
+        """Return the bound socket."""
+        bound = super().bind_socket()
+        _limit_buffers(bound)
+        return bound
+
+
+class LimitedServer(uvicorn.Server):
+    """uvicorn's server, with limits on the sockets that it opens itself."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen on the sockets."""
+        await super().startup(sockets)
+        for server in self.servers:
+            for each in server.sockets:
+                _limit_buffers(each)
+
+
+def _limit_buffers(listening: Any) -> None:
+    """Limit the data that the system keeps for each connection that a socket accepts."""
+    for buffer in (socket.SO_RCVBUF, socket.SO_SNDBUF):
+        listening.setsockopt(socket.SOL_SOCKET, buffer, _SYSTEM_BUFFER_BYTES)
+    if hasattr(socket, "TCP_MAXSEG"):
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, _SEGMENT_BYTES_MAX)
 
 
 class _RefusedError(Exception):

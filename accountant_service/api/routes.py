@@ -413,7 +413,7 @@ async def health() -> schemas.HealthAnswer:
     return schemas.HealthAnswer(status="ok")
 
 
-def ready(request: Request) -> schemas.HealthAnswer:
+async def ready(request: Request) -> schemas.HealthAnswer:
     """Check that the database answers and accepts writes."""
-    request.app.state.repository.ping()
+    await request.app.state.database_check()  # shared: with SQLite it takes the writer's lock
     return schemas.HealthAnswer(status="ok")

@@ -22,7 +22,7 @@ from accountant_service.api import (
 )
 from accountant_service.api.async_ledger import AsyncLedger
 from accountant_service.api.computation_cache import ComputationCache
-from accountant_service.api.ledger_views import encode_answer
+from accountant_service.api.ledger_views import ANSWERS
 from accountant_service.api.middleware import AccessLog, AddressRateLimit
 from accountant_service.api.rate_limit import RateLimiter
 from accountant_service.api.routes import BODY_MEMORY_BYTES, BodyMemory, build_router
@@ -33,6 +33,7 @@ from accountant_service.ledger.api_keys import Keys
 from accountant_service.ledger.caps import Caps
 from accountant_service.ledger.database import open_repository
 from accountant_service.ledger.idempotency_cleanup import IdempotencyCleanup
+from accountant_service.ledger.quotas import RunQuota
 from accountant_service.ledger.rules import EntryKind
 from accountant_service.ledger.service import Ledger
 from accountant_service.ledger.webhook_delivery import WebhookDelivery
@@ -60,7 +61,9 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     repository = open_repository(settings.database)
     ledger_probe = metrics_endpoint.LedgerProbe(repository, metrics)
 
-    ledger, keys = Ledger(repository, encode_answer, _make_write_counter(metrics)), Keys(repository)
+    run_quota = RunQuota(settings.open_runs_max, settings.unspent_runs_max)
+    ledger = Ledger(repository, ANSWERS, _make_write_counter(metrics), run_quota)
+    keys = Keys(repository)
     caps = Caps(repository)
     async_ledger = AsyncLedger(ledger, keys, caps, settings)
 

@@ -12,6 +12,8 @@ from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 from sqlalchemy import make_url
 
+from accountant_service.ledger.quotas import OPEN_RUNS_MAX, UNSPENT_RUNS_MAX
+
 _PREFIX = "ACCOUNTANT_"
 
 
@@ -132,6 +134,17 @@ class Settings(BaseSettings):
         default="",
         description="addresses or networks of proxies whose X-Forwarded-For and X-Forwarded-Proto "
         "are trusted; comma-separated",
+    )
+    open_runs_max: int = Field(
+        default=OPEN_RUNS_MAX,
+        ge=1,
+        description="open runs that one key may have of one dataset",
+    )
+    unspent_runs_max: int = Field(
+        default=UNSPENT_RUNS_MAX,
+        ge=1,
+        description="runs of one key and dataset that spent nothing and whose lease ended within "
+        "the last day, or has not ended",
     )
     idempotency_days: int = Field(
         default=30,

@@ -599,8 +599,8 @@ class Transaction:
         counted = select(func.count()).select_from(WEBHOOK_EVENT)
         return int(self.connection.execute(counted).scalar_one())
 
-    def list_due_events(self, at: int, limit: int) -> list[Event]:
-        """Return the webhook events due: per webhook and dataset only the oldest."""
+    def list_due_events(self, webhook: str, at: int, limit: int) -> list[Event]:
+        """Return a webhook's events that are due: of each dataset only the oldest."""
         earlier = WEBHOOK_EVENT.alias()
         first = (
             select(func.min(earlier.c.number))
@@ -610,6 +610,7 @@ class Transaction:
         )
         rows = self.connection.execute(
             select(WEBHOOK_EVENT)
+            .where(WEBHOOK_EVENT.c.webhook == webhook)
             .where(WEBHOOK_EVENT.c.due_at <= at)
             .where(WEBHOOK_EVENT.c.number == first)
             .order_by(WEBHOOK_EVENT.c.due_at)

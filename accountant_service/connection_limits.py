@@ -23,7 +23,7 @@ from accountant_service.settings import Settings
 
 _SLICE_BYTES: Final = 4096  # parsed at once, so that limits act within a large packet
 _HEADERS_MAX: Final = 100
-_PIPELINED_MAX: Final = 16  # requests of one connection that wait for the answer to another
+_PIPELINED_MAX: Final = 4  # requests of one connection that wait for the answer to another
 _VERSIONS: Final = ("1.0", "1.1")
 # after a refusal, so that the client can read it: a socket with unread data would be reset
 _DRAINED_BYTES_MAX: Final = 1 << 18
@@ -35,8 +35,31 @@ _SYSTEM_BUFFER_BYTES: Final = 1 << 17
 _SEGMENT_BYTES_MAX: Final = 1460
 
 
-def _refusal(status: int, code: str, title: str, detail: str) -> bytes:
+# what is refused before the application sees it: by code the status, the title and the detail
+REFUSALS: Final = {
+    "head-too-large": (
+        431,
+        "The request's head is too large",
+        "the request line and the headers together may have ACCOUNTANT_HEAD_BYTES_MAX bytes, and "
+        f"{_HEADERS_MAX} headers",
+    ),
+    "invalid-http": (
+        400,
+        "This is not a valid HTTP request",
+        "send HTTP/1.1 with one Host header, or HTTP/1.0; headers, lengths and chunks must be "
+        f"well-formed, and at most {_PIPELINED_MAX} requests may wait on one connection",
+    ),
+    "too-many-connections": (
+        503,
+        "The client's address has too many connections",
+        "each connection of this address has a request in progress; use fewer at a time",
+    ),
+}
+
+
+def _encode_refusal(code: str) -> bytes:
     """Return the whole answer to a request that the application does not see."""
+    status, title, detail = REFUSALS[code]
     body = json.dumps(problems.document(status, code, title, detail)).encode()
     fields = {"content-type": error_responses.MEDIA_TYPE, "content-length": str(len(body))}
     fields |= {"connection": "close"} | ({"retry-after": "2"} if status == 503 else {})
@@ -44,26 +67,7 @@ def _refusal(status: int, code: str, title: str, detail: str) -> bytes:
     return STATUS_LINE[status] + head.encode() + b"\r\n" + body
 
 
-_HEAD_TOO_LARGE: Final = _refusal(
-    431,
-    "head-too-large",
-    "The request's head is too large",
-    "the request line and the headers together may have ACCOUNTANT_HEAD_BYTES_MAX bytes, and "
-    f"{_HEADERS_MAX} headers",
-)
-_INVALID_HTTP: Final = _refusal(
-    400,
-    "invalid-http",
-    "This is not a valid HTTP request",
-    "send HTTP/1.1 with one Host header, or HTTP/1.0; headers, lengths and chunks must be "
-    f"well-formed, and at most {_PIPELINED_MAX} requests may wait on one connection",
-)
-_TOO_MANY_CONNECTIONS: Final = _refusal(
-    503,
-    "too-many-connections",
-    "The client's address has too many connections",
-    "each connection of this address has a request in progress; use fewer at a time",
-)
+_HEAD_TOO_LARGE, _INVALID_HTTP, _TOO_MANY_CONNECTIONS = map(_encode_refusal, REFUSALS)
 
 
 class LimitedConfig(uvicorn.Config):
@@ -103,8 +107,10 @@ class LimitedProtocol(HttpToolsProtocol):
     """HTTP protocol with limits on heads, trailers, connections and unread answers.
 
     * A head (request line and headers) has at most `ACCOUNTANT_HEAD_BYTES_MAX` bytes and 100
-      headers: 431. Trailers are ignored. A connection with more bytes of trailers, or of lines
+      headers: 431. Trailers are ignored. A connection with more trailers, or with so many bytes
       between chunks, is closed.
+    * Of a request that is answered before it is complete, at most `ACCOUNTANT_BODY_BYTES_MAX`
+      more bytes are read.
     * Whenever no request is in progress, a head is complete within `ACCOUNTANT_HEAD_SECONDS_MAX`,
       or the connection is closed.
     * HTTP/1.1 needs one Host header; versions other than 1.0 and 1.1 are refused: 400.
@@ -121,6 +127,8 @@ class LimitedProtocol(HttpToolsProtocol):
     _bytes_between = 0  # received since the last head, part of a body or end of a request
     _has_progressed = False  # whether one of these was in the slice that is being parsed
     _is_body = False  # whether the head of the current request is complete
+    _trailers = 0  # of the current request
+    _unwanted_bytes = 0  # of requests that were answered before they were complete
     _refusal: bytes | None = None  # what to answer when the parser stops
     _drained_bytes: int | None = None  # discarded since a refusal
 
@@ -145,7 +153,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     @property
     def is_busy(self) -> bool:
-        """Whether a request is in progress."""
+        """True while a request is in progress."""
         return self.cycle is not None and not self.cycle.response_complete
 
     # --- requests
@@ -153,6 +161,11 @@ class LimitedProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         """Parse data in slices, and refuse a head or trailers that are too large."""
         limit = _settings().head_bytes_max
+        if self._is_body and not self.is_busy:  # nobody reads the rest of the request
+            self._unwanted_bytes += len(data)
+            if self._unwanted_bytes > _settings().body_bytes_max:
+                self.transport.abort()
+                return
         for start in range(0, len(data), _SLICE_BYTES):
             if self._drained_bytes is not None:
                 self._drain(len(data) - start)
@@ -169,6 +182,9 @@ class LimitedProtocol(HttpToolsProtocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         """Keep a header; ignore a trailer, which is no part of the request that began."""
         if self._is_body:
+            self._trailers += 1
+            if self._trailers > _HEADERS_MAX:
+                self._refuse(_HEAD_TOO_LARGE)
             return
         if len(self.headers) == _HEADERS_MAX:
             self._refuse(_HEAD_TOO_LARGE)
@@ -177,6 +193,7 @@ class LimitedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """Start a request whose head keeps the limits."""
         self._has_progressed = self._is_body = True
+        self._trailers = 0
         if self._bytes_between + _SLICE_BYTES > _settings().head_bytes_max:
             size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
             if size > _settings().head_bytes_max:

@@ -28,8 +28,8 @@ class _Answers:
     def encode(self, dataset: Dataset, result: Subject) -> tuple[str, str]:
         """Return the answer about a changed reservation or dataset: as sent, and as stored.
 
-        A new dataset comes with a preview of how many steps its budget covers. This is stored whole
-        because it happens once.
+        A new dataset comes with a preview of how many steps its budget covers. It is created once,
+        so this answer is stored whole.
         """
         if isinstance(result, BudgetPreview):
             text = json.dumps(dataset_view(dataset) | preview_view(result))

@@ -12,8 +12,8 @@ Result = TypeVar("Result")
 class SharedCall(Generic[Result]):
     """A call that runs at most once at a time, however many ask for it.
 
-    Whoever asks while it runs shares the next run with all who ask meanwhile, so every answer was
-    computed after its question.
+    Callers that ask while it runs share the next run, so every answer was computed after its
+    question.
 
     Args:
         call: what is run.

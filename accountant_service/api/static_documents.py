@@ -68,7 +68,7 @@ class StaticDocuments:
     async def respond(
         self, request: Request, name: str, build: Callable[[], StaticDocument]
     ) -> Response:
-        """Answer a request with a document; build it in a thread if nobody has asked before."""
+        """Answer a request with a document; build it in a thread at the first request."""
         found = self._found.get(name)
         if found is None:
             found = await run_in_threadpool(self._build_once, name, build)

@@ -74,7 +74,7 @@ class Quota:
 
 @dataclass(frozen=True, slots=True)
 class RunQuota:
-    """How many runs one API key may have of one dataset, beside what the budget allows.
+    """A limit on the runs that one API key may have of one dataset, beside the budget.
 
     Plans without releases, and runs that are released unused, cost no budget. Without a limit they
     could fill the database.

@@ -104,7 +104,7 @@ class WriteRequest:
 
 
 class AnswerFormat(Protocol):
-    """How the answer to a write is sent, and how it is stored for retries.
+    """The format of answers to writes: as they are sent, and as they are stored for retries.
 
     What never changes is in the row of the run or the dataset. A stored answer does not repeat it,
     because a plan may be large and every renewal stores an answer.
@@ -119,7 +119,7 @@ class AnswerFormat(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RunSubject:
-    """What never changes of a run, and decides who may change it.
+    """The facts of a run that never change and decide who may change it.
 
     Attributes:
         dataset: the identifier of its dataset.

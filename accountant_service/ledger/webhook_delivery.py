@@ -80,7 +80,7 @@ def _ended_after(connection: HTTPConnection, seconds: float) -> Iterator[threadi
     has_ended = threading.Event()
 
     def end() -> None:
-        """End the connection, so that whoever reads from it gets an error."""
+        """End the connection, so that a thread that reads from it gets an error."""
         has_ended.set()
         with suppress(OSError):  # it is not connected
             if connection.sock is not None:

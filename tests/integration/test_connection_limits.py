@@ -1,4 +1,4 @@
-"""What happens to a connection before the application sees a request."""
+"""Limits of a connection, before the application sees a request."""
 
 from __future__ import annotations
 
@@ -26,8 +26,11 @@ REQUEST = HEAD + b"\r\n"
 
 
 async def application(scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer with the number of bytes of the body and the names of the headers."""
-    size, more = 0, True
+    """Answer with the number of bytes of the body and the names of the headers.
+
+    At `/early` the body is not waited for.
+    """
+    size, more = 0, scope["path"] != "/early"
     while more:
         message = await receive()
         size += len(message.get("body", b""))
@@ -146,13 +149,24 @@ def test_http_1_0_needs_no_host(port: int) -> None:
 def test_trailers_are_ignored_and_bounded(port: int) -> None:
     answer = exchange(port, CHUNKED + b"0\r\nX-Admin: yes\r\n\r\n")
     assert json.loads(answer.partition(b"\r\n\r\n")[2])["names"] == ["host", "transfer-encoding"]
-    for endless in (b"0\r\n" + fields(LIMIT + 8192, 2000), b"3;" + b"x" * (LIMIT + 8192)):
+    assert exchange(port, CHUNKED + b"0\r\n" + fields(1000, 200)) == b"<closed>"
+    for endless in (b"0\r\nX: " + b"x" * (LIMIT + 8192), b"3;" + b"x" * (LIMIT + 8192)):
         assert exchange(port, CHUNKED + endless) == b"<closed>"
     assert b'"size": 9003' in exchange(port, CHUNKED + b"3\r\nabc\r\n" * 3000 + b"0\r\n\r\n")
 
 
+def test_of_an_answered_request_little_more_is_read(port: int) -> None:
+    early = b"POST /early HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999\r\n\r\n"
+    assert b"200 OK" in exchange(port, early + b"x" * 10_000)
+    with socket.create_connection(("127.0.0.1", port)) as client:
+        client.sendall(early)
+        assert client.recv(1000)
+        with pytest.raises(ConnectionError):
+            client.sendall(b"x" * 90_000_000)
+
+
 def test_few_requests_wait_on_one_connection(port: int) -> None:
-    assert exchange(port, REQUEST * 10).count(b"200 OK") == 10
+    assert exchange(port, REQUEST * 4).count(b"200 OK") == 4
     assert exchange(port, REQUEST * 1000).count(b"200 OK") < 200
 
 

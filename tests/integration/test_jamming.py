@@ -757,7 +757,7 @@ def test_runs_that_spent_nothing_count_for_a_day(scenario: Scenario) -> None:
 def test_a_stranger_waits_for_no_lock_and_takes_none(
     scenario: Scenario, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever knows a run's identifier but may not change it is refused before the write turn."""
+    """A key that may not change a run is refused before the write turn, if it knows the run too."""
     scenario.admin.create()
     run = scenario.person(team="a").reserve()
     stranger, elsewhere = scenario.person(team="b"), scenario.person(datasets=("e",))

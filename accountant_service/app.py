@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack, asynccontextmanager
 from typing import Any
 
-from fastapi import Depends, FastAPI
+from fastapi import Depends, FastAPI, Request
 from fastapi.openapi.utils import get_openapi
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import Response
 
 from accountant_service import mechanisms
 from accountant_service.api import (
@@ -19,15 +22,18 @@ from accountant_service.api import (
 )
 from accountant_service.api.async_ledger import AsyncLedger
 from accountant_service.api.computation_cache import ComputationCache
-from accountant_service.api.ledger_views import encode_answer
+from accountant_service.api.ledger_views import ANSWERS
 from accountant_service.api.middleware import AccessLog, AddressRateLimit
 from accountant_service.api.rate_limit import RateLimiter
 from accountant_service.api.routes import BODY_MEMORY_BYTES, BodyMemory, build_router
 from accountant_service.api.schemas import EXAMPLES, MECHANISM_PLACEHOLDER
+from accountant_service.api.shared_call import SharedCall
+from accountant_service.api.static_documents import StaticDocument, StaticDocuments
 from accountant_service.ledger.api_keys import Keys
 from accountant_service.ledger.caps import Caps
 from accountant_service.ledger.database import open_repository
 from accountant_service.ledger.idempotency_cleanup import IdempotencyCleanup
+from accountant_service.ledger.quotas import RunQuota
 from accountant_service.ledger.rules import EntryKind
 from accountant_service.ledger.service import Ledger
 from accountant_service.ledger.webhook_delivery import WebhookDelivery
@@ -55,7 +61,9 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     repository = open_repository(settings.database)
     ledger_probe = metrics_endpoint.LedgerProbe(repository, metrics)
 
-    ledger, keys = Ledger(repository, encode_answer, _make_write_counter(metrics)), Keys(repository)
+    run_quota = RunQuota(settings.open_runs_max, settings.unspent_runs_max)
+    ledger = Ledger(repository, ANSWERS, _make_write_counter(metrics), run_quota)
+    keys = Keys(repository)
     caps = Caps(repository)
     async_ledger = AsyncLedger(ledger, keys, caps, settings)
 
@@ -78,13 +86,17 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         version=__version__,
         description=_DESCRIPTION,
         lifespan=lifespan,
+        openapi_url=None,  # encoded once: see `_add_openapi_document`
         docs_url=None,  # these pages load scripts from other hosts; see `web.reference_page`
         redoc_url=None,
     )
     app.state.settings, app.state.metrics = settings, metrics
     app.state.computations, app.state.ledger_probe = computations, ledger_probe
     app.state.body_memory = BodyMemory(BODY_MEMORY_BYTES)
+    app.state.static_documents = StaticDocuments()
     app.state.repository, app.state.keys = repository, keys
+    app.state.public_metrics = metrics_endpoint.share_public_metrics(app.state)
+    app.state.database_check = SharedCall(lambda: run_in_threadpool(repository.ping))
     app.state.ledger, app.state.async_ledger, app.state.caps = ledger, async_ledger, caps
     dependencies = [] if settings.open_computation else [Depends(ledger_routes.require_any_scope)]
     app.include_router(build_router(dependencies))
@@ -98,8 +110,25 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         from accountant_service import tracing  # needs the extra `otel`
 
         closing.callback(tracing.install(app, repository.engine))
-    app.openapi = lambda: _build_openapi(app)  # type: ignore[method-assign]
+    _add_openapi_document(app)
     return app
+
+
+def _add_openapi_document(app: FastAPI) -> None:
+    """Serve the OpenAPI document at `/openapi.json`."""
+    app.openapi = lambda: _build_openapi(app)  # type: ignore[method-assign]
+
+    def encode() -> StaticDocument:
+        """Encode the document as JSON."""
+        text = json.dumps(app.openapi(), ensure_ascii=False, separators=(",", ":"))
+        return StaticDocument(text.encode(), "application/json")
+
+    async def answer(request: Request) -> Response:
+        """Answer with the OpenAPI document."""
+        documents: StaticDocuments = app.state.static_documents
+        return await documents.respond(request, request.url.path, encode)
+
+    app.add_route("/openapi.json", answer, include_in_schema=False)
 
 
 def _add_middleware(app: FastAPI, settings: Settings) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -24,32 +24,86 @@ def canonical_json(document: Any, *, compact: bool = True, ascii_only: bool = Fa
     return _encoder(compact, ascii_only)(document)
 
 
+class RepeatedNameError(ValueError):
+    """An object has a name twice, so that programs would read different values.
+
+    Attributes:
+        pointer: JSON pointer of the name.
+    """
+
+    def __init__(self, pointer: str) -> None:
+        self.pointer = pointer
+        super().__init__(f"{pointer} is given more than once")
+
+
 def read_json(text: str) -> Any:
     """Return a parsed JSON text that all programs read alike.
 
     Raises:
-        ValueError: the text is not JSON, an object has a name twice, so that programs would read
-            different values, a number is too large for a double, or a string has half a surrogate
-            pair, which is not Unicode.
+        ValueError: the text is not JSON, a number is too large for a double, or a string has half
+            a surrogate pair, which is not Unicode.
+        RepeatedNameError: an object has a name twice.
     """
-    document = json.loads(
-        text,
-        object_pairs_hook=_require_unique_names,
-        parse_constant=_refuse_constant,
-        parse_float=_read_finite,
-    )
+    try:
+        document = json.loads(
+            text,
+            object_pairs_hook=_require_unique_names,
+            parse_constant=_refuse_constant,
+            parse_float=_read_finite,
+        )
+    except RepeatedNameError:
+        document = json.loads(text, object_pairs_hook=_Pairs)
+        raise RepeatedNameError(_find_repeated_name(document)) from None
     canonical_json(document).encode()
     return document
 
 
-def _require_unique_names(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """Return a JSON object's fields; refuse an object that names a field twice."""
+def require_unique_names(text: str) -> None:
+    """Check that no object of a JSON text has a name twice.
+
+    Raises:
+        RepeatedNameError: one has.
+    """
+    numbers: Any = {"parse_int": len, "parse_float": len}  # their values do not matter
+    try:
+        json.loads(text, object_pairs_hook=_require_unique_names, **numbers)
+    except RepeatedNameError:
+        document = json.loads(text, object_pairs_hook=_Pairs, **numbers)
+        raise RepeatedNameError(_find_repeated_name(document)) from None
+
+
+class _Pairs(list[tuple[str, Any]]):
+    """The fields of a JSON object in the order of the text."""
+
+
+def _require_unique_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return a JSON object's fields; raise `RepeatedNameError` if it names a field twice."""
     fields = dict(pairs)
     if len(fields) < len(pairs):
-        names = [name for name, _ in pairs]
-        repeated = sorted(name for name in fields if names.count(name) > 1)
-        raise ValueError(f"the name {repeated[0]!r} occurs more than once in one object")
+        raise RepeatedNameError("")  # where it is takes a search
     return fields
+
+
+def _find_repeated_name(document: Any) -> str:
+    """Return the JSON pointer of the first name that an object has twice."""
+    waiting: list[tuple[str, Any]] = [("", document)]
+    while waiting:
+        pointer, value = waiting.pop()
+        if isinstance(value, _Pairs):
+            inner = [(f"{pointer}/{escape_pointer(name)}", each) for name, each in value]
+            names = [name for name, _ in inner]
+            repeated = next((name for name in names if names.count(name) > 1), None)
+            if repeated is not None:
+                return repeated
+        else:
+            inner = [(f"{pointer}/{at}", each) for at, each in enumerate(value)]
+        waiting += [each for each in reversed(inner) if isinstance(each[1], list)]
+    raise AssertionError("no name is given twice")
+
+
+def escape_pointer(name: str) -> str:
+    """Return a name as it stands in a JSON pointer (RFC 6901)."""
+    return name.replace("~", "~0").replace("/", "~1")
 
 
 def _read_finite(text: str) -> float:

@@ -10,15 +10,15 @@ from contextlib import contextmanager
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
-import uvicorn
 from fastapi import FastAPI
+from uvicorn.supervisors import Multiprocess
 
 from accountant_service import logs
 from accountant_service.app import create_app
+from accountant_service.connection_limits import LimitedConfig, LimitedProtocol, LimitedServer
 from accountant_service.fork_server import FORK_SERVER
 from accountant_service.ledger.database import open_repository
 from accountant_service.settings import Settings
-from accountant_service.slow_clients import SlowClientProtocol
 
 # interval at which Python switches threads: a tenth of its default, so that a grant waits little
 # for threads that are busy with large bodies
@@ -61,7 +61,8 @@ def serve(host: str, port: int, workers: int | None = None) -> None:
     options: dict[str, Any] = {
         "host": host,
         "port": port,
-        "http": SlowClientProtocol,
+        "http": LimitedProtocol,
+        "ws": "none",
         "log_config": None,
         "log_level": settings.log_level,
         "access_log": False,
@@ -73,18 +74,20 @@ def serve(host: str, port: int, workers: int | None = None) -> None:
         "forwarded_allow_ips": settings.trusted_proxies,
     }
     if workers == 1:
-        uvicorn.run(_prepare_process(create_app(settings)), **options)
+        app = _prepare_process(create_app(settings))
+        LimitedServer(LimitedConfig(app, **options)).run()
         return
     FORK_SERVER.close()  # each worker process has its own
     open_repository(settings.database).close()  # fails once here, not in each worker
+    config = LimitedConfig(
+        "accountant_service.serving:worker_app",
+        factory=True,
+        workers=workers,
+        timeout_worker_healthcheck=_WORKER_ANSWER_SECONDS,
+        **options,
+    )
     with _shared_metrics_directory():
-        uvicorn.run(
-            "accountant_service.serving:worker_app",
-            factory=True,
-            workers=workers,
-            timeout_worker_healthcheck=_WORKER_ANSWER_SECONDS,
-            **options,
-        )
+        Multiprocess(config, sockets=[config.bind_socket()]).run()
 
 
 def _allow_many_connections() -> None:

@@ -12,6 +12,8 @@ from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 from sqlalchemy import make_url
 
+from accountant_service.ledger.quotas import OPEN_RUNS_MAX, UNSPENT_RUNS_MAX
+
 _PREFIX = "ACCOUNTANT_"
 
 
@@ -97,6 +99,23 @@ class Settings(BaseSettings):
         gt=0,
         description="seconds that an answer may stay unread before the connection is closed",
     )
+    head_bytes_max: int = Field(
+        default=32 << 10,
+        ge=8192,
+        description="bytes of the largest request head: the request line and the headers",
+    )
+    head_seconds_max: float = Field(
+        default=10.0,
+        gt=0,
+        description="seconds that a connection without a request in progress may take to send a "
+        "complete head",
+    )
+    connections_per_address_max: int = Field(
+        default=256,
+        ge=1,
+        description="connections of one address, or of one /64 network of IPv6, to each worker; "
+        "for a further one the oldest that has no request in progress is closed",
+    )
     body_bytes_max: int = Field(
         default=1 << 20, ge=1024, description="bytes of the largest request body"
     )
@@ -115,6 +134,17 @@ class Settings(BaseSettings):
         default="",
         description="addresses or networks of proxies whose X-Forwarded-For and X-Forwarded-Proto "
         "are trusted; comma-separated",
+    )
+    open_runs_max: int = Field(
+        default=OPEN_RUNS_MAX,
+        ge=1,
+        description="open runs that one key may have of one dataset",
+    )
+    unspent_runs_max: int = Field(
+        default=UNSPENT_RUNS_MAX,
+        ge=1,
+        description="runs of one key and dataset that spent nothing and whose lease ended within "
+        "the last day, or has not ended",
     )
     idempotency_days: int = Field(
         default=30,

@@ -31,7 +31,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,6 +83,27 @@ OPEN_ATTACKS: dict[str, tuple[str, Json]] = {
 }
 QUOTES = {"mechanisms": [describe_run(0.01 + k / 1e5, 0.7, 5000) for k in range(100)]}
 ATTACKERS, QUOTERS, BLOCKED_GRANTS, NON_READERS = 3, 45, 40, 5
+FLOODERS = 10
+GET_HEAD = b"GET / HTTP/1.1\r\nHost: x\r\n"
+CHUNKED_HEAD = b"POST /v1/epsilon HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+MANY_HEADERS = b"".join(b"a%d:b\r\n" % at for at in range(8000))
+# what is sent first on a connection, and then again and again until it is closed
+ENDLESS_ATTACKS: dict[str, tuple[bytes, bytes]] = {
+    "an endless URL": (b"GET /", b"a" * 65536),
+    "endless headers": (GET_HEAD, MANY_HEADERS),
+    "one endless header": (GET_HEAD + b"a: ", b"b" * 65536),
+    "endless trailers": (CHUNKED_HEAD + b"1\r\n{\r\n0\r\n", MANY_HEADERS),
+    "an endless line between chunks": (CHUNKED_HEAD + b"1;a=", b"b" * 65536),
+    "requests that wait for no answer": (b"", GET_HEAD + b"\r\n"),
+    "an endless body of a page": (
+        b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 999999999\r\n\r\n",
+        b"b" * 65536,
+    ),
+}
+PUBLIC_DOCUMENTS = (
+    "/openapi.json", "/docs", "/docs?x=1", "/help", "/v1/methods",
+    "/static/vendor/htmx-2.0.11.min.js", "/metrics", "/readyz", "/healthz",
+)  # fmt: skip
 
 
 class Service:
@@ -232,15 +253,71 @@ def run_attack(
 ) -> Iterator[None]:
     """Context manager that attacks the service with the same request from several clients."""
     raw = json.dumps(body).encode()
-    context = multiprocessing.get_context("spawn")
-    attackers = context.Process(target=send_attack, args=(service.port, path, raw, key, clients))
-    attackers.start()
+    with run_attacker(send_attack, service.port, path, raw, key, clients):
+        yield
+
+
+def send_endlessly(port: int, first: bytes, more: bytes, clients: int) -> None:
+    """Send data without end, each time on a new connection when the server has closed the last."""
+    os.nice(10)
+
+    def client() -> None:
+        """Send data from one client."""
+        while True:
+            try:
+                with socket.create_connection(("127.0.0.1", port), timeout=5) as connection:
+                    connection.sendall(first)
+                    while True:
+                        connection.sendall(more)
+            except OSError:
+                time.sleep(0.01)
+
+    for _ in range(clients):
+        threading.Thread(target=client, daemon=True).start()
+    threading.Event().wait()
+
+
+def request_endlessly(port: int, path: str, clients: int) -> None:
+    """Ask for a document again and again on several connections that are kept."""
+    os.nice(10)
+
+    def client() -> None:
+        """Ask from one client."""
+        while True:
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+            try:
+                while True:
+                    connection.request("GET", path)
+                    connection.getresponse().read()
+            except (OSError, http.client.HTTPException):
+                connection.close()
+
+    for _ in range(clients):
+        threading.Thread(target=client, daemon=True).start()
+    threading.Event().wait()
+
+
+@contextmanager
+def run_attacker(target: Callable[..., None], *arguments: Any) -> Iterator[None]:
+    """Context manager of a process that attacks the service until it is killed."""
+    attacker = multiprocessing.get_context("spawn").Process(target=target, args=arguments)
+    attacker.start()
     time.sleep(2.0)
     try:
         yield
     finally:
-        attackers.kill()
-        attackers.join()
+        attacker.kill()
+        attacker.join()
+
+
+@contextmanager
+def open_half_heads(port: int, count: int) -> Iterator[None]:
+    """Context manager: clients that begin a request and never complete its head."""
+    with ExitStack() as stack:
+        for _ in range(count):
+            client = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+            client.sendall(GET_HEAD + b"X: ")
+        yield
 
 
 @contextmanager
@@ -312,6 +389,10 @@ def _measure_service(service: Service, seconds: float) -> Measurement:
     ):
         found[f"{QUOTERS} batches of quotes"] = idle, grants.measure_p99(seconds)
         peaks.append(service.memory_mb())
+    for name, attack in _list_connection_attacks(service.port):
+        with attack:
+            found[name] = idle, grants.measure_p99(seconds)
+            peaks.append(service.memory_mb())
     with ExitStack() as held:
         for _ in range(NON_READERS):
             held.enter_context(open_non_reading_client(service.port, *BATCH_ATTACK))
@@ -324,6 +405,15 @@ def _measure_service(service: Service, seconds: float) -> Measurement:
             stopped = time.perf_counter() - begun
     largest = max(server for server, _ in peaks), max(started for _, started in peaks)
     return Measurement(found, idle_mb, largest, stopped)
+
+
+def _list_connection_attacks(port: int) -> Iterator[tuple[str, AbstractContextManager[None]]]:
+    """Yield the attacks that need no key and no valid request, with their names."""
+    for name, parts in ENDLESS_ATTACKS.items():
+        yield name, run_attacker(send_endlessly, port, *parts, FLOODERS)
+    yield "200 heads that never end", open_half_heads(port, 200)
+    for path in PUBLIC_DOCUMENTS:
+        yield f"GET {path}", run_attacker(request_endlessly, port, path, FLOODERS)
 
 
 def measure_locked_row(folder: Path, seconds: float) -> tuple[float, float]:

@@ -28,7 +28,7 @@ from rich.console import Console
 from rich.table import Table
 from sqlalchemy import bindparam
 
-from accountant_service.api.ledger_views import encode_answer
+from accountant_service.api.ledger_views import ANSWERS
 from accountant_service.guarantee import NeighbouringRelation
 from accountant_service.ledger import database as opening
 from accountant_service.ledger.api_keys import Keys, Scope
@@ -66,7 +66,7 @@ class Workload:
     """A dataset with a reservation for each client, on which transactions are measured."""
 
     def __init__(self, repository: Repository, clients: int) -> None:
-        self.repository, self.ledger = repository, Ledger(repository, encode_answer)
+        self.repository, self.ledger = repository, Ledger(repository, ANSWERS)
         _, self.key = Keys(repository).create([Scope.ADMIN])
         self.name = uuid.uuid4().hex
         relation = NeighbouringRelation.ADD_OR_REMOVE_ONE

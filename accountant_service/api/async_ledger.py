@@ -32,7 +32,7 @@ from accountant_service.disclosure.rendering import render, render_certificate
 from accountant_service.errors import CodedError, TooExpensiveError
 from accountant_service.guarantee import Guarantee
 from accountant_service.ledger import certificate, plans, service
-from accountant_service.ledger.api_keys import Keys, Scope, require_scope, require_unbound
+from accountant_service.ledger.api_keys import Keys, Scope, require_unbound
 from accountant_service.ledger.caps import Caps
 from accountant_service.ledger.errors import BudgetExhaustedError, ChargeOutdatedError
 from accountant_service.ledger.filters import PrivacyFilter, ReferenceFilter
@@ -261,11 +261,11 @@ class AsyncLedger:
     async def list_runs(self, key: KeyRecord, name: str, cursor: str) -> Json:
         """Return a page of a dataset's runs, sorted: open ones first, latest lease end first."""
         skip = int(cursor) if cursor.isdecimal() and len(cursor) < 10 else 0
-        dataset, found = await self._read(
-            self._ledger.list_reservations, key, name, skip, RUNS_MAX + 1
+        dataset, found, has_more = await self._read(
+            self._ledger.list_reservations, key, name, skip, RUNS_MAX
         )
-        items = [reservation_view(dataset, run) for run in found[:RUNS_MAX]]
-        following = str(skip + RUNS_MAX) if len(found) > RUNS_MAX else None
+        items = [reservation_view(dataset, run) for run in found]
+        following = str(skip + len(found)) if has_more else None
         return {"items": items, "next_cursor": following}
 
     async def list_entries(self, key: KeyRecord, name: str, cursor: str) -> Json:
@@ -490,12 +490,15 @@ class AsyncLedger:
         identifier: str,
         *arguments: Any,
     ) -> StoredAnswer:
-        """Run a transaction on a reservation, once earlier writes to its dataset are done."""
-        require_scope(request.key, Scope.RUN, Scope.OWNER)
-        dataset_id = self._ledger.cached_dataset_id(identifier)
-        if dataset_id is None:
-            dataset_id = await self._read(self._ledger.find_dataset_id, identifier)
-        return await self._write(dataset_id, call, request, identifier, *arguments)
+        """Run a transaction on a reservation, once earlier writes to its dataset are done.
+
+        A key that may not change the reservation takes no turn.
+        """
+        subject = self._ledger.cached_run_subject(identifier)
+        if subject is None:
+            subject = await self._read(self._ledger.find_run_subject, identifier)
+        service.require_access(request.key, subject, identifier)
+        return await self._write(subject.dataset, call, request, identifier, *arguments)
 
     async def issue_certificate(self, key: KeyRecord, identifier: str) -> certificate.Document:
         """Return the signed certificate of a run that has ended."""

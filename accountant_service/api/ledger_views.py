@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, Final
 
 from accountant_service import mechanisms
 from accountant_service.api import views
@@ -11,7 +11,7 @@ from accountant_service.ledger.filters import PrivacyFilter, ReferenceFilter, Re
 from accountant_service.ledger.filters.base import Amounts, subtract
 from accountant_service.ledger.filters.reference import SLACK_UNITS
 from accountant_service.ledger.plans import BudgetPreview, CombinedQuote, Quote
-from accountant_service.ledger.repository import KeyRecord
+from accountant_service.ledger.repository import KeyRecord, Transaction
 from accountant_service.ledger.rules import CapUse, Dataset, HolderKind, Reservation
 from accountant_service.ledger.service import BurnDownPoint, EntriesPage, Subject
 from accountant_service.numerics.floats import rounding
@@ -19,17 +19,44 @@ from accountant_service.numerics.floats import rounding
 Json = dict[str, Any]
 
 
-def encode_answer(dataset: Dataset, result: Subject) -> str:
-    """Return the answer to a write as JSON: the changed reservation or dataset.
+class _Answers:
+    """The answers to writes as JSON, and the short form in which the ledger stores them.
 
-    A new dataset comes with a preview of how many steps its budget covers. The ledger stores this
-    text, in the transaction of the write, for retries.
+    In the short form what the row of the run or the dataset states for good is null.
     """
-    if result is None:
-        return json.dumps(dataset_view(dataset))
-    if isinstance(result, BudgetPreview):
-        return json.dumps(dataset_view(dataset) | preview_view(result))
-    return json.dumps(reservation_view(dataset, result))
+
+    def encode(self, dataset: Dataset, result: Subject) -> tuple[str, str]:
+        """Return the answer about a changed reservation or dataset: as sent, and as stored.
+
+        A new dataset comes with a preview of how many steps its budget covers. It is created once,
+        so this answer is stored whole.
+        """
+        if isinstance(result, BudgetPreview):
+            text = json.dumps(dataset_view(dataset) | preview_view(result))
+            return text, text
+        view = dataset_view(dataset) if result is None else reservation_view(dataset, result)
+        fixed = _FIXED_OF_DATASETS if result is None else _FIXED_OF_RUNS
+        return json.dumps(view), json.dumps(view | dict.fromkeys(fixed))
+
+    def restore(self, stored: str, reading: Transaction) -> str:
+        """Return a stored answer as it was sent; those of earlier versions are stored whole."""
+        view = json.loads(stored)
+        if "mechanism" in view and view["mechanism"] is None:
+            run = reading.find_reservation(view["id"])
+            if run is not None:
+                found = {"mechanism": run.mechanism, "purpose": run.purpose}
+                return json.dumps(view | found)
+        if "accounting" in view and view["accounting"] is None:
+            dataset = reading.find_dataset(view["name"])
+            if dataset is not None:
+                found = {name: dataset_view(dataset)[name] for name in _FIXED_OF_DATASETS}
+                return json.dumps(view | found)
+        return stored
+
+
+ANSWERS: Final = _Answers()
+_FIXED_OF_RUNS: Final = ("mechanism", "purpose")
+_FIXED_OF_DATASETS: Final = ("privacy_unit", "accounting")  # of a closed one
 
 
 def preview_view(preview: BudgetPreview) -> Json:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as AnswerTimeoutError
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Header, Request
@@ -14,9 +15,11 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 from sqlalchemy import event
 from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import State
 from starlette.responses import Response
 
 from accountant_service.api.ledger_routes import authenticate
+from accountant_service.api.shared_call import SharedCall
 from accountant_service.ledger.api_keys import Scope, is_visible, require_scope
 from accountant_service.ledger.errors import DatabaseAwayError, StoredRowError
 from accountant_service.ledger.filters import ReferenceFilter
@@ -37,14 +40,25 @@ async def metrics(
     request: Request, authorization: Annotated[str | None, Header(include_in_schema=False)] = None
 ) -> Response:
     """Return all metrics; with a key of scope `monitor` or `owner`, also the budgets."""
-    state = request.app.state
-    key = None if authorization is None else await authenticate(request, authorization)
-    if key is not None:
+    if authorization is None:  # anyone may ask, so those who ask at the same time share an answer
+        text = await request.app.state.public_metrics()
+    else:
+        key = await authenticate(request, authorization)
         require_scope(key, Scope.MONITOR, Scope.OWNER)
-    shares = parse_shares(state.settings.budget_shares)
-    budgets = _LedgerCollector(state.ledger_probe, key, shares)
-    text = await run_in_threadpool(state.metrics.exposition, budgets)
+        text = await run_in_threadpool(_expose_metrics, request.app.state, key)
     return Response(text, media_type=CONTENT_TYPE_LATEST)
+
+
+def share_public_metrics(state: State) -> SharedCall[bytes]:
+    """Return the call that writes the metrics for all who ask without a key."""
+    return SharedCall(partial(run_in_threadpool, _expose_metrics, state, None))
+
+
+def _expose_metrics(state: State, key: KeyRecord | None) -> bytes:
+    """Return the metrics as text, with the budgets that a key may see."""
+    shares = parse_shares(state.settings.budget_shares)
+    found: bytes = state.metrics.exposition(_LedgerCollector(state.ledger_probe, key, shares))
+    return found
 
 
 @dataclass(frozen=True, slots=True)

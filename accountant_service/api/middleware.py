@@ -13,6 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from structlog.contextvars import bind_contextvars
 
 from accountant_service.api import error_responses, problems
+from accountant_service.api.client_networks import client_network
 from accountant_service.api.rate_limit import RateLimiter
 from accountant_service.metrics import Metrics
 
@@ -96,7 +97,8 @@ class AddressRateLimit:
         app = self._app
         if scope["type"] == "http" and scope["path"] not in _PROBES:
             try:
-                self._limiter.admit(scope["client"][0] if scope.get("client") else "unknown")
+                client = client_network(scope["client"][0]) if scope.get("client") else "unknown"
+                self._limiter.admit(client)
             except problems.Problem as refusal:
                 app = error_responses.error_response(scope, refusal)
         await app(scope, receive, send)

@@ -16,6 +16,11 @@ from starlette.exceptions import HTTPException
 
 from accountant_service import number_format
 from accountant_service.api.schemas import ProblemView
+from accountant_service.canonical_json import (
+    RepeatedNameError,
+    escape_pointer,
+    require_unique_names,
+)
 from accountant_service.computation_processes import ReportedError
 from accountant_service.errors import BoundsContradictError, CodedError
 from accountant_service.ledger.errors import BudgetExhaustedError
@@ -69,11 +74,18 @@ def parse_json(body: bytes) -> Any:
 
     Raises:
         Problem: 400, the body is not such JSON.
+        RefusedError: 422, an object has a name twice.
     """
     try:
-        return from_json(body, allow_inf_nan=False)
+        found = from_json(body, allow_inf_nan=False)
+        require_unique_names(body.decode())
+    except RepeatedNameError as error:
+        faults = [{"pointer": error.pointer, "message": "is given more than once"}]
+        title = "The request is malformed"
+        raise RefusedError(document(422, INVALID_REQUEST, title, str(error), faults)) from None
     except ValueError as error:
         raise Problem(400, f"the body is not valid JSON: {error}") from None
+    return found
 
 
 def read_body(model: type[Body], body: bytes) -> Body:
@@ -133,7 +145,7 @@ def of_validation_errors(errors: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     faults: list[dict[str, str]] = []
     for error in errors:
         location = [str(part) for part in error["loc"] if part != "body"]
-        pointer = "".join("/" + part.replace("~", "~0").replace("/", "~1") for part in location)
+        pointer = "".join(f"/{escape_pointer(part)}" for part in location)
         cause = (error.get("ctx") or {}).get("error")
         if isinstance(cause, MechanismError):
             faults += [

@@ -19,6 +19,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from accountant_service.api import problems, schemas, views
+from accountant_service.api.client_networks import client_network
 from accountant_service.api.computation_cache import (
     PARSED_HERE_BYTES_MAX,
     BatchedRequest,
@@ -27,12 +28,13 @@ from accountant_service.api.computation_cache import (
 from accountant_service.api.problems import Problem
 from accountant_service.api.questions import ENDPOINTS
 from accountant_service.api.schemas import UnreadBody
+from accountant_service.api.static_documents import StaticDocument, StaticDocuments
 from accountant_service.errors import TooExpensiveError
 from accountant_service.settings import Settings
 
 _LOG: Final = logging.getLogger(__name__)
 _BATCH_SECONDS_MAX: Final = 30.0
-_DRAIN_FACTOR: Final = 64  # a body this many times too large closes the connection
+_DRAIN_FACTOR: Final = 8  # a body this many times too large closes the connection
 _CHUNK_BYTES: Final = 1 << 16
 _PAUSE_SECONDS: Final = 0.005  # adds a fifth of a second to a batch of the largest size
 BODY_MEMORY_BYTES: Final = 1 << 26  # for all large bodies together
@@ -191,8 +193,8 @@ async def _wait_for_disconnect(request: Request) -> None:
 
 
 def client_address(request: Request) -> str:
-    """Return the client's address, which identifies the client in the fair queues."""
-    return request.client.host if request.client else "unknown"
+    """Return the client's address or network, which identifies the client in the fair queues."""
+    return client_network(request.client.host) if request.client else "unknown"
 
 
 _PROBLEMS: Final[dict[int | str, dict[str, Any]]] = {
@@ -396,9 +398,14 @@ def _encode_problem(error: Exception) -> bytes:
     return to_json(schemas.BatchResult.model_construct(status=problem["status"], body=problem))
 
 
-async def methods() -> Response:
+async def methods(request: Request) -> Response:
     """List the accounting methods: title, source, what each needs and what it proves."""
-    return _json_response(to_json(views.methods()))
+    documents: StaticDocuments = request.app.state.static_documents
+    return await documents.respond(
+        request,
+        request.url.path,
+        lambda: StaticDocument(to_json(views.methods()), "application/json"),
+    )
 
 
 async def health() -> schemas.HealthAnswer:
@@ -406,7 +413,7 @@ async def health() -> schemas.HealthAnswer:
     return schemas.HealthAnswer(status="ok")
 
 
-def ready(request: Request) -> schemas.HealthAnswer:
+async def ready(request: Request) -> schemas.HealthAnswer:
     """Check that the database answers and accepts writes."""
-    request.app.state.repository.ping()
+    await request.app.state.database_check()  # shared: with SQLite it takes the writer's lock
     return schemas.HealthAnswer(status="ok")

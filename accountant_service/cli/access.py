@@ -236,12 +236,12 @@ class DatabaseAccess(LedgerAccess):
     """Access to the ledger directly in its database, with all rights."""
 
     def __init__(self, repository: Any) -> None:
-        from accountant_service.api.ledger_views import encode_answer
+        from accountant_service.api.ledger_views import ANSWERS
         from accountant_service.ledger.repository import KeyRecord
         from accountant_service.ledger.service import Ledger
 
         self._repository = repository
-        self._ledger = Ledger(repository, encode_answer)
+        self._ledger = Ledger(repository, ANSWERS)
         scopes = frozenset({"owner", "run"})
         self._key = KeyRecord(
             _COMMAND_LINE, _COMMAND_LINE, b"", scopes, None, 0, None, None, None

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from accountant_service.canonical_json import read_json
 from accountant_service.cli.access import download_entries
 from accountant_service.cli.datasets import describe_budget, describe_quote, describe_shares
 from accountant_service.cli.opening import open_repository
@@ -149,7 +150,7 @@ def quote(
         print(f"error: there is no dataset {dataset!r}", file=sys.stderr)
         raise typer.Exit(1)
     try:
-        answer = quote_plan(found, mechanisms.from_json(json.loads(mechanism)))
+        answer = quote_plan(found, mechanisms.from_json(read_json(mechanism)))
     except (CodedError, mechanisms.MechanismError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         raise typer.Exit(2) from None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import getopt
-import json
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -12,6 +11,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from accountant_service.canonical_json import read_json
 from accountant_service.cli.problems import CommandProblemError, build_problem
 
 Json = dict[str, Any]
@@ -182,12 +182,12 @@ def _read_mechanisms(text: str) -> Iterator[Json]:
 def _parse(content: str) -> list[Any]:
     """Parse a text as a JSON value, a list of values, or one value per line."""
     try:
-        found = json.loads(content)
+        found = read_json(content)
     except ValueError:
         lines = [line for line in content.splitlines() if line.strip()]
         if len(lines) < 2:
             raise
-        return [json.loads(line) for line in lines]
+        return [read_json(line) for line in lines]
     return found if isinstance(found, list) else [found]
 
 

@@ -6,7 +6,7 @@ import hashlib
 import hmac
 import secrets
 from collections.abc import Iterable
-from typing import Final
+from typing import Final, Protocol
 
 from accountant_service.ledger.errors import (
     DatabaseReadOnlyError,
@@ -18,7 +18,6 @@ from accountant_service.ledger.errors import (
 from accountant_service.ledger.names import Scope as Scope
 from accountant_service.ledger.quotas import Quota
 from accountant_service.ledger.repository import KeyRecord, Repository, now
-from accountant_service.ledger.rules import Reservation
 
 COMMAND_LINE: Final = "command-line"  # who acts, in the audit events, if no API key does
 _TOKEN_PREFIX: Final = "pa"
@@ -202,7 +201,19 @@ def require_unbound(key: KeyRecord, *scopes: Scope) -> None:
         raise ForbiddenError("this needs a key that is not bound to datasets")
 
 
-def require_control(key: KeyRecord, run: Reservation) -> None:
+class Owned(Protocol):
+    """A run, as far as it decides who may change it."""
+
+    @property
+    def key(self) -> str:
+        """The identifier of the key that reserved it."""
+
+    @property
+    def team(self) -> str | None:
+        """The team of that key."""
+
+
+def require_control(key: KeyRecord, run: Owned) -> None:
     """Raise `ForbiddenError` unless the API key may change this run.
 
     A run belongs to the key that reserved it and to that key's team. Owners and admins may change

@@ -14,6 +14,7 @@ LedgerError
 ├── NameTakenError             a dataset of this name exists
 ├── IdempotencyKeyRequiredError, IdempotencyKeyReusedError
 ├── UnauthenticatedError, ForbiddenError, UnknownSubjectError
+├── TooManyRunsError           the key has too many open runs, or too many that spent nothing
 ├── QuotaExceededError         the key has sent more requests than its quota allows
 ├── StoredRowError             a row of the database cannot be read: nothing is granted
 └── DatabaseAwayError          the database does not answer: nothing is granted
@@ -160,6 +161,12 @@ class QuotaExceededError(
     def __init__(self, detail: str, retry_after: int) -> None:
         self.retry_after = retry_after
         super().__init__(detail)
+
+
+class TooManyRunsError(
+    LedgerError, code="too-many-runs", title="The key has too many runs", status=409
+):
+    """The key has too many open runs of a dataset, or too many that spent nothing lately."""
 
 
 class StoredRowError(

@@ -173,12 +173,11 @@ def choose_policy(new: NewDataset) -> PrivacyFilter:
     """Choose the privacy filter of a new dataset.
 
     Raises:
-        CodedError: the planned mechanism cannot be charged, or is for another size.
+        CodedError: the planned mechanism cannot be charged, is for another size, or is too large.
     """
     plan = None
     if new.planned_mechanism is not None:
-        _require_dataset_size(new.size, new.planned_mechanism, "/planned_mechanism")
-        plan = StepPlan.of(new.planned_mechanism)
+        plan = _read_plan(new.size, new.planned_mechanism, "/planned_mechanism")
     if new.filter == renyi.RenyiFilter.name:
         if plan is not None:  # one order is the best mixture for one mechanism
             return renyi.choose_filter(new.epsilon, new.delta, new.relation, plan.step)
@@ -291,20 +290,13 @@ def compute_charge(
             records, or is too large to be stored and repeated in every answer.
     """
     require_dataset_open(dataset)
-    _require_dataset_size(dataset.size, mechanism)
-    plan = StepPlan.of(mechanism)
-    described = mechanisms.to_json(plan.mechanism)
-    size = len(json.dumps(described))
-    if size > _PLAN_BYTES_MAX:
-        raise TooExpensiveError(
-            f"a reserved plan may have {_PLAN_BYTES_MAX} bytes as JSON, and this one has "
-            f"{size}: put equal releases into one `repeated`, or reserve it in parts"
-        )
+    plan = _read_plan(dataset.size, mechanism)
     taken = dataset.balance.taken
     policy = dataset.policy.after_reserving(plan, taken)
     charge = _compute_capped_charge(policy, plan, taken, caps)
     if isinstance(policy, ReferenceFilter):
         policy = policy.tabulated()
+    described = mechanisms.to_json(plan.mechanism)
     return PlannedCharge(described, plan.canonical.hash, charge, policy)
 
 
@@ -348,11 +340,11 @@ def quote_plan(
         noise_seconds: CPU time for the search for the least noise multiplier.
 
     Raises:
-        CodedError: the dataset is closed, or the plan is for another number of records.
+        CodedError: the dataset is closed, or the plan is for another number of records or too
+            large to be reserved.
     """
     require_dataset_open(dataset)
-    _require_dataset_size(dataset.size, mechanism)
-    plan, taken = StepPlan.of(mechanism), dataset.balance.taken
+    plan, taken = _read_plan(dataset.size, mechanism), dataset.balance.taken
     policy = dataset.policy.after_reserving(plan, taken)
     charged = _compute_cost_in_time(policy, plan, taken, caps)
     after = add(taken, charged)
@@ -446,11 +438,10 @@ def charge_next(
         caps: of the key and team that ask.
 
     Raises:
-        CodedError: the plan cannot be charged, or is for another number of records.
+        CodedError: the plan cannot be charged, is for another number of records, or is too large.
     """
-    _require_dataset_size(dataset.size, mechanism)
+    plan = _read_plan(dataset.size, mechanism)
     before = before or PlansTogether(dataset.policy, dataset.balance.taken)
-    plan = StepPlan.of(mechanism)
     policy = before.policy.after_reserving(plan, before.taken)
     earlier = subtract(before.taken, dataset.balance.taken)
     uses = [replace(use, taken=add(use.taken, earlier)) for use in caps]
@@ -584,6 +575,27 @@ def estimate_running_total(policy: PrivacyFilter, runs: Sequence[Reservation]) -
         certified=None,
         certified_reason=f"a hypothesis fails: {_PLANNED_AT_ONCE.statement}",
     )
+
+
+def _read_plan(records: int, mechanism: Mechanism, mechanism_at: str = "/mechanism") -> StepPlan:
+    """Return a mechanism as a plan in steps, which a dataset can store.
+
+    Raises:
+        CodedError: it states a number of records other than `records`, or is too large to be
+            stored and repeated in every answer.
+    """
+    _require_dataset_size(records, mechanism, mechanism_at)
+    plan = StepPlan.of(mechanism)
+    size = len(json.dumps(mechanisms.to_json(plan.mechanism)))
+    if size > _PLAN_BYTES_MAX:
+        error = TooExpensiveError(
+            f"a plan of the ledger may have {_PLAN_BYTES_MAX} bytes as JSON, and this one has "
+            f"{size}: put equal releases into one `repeated`, or reserve it in parts",
+            "",
+        )
+        error.mechanism_at = mechanism_at
+        raise error
+    return plan
 
 
 def _require_dataset_size(

@@ -1,4 +1,4 @@
-"""Quotas: how many requests an API key may send in a minute.
+"""Quotas: how many requests an API key may send in a minute, and how many runs it may have.
 
 A key's requests fill a bucket that empties at an even rate. The bucket is stored as the time at
 which it will be empty, in the key's row, so that all servers of one database count together. A time
@@ -12,7 +12,11 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
+from accountant_service.ledger.errors import TooManyRunsError
+
 REQUESTS_PER_MINUTE_MAX: Final = 1_000_000
+OPEN_RUNS_MAX: Final = 1000
+UNSPENT_RUNS_MAX: Final = 1000
 _MINUTE_MICROSECONDS: Final = 60_000_000
 _CLOCKS_DIFFER_MAX: Final = _MINUTE_MICROSECONDS  # between the servers of one database
 
@@ -66,3 +70,33 @@ class Quota:
     def _plausible(self, empty_at: int | None, at: int) -> int:
         """Return when the bucket will be empty, or 0 if that is not known or cannot be true."""
         return empty_at if empty_at is not None and empty_at <= self.latest_plausible(at) else 0
+
+
+@dataclass(frozen=True, slots=True)
+class RunQuota:
+    """A limit on the runs that one API key may have of one dataset, beside the budget.
+
+    Plans without releases, and runs that are released unused, cost no budget. Without a limit they
+    could fill the database.
+
+    Attributes:
+        open_max: open runs.
+        unspent_max: runs that spend and hold nothing, whose lease ended in the last day or later.
+    """
+
+    open_max: int = OPEN_RUNS_MAX
+    unspent_max: int = UNSPENT_RUNS_MAX
+
+    def require_room(self, open_runs: int, unspent_runs: int) -> None:
+        """Raise `TooManyRunsError` if a key that has so many runs may not reserve another."""
+        if open_runs >= self.open_max:
+            raise TooManyRunsError(
+                f"this key has {open_runs} open runs of the dataset, and may have {self.open_max}: "
+                "commit or release some"
+            )
+        if unspent_runs >= self.unspent_max:
+            raise TooManyRunsError(
+                f"this key has reserved {unspent_runs} runs of the dataset that spent nothing, and "
+                f"may have {self.unspent_max} with a lease that ended within a day or is still to "
+                "end: use runs that are reserved, or wait"
+            )

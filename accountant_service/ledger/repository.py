@@ -8,13 +8,14 @@ before it reads anything that a charge depends on.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import secrets
 import sqlite3
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -109,6 +110,8 @@ _RETRY_WRITE: Final = (
 )
 _REVOKED_MEANWHILE: Final = "this API key was revoked while the request waited; it had no effect"
 PAGE_SIZE: Final = 200  # entries
+_PAGE_CHARACTERS_MAX: Final = 1 << 18  # of a page's plans or entries
+_DAY_MICROSECONDS: Final = 86_400_000_000
 Row = dict[str, Any]  # a table row, by column
 
 
@@ -596,8 +599,8 @@ class Transaction:
         counted = select(func.count()).select_from(WEBHOOK_EVENT)
         return int(self.connection.execute(counted).scalar_one())
 
-    def list_due_events(self, at: int, limit: int) -> list[Event]:
-        """Return the webhook events due: per webhook and dataset only the oldest."""
+    def list_due_events(self, webhook: str, at: int, limit: int) -> list[Event]:
+        """Return a webhook's events that are due: of each dataset only the oldest."""
         earlier = WEBHOOK_EVENT.alias()
         first = (
             select(func.min(earlier.c.number))
@@ -607,6 +610,7 @@ class Transaction:
         )
         rows = self.connection.execute(
             select(WEBHOOK_EVENT)
+            .where(WEBHOOK_EVENT.c.webhook == webhook)
             .where(WEBHOOK_EVENT.c.due_at <= at)
             .where(WEBHOOK_EVENT.c.number == first)
             .order_by(WEBHOOK_EVENT.c.due_at)
@@ -653,6 +657,23 @@ class Transaction:
             .order_by(ENTRY.c.number)
             .limit(limit)
         ).all()
+
+    def list_entries_page(self, dataset: Dataset, after: int) -> tuple[Sequence[Any], bool]:
+        """Return the entries that follow number `after`, as many as a page may have.
+
+        Returns:
+            The entries as `list_entries` does, and whether more follow.
+        """
+        lengths = self.connection.execute(
+            select(func.length(ENTRY.c.body))
+            .where(ENTRY.c.dataset == dataset.identifier)
+            .where(ENTRY.c.number > after)
+            .order_by(ENTRY.c.number)
+            .limit(PAGE_SIZE)
+        ).scalars()
+        limit = _count_within(lengths)
+        found = self.list_entries(dataset, after, limit + 1)
+        return found[:limit], len(found) > limit
 
     def list_all_entries(
         self, datasets: Sequence[str] | None, after: tuple[str, int], limit: int
@@ -713,15 +734,37 @@ class Transaction:
 
     def list_reservations_page(self, dataset: Dataset, skip: int, limit: int) -> list[Reservation]:
         """Return a page of a dataset's reservations: open before ended, later leases first."""
-        closed = RESERVATION.c.state != State.OPEN.value
-        rows = self.connection.execute(
-            select(RESERVATION)
-            .where(RESERVATION.c.dataset == dataset.identifier)
-            .order_by(closed, RESERVATION.c.expires_at.desc(), RESERVATION.c.id)
-            .offset(skip)
-            .limit(limit)
-        )
+        rows = self.connection.execute(_order_runs(select(RESERVATION), dataset, skip, limit))
         return [_read_stored_reservation(row) for row in rows.mappings()]
+
+    def count_small_page(self, dataset: Dataset, skip: int, limit: int) -> int:
+        """Return how many reservations a page may have, so that it stays small; at least 1."""
+        length = func.length(RESERVATION.c.mechanism)
+        query = _order_runs(select(length), dataset, skip, limit)
+        return _count_within(self.connection.execute(query).scalars())
+
+    def count_runs_of_key(self, dataset: Dataset, key: str, at: int) -> tuple[int, int]:
+        """Return how many runs of a dataset a key has: open ones, and those that spent nothing.
+
+        Args:
+            dataset: whose reservations are counted.
+            key: identifier of the key that reserved.
+            at: leases that ended more than a day before this time do not count.
+        """
+        mine = (RESERVATION.c.dataset == dataset.identifier) & (RESERVATION.c.key_id == key)
+        nothing = json.dumps(dataset.policy.nothing)
+        counts = [
+            mine & (RESERVATION.c.state == State.OPEN.value) & (RESERVATION.c.expires_at > at),
+            mine
+            & RESERVATION.c.state.in_([state.value for state in State])  # for the index
+            & (RESERVATION.c.expires_at > at - _DAY_MICROSECONDS)
+            & (RESERVATION.c.taken == nothing),
+        ]
+        open_runs, unspent = (
+            int(self.connection.execute(select(func.count()).where(each)).scalar_one())
+            for each in counts
+        )
+        return open_runs, unspent
 
     # --- caps
 
@@ -954,6 +997,23 @@ class Transaction:
             select(AUDIT_EVENT).where(tuple_(*order) > after).order_by(*order).limit(limit)
         )
         return [read_row(AUDIT_EVENT, row, _read_audit_event) for row in rows.mappings()]
+
+
+def _order_runs(query: Select[Any], dataset: Dataset, skip: int, limit: int) -> Select[Any]:
+    """Return a query of a page of a dataset's reservations: open first, then later leases."""
+    closed = RESERVATION.c.state != State.OPEN.value
+    return (
+        query.where(RESERVATION.c.dataset == dataset.identifier)
+        .order_by(closed, RESERVATION.c.expires_at.desc(), RESERVATION.c.id)
+        .offset(skip)
+        .limit(limit)
+    )
+
+
+def _count_within(lengths: Iterable[int]) -> int:
+    """Return how many of the first rows a page may have, by their lengths; at least 1."""
+    totals = itertools.accumulate(lengths)
+    return max(1, sum(total <= _PAGE_CHARACTERS_MAX for total in totals))
 
 
 def _read_audit_event(row: Mapping[Any, Any]) -> dict[str, Any]:

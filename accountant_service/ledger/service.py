@@ -11,7 +11,7 @@ import hashlib
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from sqlalchemy.exc import IntegrityError
 
@@ -42,6 +42,7 @@ from accountant_service.ledger.errors import (
 from accountant_service.ledger.filters import PrivacyFilter
 from accountant_service.ledger.filters.base import Amounts
 from accountant_service.ledger.plans import BudgetPreview, PlannedCharge
+from accountant_service.ledger.quotas import RunQuota
 from accountant_service.ledger.reading_rows import UNREADABLE, read_entry
 from accountant_service.ledger.repository import (
     PAGE_SIZE,
@@ -67,7 +68,7 @@ from accountant_service.mechanisms import Mechanism
 ATTEMPTS: Final = 4
 _SIGNING_KEY: Final = "certificates"
 _SYSTEM: Final = "system"  # the key recorded for expired leases
-_CACHED_DATASET_IDS_MAX: Final = 10_000
+_CACHED_SUBJECTS_MAX: Final = 10_000
 _BURN_DOWN_ENTRIES_MAX: Final = 2_000
 _OTHERS_FIRST: Final = "other requests kept changing the dataset; nothing was charged. Try again"
 _FINAL_STATES: Final = {EntryKind.COMMIT: State.COMMITTED, EntryKind.RELEASE: State.RELEASED}
@@ -100,6 +101,37 @@ class WriteRequest:
         """A hash of the request, by which a retry is recognised."""
         text = canonical_json([self.call, self.body], compact=False, ascii_only=True)
         return hashlib.sha256(text.encode()).hexdigest()
+
+
+class AnswerFormat(Protocol):
+    """The format of answers to writes: as they are sent, and as they are stored for retries.
+
+    What never changes is in the row of the run or the dataset. A stored answer does not repeat it,
+    because a plan may be large and every renewal stores an answer.
+    """
+
+    def encode(self, dataset: Dataset, result: Subject) -> tuple[str, str]:
+        """Return the answer about a reservation or dataset as text: as sent, and as stored."""
+
+    def restore(self, stored: str, reading: Transaction) -> str:
+        """Return a stored answer as it was sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunSubject:
+    """The facts of a run that never change and decide who may change it.
+
+    Attributes:
+        dataset: the identifier of its dataset.
+        dataset_name: the name of its dataset.
+        key: identifier of the key that reserved it.
+        team: the team of that key.
+    """
+
+    dataset: str
+    dataset_name: str
+    key: str
+    team: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,21 +171,22 @@ class Ledger:
 
     Args:
         repository: the database.
-        encode_answer: the answer of a write as text: of the reservation, or of a new dataset with
-            what its budget admits, or of a closed one. The text is stored in the transaction of
-            the write, so it is made here and not when it is sent.
+        answers: the format of answers to writes. They are stored in the transaction of the write,
+            so they are made here and not when they are sent.
         on_write: called with the kind of each durable write, and with the steps of a grant.
+        run_quota: how many runs a key may have.
     """
 
     def __init__(
         self,
         repository: Repository,
-        encode_answer: Callable[[Dataset, Subject], str],
+        answers: AnswerFormat,
         on_write: Callable[[EntryKind, int], None] = _ignore_write,
+        run_quota: RunQuota = RunQuota(),  # noqa: B008 - it is frozen
     ) -> None:
-        self._repository, self._encode_answer = repository, encode_answer
-        self._on_write = on_write
-        self._dataset_ids: dict[str, str] = {}  # by reservation
+        self._repository, self._answers = repository, answers
+        self._on_write, self._run_quota = on_write, run_quota
+        self._run_subjects: dict[str, RunSubject] = {}  # by reservation
 
     # --- datasets
 
@@ -373,6 +406,9 @@ class Ledger:
         def insert(transaction: Transaction) -> Outcome:
             """Store the reservation in a transaction, and return the answer."""
             current = self._lock_dataset(transaction, dataset.name)
+            self._run_quota.require_room(
+                *transaction.count_runs_of_key(current, reservation.key, now())
+            )
             caps = transaction.find_cap_uses(current, reservation.key, reservation.team)
             change = rules.reserve(current, reservation, planned.policy, caps)
             current = transaction.apply_change(current, change, request.key.identifier)
@@ -403,11 +439,16 @@ class Ledger:
 
     def list_reservations(
         self, key: KeyRecord, name: str, skip: int, limit: int
-    ) -> tuple[Dataset, list[Reservation]]:
-        """Return a dataset and a page of its reservations, open ones first."""
+    ) -> tuple[Dataset, list[Reservation], bool]:
+        """Return a dataset, a page of its reservations, open ones first, and whether more follow.
+
+        A page has at most `limit` reservations, and fewer if their plans are large.
+        """
         dataset = self.find_dataset(key, name)
         with self._repository.reading() as reading:
-            return dataset, reading.list_reservations_page(dataset, skip, limit)
+            count = reading.count_small_page(dataset, skip, limit)
+            found = reading.list_reservations_page(dataset, skip, count + 1)
+        return dataset, found[:count], len(found) > count
 
     def read_runs(
         self, key: KeyRecord, name: str, limit: int
@@ -528,17 +569,15 @@ class Ledger:
         steps: int = 0,
     ) -> StoredAnswer:
         """Lock a reservation's dataset, and apply the change that `decide` returns, if any."""
-        require_scope(request.key, Scope.RUN, Scope.OWNER)
-        dataset_id, subject = self.find_dataset_id(identifier), f"reservation {identifier!r}"
+        subject = self.find_run_subject(identifier)
+        require_access(request.key, subject, identifier)
 
         def update(transaction: Transaction) -> Outcome:
             """Apply the change to the locked dataset, and return the answer."""
-            dataset = transaction.find_dataset_by_id(dataset_id, lock=True)
+            dataset = transaction.find_dataset_by_id(subject.dataset, lock=True)
             reservation = transaction.find_reservation(identifier)
             if dataset is None or reservation is None:
-                raise UnknownSubjectError(f"there is no {subject}")
-            require_visible(request.key, dataset.name, subject)
-            require_control(request.key, reservation)
+                raise UnknownSubjectError(_no_reservation(identifier))
             if is_overdue(reservation):
                 reservation = replace(reservation, state=State.EXPIRED)
             change = decide(reservation)
@@ -549,21 +588,28 @@ class Ledger:
 
         return self._write_once(request, kind, update, steps)
 
-    def cached_dataset_id(self, reservation_id: str) -> str | None:
-        """Return the cached identifier of a reservation's dataset, or None."""
-        return self._dataset_ids.get(reservation_id)
+    def cached_run_subject(self, reservation_id: str) -> RunSubject | None:
+        """Return the cached facts of a run, or None."""
+        return self._run_subjects.get(reservation_id)
 
-    def find_dataset_id(self, reservation_id: str) -> str:
-        """Return the identifier of a reservation's dataset; it never changes, so it is cached."""
-        found = self.cached_dataset_id(reservation_id)
-        if found is None:
-            with self._repository.reading() as reading:
-                reservation = reading.find_reservation(reservation_id)
-            if reservation is None:
-                raise UnknownSubjectError(f"there is no reservation {reservation_id!r}")
-            if len(self._dataset_ids) >= _CACHED_DATASET_IDS_MAX:
-                self._dataset_ids = {}
-            found = self._dataset_ids[reservation_id] = reservation.dataset
+    def find_run_subject(self, reservation_id: str) -> RunSubject:
+        """Return what decides who may change a run; it never changes, so it is cached.
+
+        Raises:
+            UnknownSubjectError: there is no such reservation.
+        """
+        found = self.cached_run_subject(reservation_id)
+        if found is not None:
+            return found
+        with self._repository.reading() as reading:
+            run = reading.find_reservation(reservation_id)
+            dataset = None if run is None else reading.find_dataset_by_id(run.dataset)
+        if run is None or dataset is None:
+            raise UnknownSubjectError(_no_reservation(reservation_id))
+        if len(self._run_subjects) >= _CACHED_SUBJECTS_MAX:
+            self._run_subjects = {}
+        found = RunSubject(dataset.identifier, dataset.name, run.key, run.team)
+        self._run_subjects[reservation_id] = found
         return found
 
     def issue_certificate(self, key: KeyRecord, identifier: str) -> certificate.Document:
@@ -589,11 +635,9 @@ class Ledger:
         """Return the page of a dataset's entries that follow the entry number `after`."""
         dataset = self.find_dataset(key, name)
         with self._repository.reading() as reading:
-            rows = reading.list_entries(dataset, after, PAGE_SIZE + 1)
-        entries = [
-            read_entry(name, row.number, row.body) | {"hash": row.hash} for row in rows[:PAGE_SIZE]
-        ]
-        return EntriesPage(entries, len(rows) > PAGE_SIZE)
+            rows, has_more = reading.list_entries_page(dataset, after)
+        entries = [read_entry(name, row.number, row.body) | {"hash": row.hash} for row in rows]
+        return EntriesPage(entries, has_more)
 
     def compute_burn_down(self, key: KeyRecord, name: str, points_max: int) -> list[BurnDownPoint]:
         """Return a budget's history: ε spent, and spent or held, at up to `points_max` entries.
@@ -663,9 +707,9 @@ class Ledger:
         for _ in range(ATTEMPTS):
             try:
                 with self._repository.transaction() as transaction:
-                    text = self._encode_answer(*write(transaction))
+                    text, stored = self._answers.encode(*write(transaction))
                     answer = StoredAnswer(fingerprint, status, text)
-                    transaction.store_answer(key_id, value, answer)
+                    transaction.store_answer(key_id, value, replace(answer, text=stored))
                 self._on_write(kind, steps)
                 return answer
             except DatabaseAwayError:
@@ -691,12 +735,14 @@ class Ledger:
         """Return the stored answer of an earlier write with this Idempotency-Key, or None."""
         with self._repository.reading() as reading:
             found = reading.find_answer(key_id, value)
-        if found is not None and found.fingerprint != fingerprint:
-            raise IdempotencyKeyReusedError(
-                "this Idempotency-Key was used for another request; "
-                "send a new one with each new request"
-            )
-        return found
+            if found is None:
+                return None
+            if found.fingerprint != fingerprint:
+                raise IdempotencyKeyReusedError(
+                    "this Idempotency-Key was used for another request; "
+                    "send a new one with each new request"
+                )
+            return replace(found, text=self._answers.restore(found.text, reading))
 
 
 def _read_run_end(entry: dict[str, Any] | None, run: Reservation) -> RunEnd:
@@ -716,6 +762,21 @@ def _read_run_end(entry: dict[str, Any] | None, run: Reservation) -> RunEnd:
             "`accountant ledger verify` lists all faults"
         ) from None
     return RunEnd(entry["at"], declared)
+
+
+def require_access(key: KeyRecord, run: RunSubject, identifier: str) -> None:
+    """Raise an error unless a key may change a run.
+
+    This is decided before the run's dataset is locked, so that nobody else waits for a stranger.
+    """
+    require_scope(key, Scope.RUN, Scope.OWNER)
+    require_visible(key, run.dataset_name, f"reservation {identifier!r}")
+    require_control(key, run)
+
+
+def _no_reservation(identifier: str) -> str:
+    """Return the sentence that there is no such reservation."""
+    return f"there is no reservation {identifier!r}"
 
 
 def is_overdue(reservation: Reservation) -> bool:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any, Final
 
+from accountant_service.canonical_json import escape_pointer
 from accountant_service.mechanisms.tree import (
     ApproximateDp,
     BallsInBins,
@@ -186,7 +187,7 @@ def _repeats_type() -> _FieldType:
             needed.add("shape")
         faults = [(f"{pointer}/{each}", "is required") for each in needed - value.keys()]
         faults += [
-            (f"{pointer}/{_escape_pointer_token(name)}", "is not a field of repeats")
+            (f"{pointer}/{escape_pointer(name)}", "is not a field of repeats")
             for name in value.keys() - needed
         ]
         if faults:
@@ -568,7 +569,7 @@ def _read_fields(cls: Any, document: Mapping[str, Json], pointer: str) -> dict[s
     """Read the fields of a mechanism of class `cls`; raise an error that lists every fault."""
     known, values = _FIELDS[cls], {}
     faults = [
-        (f"{pointer}/{_escape_pointer_token(name)}", "is not a field of " + cls.kind)
+        (f"{pointer}/{escape_pointer(name)}", "is not a field of " + cls.kind)
         for name in document.keys() - known.keys() - {"kind"}
     ]
     for field in fields(cls):
@@ -617,11 +618,6 @@ def _read_mechanisms(document: Json, pointer: str) -> tuple[Mechanism, ...]:
     if not isinstance(document, list):
         raise MechanismError((pointer, "must be a list of mechanisms"))
     return tuple(_read(item, f"{pointer}/{i}") for i, item in enumerate(document))
-
-
-def _escape_pointer_token(name: str) -> str:
-    """Escape a field name for use in a JSON pointer."""
-    return name.replace("~", "~0").replace("/", "~1")
 
 
 def _check_consistency(mechanism: Mechanism, pointer: str) -> None:

@@ -165,7 +165,7 @@ def _render_dataset_page(
     ledger: Ledger = request.app.state.ledger
     name = found["name"]
     first_run = _parse_count(runs, 0)
-    owner, shown = ledger.list_reservations(session.key, name, first_run, _RUNS + 1)
+    owner, shown, has_more = ledger.list_reservations(session.key, name, first_run, _RUNS)
     views = [ledger_views.reservation_view(owner, run) for run in shown]
     return render_page(
         request,
@@ -173,9 +173,9 @@ def _render_dataset_page(
         parameters=("before", "runs"),
         **budget,
         quote_link=_quote_link(name, views),
-        runs=views[:_RUNS],
+        runs=views,
         runs_before=max(first_run - _RUNS, 0) if first_run else None,
-        runs_after=first_run + _RUNS if len(shown) > _RUNS else None,
+        runs_after=first_run + len(shown) if has_more else None,
         points=ledger_views.burn_down_view(ledger.compute_burn_down(session.key, name, _POINTS)),
         **_read_entries_page(ledger, session, found, _parse_count(before, found["version"] + 1)),
     )

@@ -11,8 +11,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from accountant_service.api.routes import StrictRoute
-from accountant_service.web.rendering import render_page
-from accountant_service.web.session_checks import optional_session
+from accountant_service.web.rendering import respond_with_static_page
 
 Node = Mapping[str, Any]
 _REFERENCE: Final = "#/components/schemas/"
@@ -60,10 +59,11 @@ class Operation:
 
 
 @router.get("/docs")
-def reference(request: Request) -> Response:
+async def reference(request: Request) -> Response:
     """Show all operations, in the order of the OpenAPI document."""
-    optional_session(request)
-    return render_page(request, "reference.html", groups=operations_by_tag(request.app.openapi()))
+    return await respond_with_static_page(
+        request, "reference.html", lambda: {"groups": operations_by_tag(request.app.openapi())}
+    )
 
 
 def operations_by_tag(document: Node) -> dict[str, list[Operation]]:

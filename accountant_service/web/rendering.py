@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import mimetypes
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
 from fastapi import Request
 from jinja2 import Environment
+from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
-from starlette.staticfiles import StaticFiles
-from starlette.types import Scope
 
 from accountant_service import mechanisms, number_format
+from accountant_service.api.static_documents import StaticDocument, StaticDocuments
 from accountant_service.template_environment import create_environment
 from accountant_service.web import run_form
+from accountant_service.web.session_checks import optional_session
+from accountant_service.web.sessions import COOKIE
 
 Json = dict[str, Any]
 _FOLDER: Final = Path(__file__).parent
@@ -33,6 +36,7 @@ HEADERS: Final[Mapping[str, str]] = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
 }
+_HTML: Final = "text/html; charset=utf-8"
 _NOTES_MAX: Final = 5
 _NAME_MAX: Final = 40  # characters of a parameter's name that a note repeats
 _PRIVATE: Final = {"Cache-Control": "no-store", "Vary": "Cookie"}
@@ -126,17 +130,44 @@ def render_page(
         notes=[*note_unknown_parameters(request.query_params, parameters), *notes],
         **context,
     )
-    return Response(text, status, {**HEADERS, **_PRIVATE}, media_type="text/html; charset=utf-8")
+    return Response(text, status, {**HEADERS, **_PRIVATE}, media_type=_HTML)
 
 
-class Assets(StaticFiles):
-    """The pages' static files: styles, scripts and the icon."""
+async def respond_with_static_page(
+    request: Request, template: str, build_context: Callable[[], dict[str, Any]]
+) -> Response:
+    """Answer with a page that takes no parameters, rendered once for all who are not signed in.
 
-    def __init__(self) -> None:
-        super().__init__(directory=_FOLDER / "static")
+    Args:
+        request: the request that the page answers.
+        template: the file name of the template.
+        build_context: returns the variables of the template.
+    """
+    if COOKIE in request.cookies:
+        await run_in_threadpool(optional_session, request)
 
-    async def get_response(self, path: str, scope: Scope) -> Response:
-        """Return a static file, with a header that makes browsers revalidate it."""
-        answer = await super().get_response(path, scope)
-        answer.headers.update({**HEADERS, "Cache-Control": "no-cache"})
-        return answer
+    def render() -> Response:
+        """Render the page."""
+        return render_page(request, template, parameters=request.query_params, **build_context())
+
+    def render_once() -> StaticDocument:
+        """Render the page for all who are not signed in."""
+        headers = {**HEADERS, "Vary": "Cookie, Accept-Encoding"}
+        return StaticDocument(bytes(render().body), _HTML, headers)
+
+    if getattr(request.state, "session", None) is not None:
+        return await run_in_threadpool(render)
+    documents: StaticDocuments = request.app.state.static_documents
+    return await documents.respond(request, request.url.path, render_once)
+
+
+def load_assets() -> dict[str, StaticDocument]:
+    """Return the pages' static files (styles, scripts, the icon) by their path."""
+    folder = _FOLDER / "static"
+    return {
+        file.relative_to(folder).as_posix(): StaticDocument(
+            file.read_bytes(), mimetypes.guess_type(file.name)[0] or "text/plain", HEADERS
+        )
+        for file in folder.rglob("*")
+        if file.is_file()
+    }

@@ -9,7 +9,6 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
-from starlette.middleware.gzip import GZipMiddleware
 from starlette.responses import RedirectResponse, Response
 
 from accountant_service.api import error_responses
@@ -26,7 +25,7 @@ from accountant_service.web import (
     quote_page,
     reference_page,
 )
-from accountant_service.web.rendering import Assets, render_page
+from accountant_service.web.rendering import load_assets, render_page
 from accountant_service.web.session_checks import optional_session, sign_in_path
 from accountant_service.web.sessions import COOKIE, SessionEndedError, Sessions
 
@@ -54,9 +53,23 @@ def install(app: FastAPI) -> None:
     app.state.sessions = Sessions(app.state.repository, app.state.keys)
     for each in _PAGES:
         app.include_router(each.router)
-    app.mount("/static", GZipMiddleware(Assets()), "static")
+    app.add_route("/static/{path:path}", _make_asset_handler(), include_in_schema=False)
     for kind in _FAILURES:
         app.add_exception_handler(kind, _make_page_handler(app.exception_handlers[kind]))
+
+
+def _make_asset_handler() -> Callable[[Request], Awaitable[Response]]:
+    """Return the handler of the pages' static files, which are read and compressed now."""
+    assets = load_assets()
+
+    async def answer_with_asset(request: Request) -> Response:
+        """Answer with a static file."""
+        found = assets.get(request.path_params["path"])
+        if found is None:
+            raise HTTPException(404)
+        return found.respond(request)
+
+    return answer_with_asset
 
 
 def _make_page_handler(problem_handler: Any) -> _Handler:

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from pydantic_core import from_json
 
+from accountant_service.canonical_json import require_unique_names
 from accountant_service.number_format import shorten_exponents
 from accountant_service.web import kind_form
 from accountant_service.web.choices import Choice
@@ -306,7 +307,9 @@ def _parse_json(text: str) -> Any:
     if len(text) > JSON_MAX:
         raise ValueError(f"must be at most {JSON_MAX} characters long; send longer ones to the API")
     try:
-        return from_json(text.encode("utf-8", "replace"), allow_inf_nan=False)
+        found = from_json(text.encode("utf-8", "replace"), allow_inf_nan=False)
+        require_unique_names(text)
+        return found
     except ValueError as error:
         raise ValueError(f"cannot be read: {error}") from None
 

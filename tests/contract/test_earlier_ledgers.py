@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from accountant_service.api.ledger_views import encode_answer
+from accountant_service.api.ledger_views import ANSWERS
 from accountant_service.guarantee import NeighbouringRelation
 from accountant_service.ledger import database as opening
 from accountant_service.ledger.api_keys import Keys, Scope
@@ -65,7 +65,7 @@ class Writer:
     """A key that writes to a ledger."""
 
     def __init__(self, repository: Repository) -> None:
-        self.ledger = Ledger(repository, encode_answer)
+        self.ledger = Ledger(repository, ANSWERS)
         self.key: KeyRecord = Keys(repository).create([Scope.ADMIN])[1]
 
     def request(self) -> WriteRequest:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from accountant_service.api.ledger_views import encode_answer
+from accountant_service.api.ledger_views import ANSWERS
 from accountant_service.guarantee import NeighbouringRelation
 from accountant_service.ledger import database as opening
 from accountant_service.ledger.api_keys import Keys, Scope
@@ -31,7 +31,7 @@ class Run:
     def __init__(self, repository: Repository) -> None:
         self.repository = repository
         self.token, self.key = Keys(repository).create([Scope.ADMIN])
-        ledger = Ledger(repository, encode_answer)
+        ledger = Ledger(repository, ANSWERS)
         relation = NeighbouringRelation.ADD_OR_REMOVE_ONE
         new = NewDataset("d", 1000, 3.0, 1e-5, relation, "record")
         ledger.create_dataset(request(self.key), new)
@@ -44,12 +44,12 @@ class Run:
         self.answer = ledger.grant(self.last, self.identifier, 10, 0)
 
     def goes_on(self) -> None:
-        Ledger(self.repository, encode_answer).grant(request(self.key), self.identifier, 20, 10)
+        Ledger(self.repository, ANSWERS).grant(request(self.key), self.identifier, 20, 10)
 
     def continues_on(self, restored: Repository) -> None:
         """The copy is whole, remembers, refuses what it does not know, and grants anew."""
         assert verify(restored).faults == []
-        ledger, key = Ledger(restored, encode_answer), Keys(restored).authenticate(self.token)
+        ledger, key = Ledger(restored, ANSWERS), Keys(restored).authenticate(self.token)
         assert ledger.grant(self.last, self.identifier, 10, 0) == self.answer
         assert ledger.get_reservation(key, self.identifier)[1].steps_granted == 10
         ledger.grant(request(key), self.identifier, 20, 10)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from accountant_service.api.ledger_views import encode_answer
+from accountant_service.api.ledger_views import ANSWERS
 from accountant_service.guarantee import NeighbouringRelation
 from accountant_service.ledger import database as opening
 from accountant_service.ledger.api_keys import Keys, Scope
@@ -37,7 +37,7 @@ class Storm:
         self.repository = opening.open_repository(url)
         token, admin = Keys(self.repository).create([Scope.ADMIN])
         relation = NeighbouringRelation.ADD_OR_REMOVE_ONE
-        Ledger(self.repository, encode_answer).create_dataset(
+        Ledger(self.repository, ANSWERS).create_dataset(
             WriteRequest(admin, "first", "storm", None),
             NewDataset("d", 60_000, epsilon, 1e-5, relation, "record"),
         )

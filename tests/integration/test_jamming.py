@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from sqlalchemy import text
 from starlette.types import Message
 
 from accountant_service import computation_processes
@@ -22,6 +23,7 @@ from accountant_service.api.computation_cache import (
     _AnswerCache,
 )
 from accountant_service.api.fair_queue import FairQueue, QueueLimits
+from accountant_service.api.ledger_views import ANSWERS
 from accountant_service.api.problems import Problem
 from accountant_service.api.questions import compute
 from accountant_service.api.schemas import EpsilonRequest, UnreadBody
@@ -30,11 +32,22 @@ from accountant_service.errors import AccountingError, TooExpensiveError
 from accountant_service.fork_server import FORK_SERVER
 from accountant_service.ledger.api_keys import Scope
 from accountant_service.ledger.errors import BudgetExhaustedError
+from accountant_service.ledger.quotas import RunQuota
+from accountant_service.ledger.service import Ledger
 from accountant_service.metrics import Metrics
 from accountant_service.numerics.laws.windowed_loss import Window, cached_windowed_loss
 from accountant_service.settings import Settings
 from tests.support.helpers import gaussian, run
-from tests.support.ledger_scenarios import ON_POSTGRESQL, PLAN_JSON, Caller, Service, serving
+from tests.support.ledger_scenarios import (
+    ON_POSTGRESQL,
+    ON_SQLITE,
+    PLAN_JSON,
+    Caller,
+    Scenario,
+    Service,
+    refused,
+    serving,
+)
 
 RUN = run(0.01, 1.1, 1000)
 QUESTION = {"mechanism": RUN, "delta": 1e-5}
@@ -624,3 +637,160 @@ def test_the_serving_process_computes_nothing(own_web: Service) -> None:
     took, used = time.monotonic() - begun, time.process_time() - used
     assert took > 1, "too little work to tell"
     assert used < 0.3 * took
+
+
+# --- what one key may store
+
+EMPTY = {"kind": "composed", "mechanisms": []}
+FREE = {"kind": "composed", "mechanisms": [EMPTY] * 3200}  # 128 kB that cost no budget
+
+
+@ON_SQLITE
+def test_no_call_of_the_ledger_takes_a_large_plan(url: str) -> None:
+    large = EMPTY | {"mechanisms": [EMPTY] * 4000}
+    with serving(url) as found:
+        found.admin.dataset("d", BUDGET)
+        dataset = {"name": "e", "size": 9, "budget": BUDGET, "planned_mechanism": large}
+        for path, body, pointer in (
+            ("/v1/datasets", dataset, "/planned_mechanism"),
+            ("/v1/datasets/d/quotes", {"mechanism": large}, "/mechanism"),
+            ("/v1/datasets/d/reservations", {"mechanism": large}, "/mechanism"),
+        ):
+            status, problem = found.admin.post(path, body)
+            assert (status, problem["code"]) == (422, "too-expensive")
+            assert "may have 131072 bytes" in problem["detail"]
+            assert [each["pointer"] for each in problem["errors"]] == [pointer]
+
+
+@ON_SQLITE
+def test_a_stored_answer_does_not_repeat_the_plan(url: str) -> None:
+    with serving(url) as found:
+        admin = found.admin
+        admin.dataset("d", BUDGET)
+        made = admin.make("/v1/datasets/d/reservations", {"mechanism": FREE}, once="reserve")
+        path = f"/v1/reservations/{made['id']}"
+        answers = {
+            "renew": admin.make(f"{path}/renew", {}, once="renew"),
+            "grants": admin.make(f"{path}/grants", {"steps": 1, "sequence": 0}, once="grants"),
+            "commit": admin.make(f"{path}/commit", {}, once="commit"),
+        }
+        closed = admin.make("/v1/datasets/d/close", {}, once="close")
+        with found.repository.reading() as reading:
+            rows = reading.connection.execute(text("SELECT value, answer FROM idempotency_key"))
+            stored = {row.value: row.answer for row in rows}
+        repeated = ("reserve", *answers, "close")
+        assert max(len(stored[name]) for name in repeated) < 1500
+        assert admin.make("/v1/datasets/d/reservations", {"mechanism": FREE}, "reserve") == made
+        assert admin.make(f"{path}/renew", {}, "renew") == answers["renew"]
+        assert admin.make(f"{path}/commit", {}, "commit") == answers["commit"]
+        grant = admin.make(f"{path}/grants", {"steps": 1, "sequence": 0}, "grants")
+        assert grant == answers["grants"], "as it was, though the run has ended since"
+        assert admin.make("/v1/datasets/d/close", {}, "close") == closed
+
+
+@ON_SQLITE
+def test_an_answer_that_an_earlier_version_stored_whole_is_repeated(url: str) -> None:
+    with serving(url) as found:
+        found.admin.dataset("d", BUDGET)
+        made = found.admin.make("/v1/datasets/d/reservations", {"mechanism": PLAN_JSON}, "once")
+        with found.repository.transaction() as transaction:
+            transaction.connection.execute(
+                text("UPDATE idempotency_key SET answer = :whole WHERE value = 'once'"),
+                {"whole": json.dumps(made | {"purpose": "as stored"})},
+            )
+        again = found.admin.make("/v1/datasets/d/reservations", {"mechanism": PLAN_JSON}, "once")
+        assert again == made | {"purpose": "as stored"}
+
+
+@ON_SQLITE
+def test_a_page_of_runs_or_entries_stays_small(url: str) -> None:
+    with serving(url) as found:
+        found.admin.dataset("d", BUDGET)
+        made = {found.admin.reserve("d", FREE)["id"] for _ in range(5)}
+        for name, entries in (("reservations", 5), ("entries", 6)):
+            items, cursor, pages = [], "", 0
+            while cursor is not None:
+                answer = found.admin.send("GET", f"/v1/datasets/d/{name}?cursor={cursor}")
+                assert len(answer.content) < 400_000
+                page = answer.json()
+                items, cursor, pages = [*items, *page["items"]], page["next_cursor"], pages + 1
+            assert (len(items), pages) == (entries, 3)
+        assert {each["reservation"] for each in items if "reservation" in each} == made
+        assert found.admin.send("GET", "/v1/datasets/d").status_code == 200
+
+
+@ON_SQLITE
+def test_a_key_has_a_number_of_open_and_of_unspent_runs(url: str) -> None:
+    with serving(url, open_runs_max=3, unspent_runs_max=4) as found:
+        one, other = found.caller(Scope.RUN), found.caller(Scope.RUN)
+        found.admin.dataset("d", BUDGET)
+        runs = [one.reserve("d")["id"] for _ in range(3)]
+        status, problem = one.try_to_reserve("d", PLAN_JSON)
+        assert (status, problem["code"]) == (409, "too-many-runs")
+        assert "has 3 open runs" in problem["detail"]
+        other.reserve("d")
+        assert one.grant(runs[0], 10, 0)[0] == 200
+        assert one.commit(runs[0])[0] == 200
+        for each in runs[1:]:
+            one.make(f"/v1/reservations/{each}/release")
+        for _ in range(2):  # two were released unused, two cost nothing
+            one.make(f"/v1/reservations/{one.reserve('d', FREE)['id']}/release")
+        status, problem = one.try_to_reserve("d", PLAN_JSON)
+        assert (status, problem["code"]) == (409, "too-many-runs")
+        assert "4 runs of the dataset that spent nothing" in problem["detail"]
+        other.reserve("d", FREE)
+
+
+def test_runs_that_spent_nothing_count_for_a_day(scenario: Scenario) -> None:
+    scenario.ledger = Ledger(scenario.repository, ANSWERS, run_quota=RunQuota(unspent_max=2))
+    person = scenario.person(Scope.ADMIN)
+    person.create()
+    for _ in range(2):
+        person.release(person.reserve(lease=3600))
+    scenario.wait(3600 + 86_000)
+    with refused("too-many-runs"):
+        person.reserve()
+    scenario.wait(1000)
+    person.reserve()
+
+
+def test_a_stranger_waits_for_no_lock_and_takes_none(
+    scenario: Scenario, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A key that may not change a run is refused before the write turn, if it knows the run too."""
+    scenario.admin.create()
+    run = scenario.person(team="a").reserve()
+    stranger, elsewhere = scenario.person(team="b"), scenario.person(datasets=("e",))
+
+    def locked(*_: Any) -> Any:
+        raise AssertionError("a transaction began")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(scenario.repository, "transaction", locked)
+        for act in (stranger.grant, stranger.renew, stranger.commit, stranger.release):
+            with refused("forbidden"):
+                act(run)
+        for act in (elsewhere.grant, elsewhere.commit):
+            with refused("not-found", "there is no reservation"):
+                act(run)
+        with refused("not-found"):
+            stranger.grant("0" * 32)
+
+
+@ON_SQLITE
+def test_over_http_a_stranger_takes_no_turn(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(url) as found:
+        found.admin.dataset("d", BUDGET)
+        run = found.caller(Scope.RUN).reserve("d")["id"]
+        stranger = found.caller(Scope.RUN)
+        stranger.send("GET", "/v1/datasets/d")  # its key's use is recorded
+
+        def turn(*_: Any) -> Any:
+            raise AssertionError("it waits for a turn")
+
+        monkeypatch.setattr(
+            found.app.state.async_ledger._writes, "turn", turn
+        )  # private: the queue
+        for path, body in (("grants", {"steps": 1, "sequence": 0}), ("renew", {}), ("commit", {})):
+            asked = stranger.refusal("POST", f"/v1/reservations/{run}/{path}", body)
+            assert asked == (403, "forbidden")

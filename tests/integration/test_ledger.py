@@ -281,7 +281,7 @@ def test_a_file_that_is_no_certificate_is_refused(commands: Commands, tmp_path: 
     ):  # fmt: skip
         field = inside.split(":")[0]
         at = text.index(field)
-        cases[text[:at] + inside + text[at:]] = f"the name {field[1:-1]!r} occurs more than once"
+        cases[text[:at] + inside + text[at:]] = f"{field[1:-1]} is given more than once"
     file = tmp_path / "certificate.json"
     for content, said in cases.items():
         file.write_text(content)

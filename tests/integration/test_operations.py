@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import logging
@@ -23,6 +24,7 @@ from pydantic import ValidationError
 from accountant_service import logs, tracing
 from accountant_service.api.problems import Problem
 from accountant_service.api.rate_limit import RateLimiter
+from accountant_service.api.shared_call import SharedCall
 from accountant_service.app import create_app
 from accountant_service.ledger.api_keys import Scope
 from accountant_service.ledger.webhook_delivery import WebhookDelivery
@@ -153,6 +155,28 @@ def test_a_scrape_does_not_wait_for_a_database_that_is_away() -> None:
             text = http.get("/metrics").text
             assert "accountant_ledger_up 1.0" in text
             assert "accountant_database_connections_in_use 0.0" in text
+
+
+def test_who_asks_at_the_same_time_shares_an_answer_that_is_not_older_than_the_question() -> None:
+    begun: list[int] = []
+
+    async def count() -> int:
+        begun.append(len(begun))
+        at = len(begun)
+        await asyncio.sleep(0.01)
+        if at == 3:
+            raise RuntimeError("the third fails")
+        return at
+
+    async def ask() -> list[Any]:
+        shared = SharedCall(count)
+        first = asyncio.ensure_future(shared())
+        await asyncio.sleep(0.005)
+        later = await asyncio.gather(*(shared() for _ in range(50)))
+        failing = await asyncio.gather(*(shared() for _ in range(9)), return_exceptions=True)
+        return [await first, set(later), {str(each) for each in failing}, await shared()]
+
+    assert asyncio.run(ask()) == [1, {2}, {"the third fails"}, 4]
 
 
 # --- the log

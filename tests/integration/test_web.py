@@ -710,6 +710,41 @@ def test_the_reference_names_every_call_and_loads_nothing_from_elsewhere(app: An
     assert http.get("/redoc").status_code == 404
 
 
+def test_documents_are_the_same_bytes_with_an_etag(
+    admin: Person, app: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Made once: neither FastAPI nor a template is asked again, whatever the address adds."""
+    http = TestClient(app)
+    paths = ("/openapi.json", "/docs", "/help", "/v1/methods", "/static/style.css")
+    first = {path: http.get(path, headers={"Accept-Encoding": "identity"}) for path in paths}
+
+    def made(*_: Any, **__: Any) -> Any:
+        raise AssertionError("it is made again")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(app, "openapi", made)
+        patch.setattr(rendering, "render_page", made)
+        for path, found in first.items():
+            again = http.get(f"{path}?x=1", headers={"Accept-Encoding": "identity"})
+            assert (again.status_code, again.content) == (200, found.content), path
+            packed = http.get(path)
+            assert packed.headers["Content-Encoding"] == "gzip", path
+            assert packed.text == found.text, path
+            assert packed.headers["ETag"] != found.headers["ETag"], path
+            for known in (packed.headers["ETag"], f'"x", W/{packed.headers["ETag"]}'):
+                same = http.get(path, headers={"If-None-Match": known})
+                assert (same.status_code, same.content) == (304, b""), path
+            other = http.get(path, headers={"If-None-Match": '"x"'})
+            assert other.status_code == 200, path
+            assert http.head(path).status_code == (405 if path in ("/docs", "/help", "/v1/methods")
+                                                   else 200)  # fmt: skip
+    assert http.get("/static/none.css").status_code == 404
+    assert http.get("/static/../routing.py").status_code == 404
+    assert "Sign out" in admin.get("/docs"), "a session has a page of its own"
+    assert "no-store" in admin.http.get("/docs").headers["Cache-Control"]
+    assert "Sign out" not in http.get("/docs").text
+
+
 # --- the planner
 
 

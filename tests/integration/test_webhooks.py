@@ -38,7 +38,7 @@ class Receiver:
     """A local HTTP server that keeps what is posted to it, and answers with a chosen status."""
 
     def __init__(self) -> None:
-        self.status, self.delay = 200, 0.0
+        self.status, self.delay, self.drips = 200, 0.0, False
         self.requests: list[tuple[str, dict[str, str], str]] = []
         receiver = self
 
@@ -47,6 +47,9 @@ class Receiver:
                 body = self.rfile.read(int(self.headers["Content-Length"])).decode()
                 receiver.requests.append((self.path, dict(self.headers), body))
                 time.sleep(receiver.delay)
+                while receiver.drips:
+                    self.wfile.write(b"x")
+                    time.sleep(0.05)
                 self.send_response(receiver.status)
                 if receiver.status == 302:
                     self.send_header("Location", f"{receiver.url}/elsewhere")
@@ -181,6 +184,28 @@ def test_one_dataset_does_not_wait_for_another(scenario: Scenario, receiver: Rec
     assert one.waiting(hook) == []
     (stuck,) = one.waiting(down)
     assert stuck.last_error.startswith("no answer")
+
+
+def test_a_receiver_that_drips_its_answer_delays_nobody(
+    scenario: Scenario, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each read ends in time, the answer never: the limit is one for the whole call."""
+    # private: ten seconds are longer than a test may take
+    monkeypatch.setattr(webhook_delivery.post_event, "__defaults__", (0.4,))
+    bench, other = Bench(scenario), Receiver()
+    slow, quick = bench.add(receiver.url), bench.add(other.url)
+    receiver.drips = True
+    bench.reserve(0.6)
+    bench.reserve(0.3)
+    bench.deliver()
+    receiver.drips = False
+    assert [event["share"] for event in other.events] == [0.5, 0.8]
+    assert bench.waiting(quick) == []
+    assert [event.last_error for event in bench.waiting(slow)] == [
+        "no answer: it was not complete within 0.4 s", "",
+    ]  # fmt: skip
+    assert len(receiver.requests) == 1
+    other.close()
 
 
 def test_redirects_are_not_followed(bench: Bench, receiver: Receiver) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from accountant_service.api.ledger_views import encode_answer
+from accountant_service.api.ledger_views import ANSWERS
 from accountant_service.guarantee import NeighbouringRelation
 from accountant_service.ledger import database as opening
 from accountant_service.ledger.api_keys import Keys, Scope
@@ -65,7 +65,7 @@ class KilledProgram:
         token, admin = Keys(self.repository).create([Scope.ADMIN])
         self.name, size, epsilon = dataset
         relation = NeighbouringRelation.ADD_OR_REMOVE_ONE
-        Ledger(self.repository, encode_answer).create_dataset(
+        Ledger(self.repository, ANSWERS).create_dataset(
             WriteRequest(admin, "first", "bench", None),
             NewDataset(self.name, size, epsilon, 1e-5, relation, "record"),
         )

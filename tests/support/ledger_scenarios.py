@@ -42,7 +42,7 @@ from fastapi.testclient import TestClient
 from typer.testing import CliRunner
 
 from accountant_service import cli
-from accountant_service.api.ledger_views import encode_answer
+from accountant_service.api.ledger_views import ANSWERS
 from accountant_service.app import create_app
 from accountant_service.errors import CodedError
 from accountant_service.guarantee import NeighbouringRelation
@@ -249,7 +249,7 @@ class Scenario:
     """
 
     def __init__(self, repository: Repository, clock: Clock | None = None) -> None:
-        self.repository, self.ledger = repository, Ledger(repository, encode_answer)
+        self.repository, self.ledger = repository, Ledger(repository, ANSWERS)
         self.keys, self.caps = Keys(repository), Caps(repository)
         self._clock, self._forged = clock, False
         self.admin = self.person(Scope.ADMIN)

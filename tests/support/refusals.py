@@ -128,6 +128,17 @@ _BODIES = [
         for raw, pointer in ((b"", ""), (b"null", ""), (b"[]", ""), (b"3", ""), (b'"x"', ""),
                              (b'{"mechanism":1e999}', "/mechanism"))
     ),
+    *(
+        Refusal("/v1/epsilon", raw, pointer, "more than once")
+        for raw, pointer in (
+            (b'{"delta": 1e-9, "delta": 1e-5, "mechanism": {}}', "/delta"),
+            (b'{"mechanism": {"kind": "gaussian", "k\\u0069nd": "laplace"}, "delta": 1e-5}',
+             "/mechanism/kind"),
+            (b'{"delta": 1e-5, "mechanism": {"mechanisms": [{}, {"a~/b": 1, "a~/b": 1}]}}',
+             "/mechanism/mechanisms/1/a~0~1b"),
+            (b'{"delta": 1e-5, "x": "' + b"y" * 5000 + b'", "x": 0}', "/x"),  # parsed elsewhere
+        )
+    ),
     Refusal("/v1/epsilon", b'{"mechanism": "' + b"x" * 3_000_000 + b'"}', code="body-too-large",
             status=413),
     Refusal("/v2/epsilon", method="GET", code="not-found", status=404),

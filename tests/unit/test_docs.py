@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from accountant_service import audit_report, errors, mechanisms, paper_audit
+from accountant_service import audit_report, connection_limits, errors, mechanisms, paper_audit
 from accountant_service.accountants import ACCOUNTANTS
 from accountant_service.api import problems, views
 from accountant_service.api.questions import ENDPOINTS
@@ -33,7 +33,8 @@ def test_every_error_code_has_its_heading() -> None:
     raised = {kind.code for kind in kinds if hasattr(kind, "code")}
     raised -= {errors.AccountingError.code}
     mapped = {code for code, _ in problems._STATUS_CODES.values()}
-    assert headings == raised | mapped | {"invalid-request", "internal-error", "http-error"}
+    early = set(connection_limits.REFUSALS)
+    assert headings == raised | mapped | early | {"invalid-request", "internal-error", "http-error"}
 
 
 def test_every_method_has_a_page() -> None:

@@ -95,6 +95,8 @@ def describe_cost(row: Row) -> str:
     if claim is None:
         return "none"
     upper = number_format.round_up(claim["epsilon"], 5)
+    if claim["status"] == "estimate":
+        return f"not proved: {upper}"
     if claim["certified"] is None or claim["certified"]["epsilon_lower"] == 0:
         return f"≤ {upper}"
     return f"{number_format.round_down(claim['certified']['epsilon_lower'], 5)} – {upper}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from fractions import Fraction
 from typing import Final
 
 from accountant_service.guarantee import NeighbouringRelation
@@ -16,6 +17,7 @@ from accountant_service.importing.findings import Finding
 from accountant_service.importing.imported import Claim, Facts, Imported, Node
 from accountant_service.importing.keys import CLASS, Fields, acts, checked, harmless, join
 from accountant_service.importing.runs import EPSILON_MAX
+from accountant_service.numerics.floats import rounding
 
 _SPENDS_MAX: Final = 5000
 CONSTRUCTORS: Final = {"BudgetAccountant": ("epsilon", "delta", "slack", "spent_budget")}
@@ -80,8 +82,13 @@ def _read_spend(part: Part) -> tuple[float, float]:
 
 
 def _total(spends: list[tuple[float, float]], slack: float) -> tuple[float, float]:
-    """Return ε and δ as `BudgetAccountant.total` does (Kairouz et al. 2017, Theorem 3.5)."""
-    total = math.fsum(epsilon for epsilon, _ in spends)
+    """Return ε and δ as `BudgetAccountant.total` does (Kairouz et al. 2017, Theorem 3.5).
+
+    The sum of ε is that of the decimals: a rounding error of it must not refute it.
+    """
+    total = rounding.fraction_up(
+        sum((rounding.as_written(epsilon) for epsilon, _ in spends), Fraction())
+    )
     apart = [slack, *(delta for _, delta in spends)]
     delta = 1.0 if 1 in apart else -math.expm1(math.fsum(math.log1p(-each) for each in apart))
     if slack == 0:

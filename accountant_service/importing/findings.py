@@ -47,6 +47,7 @@ CODES: Final[dict[str, tuple[Severity, str]]] = {
     "delta-too-large": (Severity.WARNING, "δ is not below 1/N"),
     "unknown-key": (Severity.ERROR, "A key is not known, so nothing is proven"),
     "unused-key": (Severity.ERROR, "A key has no part in the cost, so nothing is proven"),
+    "several-runs": (Severity.ERROR, "Two sections may describe two runs"),
     "microbatches": (Severity.ERROR, "Several records are clipped together"),
     "privacy-unit": (Severity.ERROR, "The cost is that of another unit than the stated one"),
     "accumulated-batches": (Severity.WARNING, "Several batches make one noisy update"),

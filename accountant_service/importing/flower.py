@@ -274,6 +274,9 @@ def _read_server(fields: Fields, facts: Facts) -> Imported:
         if averaged != sampled:
             findings.append(_count_mismatch(planned, sampled, averaged))
             noise = read_noise(Part(noise * averaged / sampled, given.pointer))
+    premises: tuple[str, ...] = ()
+    if clients is None and (fraction or least):
+        premises = (f"a round averages the {sampled} clients that its noise is planned for",)
     require_agreement(planned, averaged, read_size(fields.find("batch_size"), facts.batch_size))
     relation = facts.relation or NeighbouringRelation.ADD_OR_REMOVE_ONE
     added = relation is NeighbouringRelation.ADD_OR_REMOVE_ONE
@@ -313,6 +316,7 @@ def _read_server(fields: Fields, facts: Facts) -> Imported:
         batch_size=averaged,
         sampling_pointer=pointer,
         is_sampling_stated=True,
+        premises=premises,
     )
 
 

@@ -16,6 +16,8 @@ from typing import Final
 from accountant_service.importing.document import CLASS_NAME, DocumentError, Part, shorten
 from accountant_service.importing.findings import Finding
 
+# Names of a run's length, one of which each section that describes a run has.
+_LENGTHS: Final = frozenset({"steps", "epochs", "iterations", "train_steps", "num_rounds"})
 _UNREAD_MAX: Final = 20  # findings about unread keys, each by itself
 
 
@@ -109,6 +111,7 @@ class Fields:
         self._others: list[tuple[str, Part]] = []
         self._read: set[str] = set()
         self._spelled: set[str] = set()
+        self._with_length: dict[str, Part] = {}
         self._inner: list[Fields] = []
         known = constructors or {}
         names = known.get(root.class_name or "")
@@ -135,6 +138,8 @@ class Fields:
     def _add_known(self, key: Key, value: Part) -> None:
         """Add the value of a known key; note a fault if it is stated before, and differs."""
         before = self._known.setdefault(key.names[0], value)
+        if key.names[0] in _LENGTHS:
+            self._with_length.setdefault(value.pointer.rpartition("/")[0], value)
         if key.role is Role.HARMLESS:
             self._read.add(key.names[0])
         elif before.value != value.value:
@@ -202,6 +207,10 @@ class Fields:
         """Return whether some key of the document has an event as its value."""
         every = [*self._known.values(), *(part for _, part in self._others)]
         return any(is_event(part) for part in every)
+
+    def find_second_length(self) -> Part | None:
+        """Return the length that a second section states: it may be that of another run."""
+        return next(iter([*self._with_length.values()][1:]), None)
 
     def report_unread(self) -> tuple[Finding, ...]:
         """Return a finding for each key that was not read; those past twenty share one."""

@@ -123,12 +123,27 @@ def read_document(document: Json, facts: Facts, format_name: str | None = None) 
     if pointer:
         found = replace(found, sampling_pointer=pointer)
     found = apply_unit(apply_microbatches(apply_facts(found, facts), fields), fields)
-    found = _report_keys(found, fields)
+    found = _report_keys(_report_several_runs(found, fields), fields)
     claims = found.claims
     if facts.epsilon is not None:
         claims = (*claims, Claim(facts.epsilon, facts.delta, ""))
     delta = facts.delta if facts.delta is not None else found.delta
     return _check_delta(replace(found, claims=claims, delta=delta))
+
+
+def _report_several_runs(found: Imported, fields: Fields) -> Imported:
+    """Add a finding if two sections have the length of a run: each may describe one."""
+    second = fields.find_second_length()
+    if second is None:
+        return found
+    finding = Finding(
+        "several-runs",
+        second.pointer,
+        "a second section states the length of a run, and the computed cost is that of one run",
+        "state the length in one section; import several runs as the history of an accountant, or "
+        "each by itself",
+    )
+    return found.unless("the sections describe one run", finding)
 
 
 def _report_keys(found: Imported, fields: Fields) -> Imported:

@@ -387,6 +387,38 @@ def test_the_strategy_inside_a_strategy_is_read() -> None:
     assert "unused-key" in codes(read("FedMedian()"))  # it does not average
 
 
+def test_a_round_of_an_unknown_number_of_clients_proves_nothing() -> None:
+    """Ten clients of a round that is planned for a hundred have a tenth of the noise."""
+    planned = {**SERVER, "num_sampled_clients": 100}
+    alone = lint(planned, delta=1e-5).guarantee
+    assert alone is not None
+    assert alone.status == "proven"
+    for drawn in ({"fraction_fit": 0.1}, {"fraction_fit": 0.0, "min_fit_clients": 10}):
+        answer = lint({**planned, **drawn}, delta=1e-5)
+        assert answer.guarantee is not None
+        assert answer.guarantee.status == "estimate"
+        assert "100 clients" in answer.summary
+
+
+def test_two_sections_with_a_length_may_be_two_runs() -> None:
+    """Both have the same cost, and together they cost more than one."""
+    run = {**RATE, "sample_rate": 0.01}
+    for twice in ({"first": run, "second": run}, {**run, "second": {"steps": 1000}}):
+        answer = lint({**twice, "sampling": "poisson"}, delta=1e-5)
+        assert codes(answer) == {"several-runs"}
+        assert answer.guarantee is not None
+        assert answer.guarantee.status == "estimate"
+    agreed = {"data": {"batch_size": 256}, "run": STATED, "trainer": {"noise_multiplier": 1.1}}
+    assert not codes(lint(agreed, delta=1e-5))
+
+
+@pytest.mark.parametrize("delta", [0.0, 1e-6])
+def test_the_total_of_spends_is_that_of_their_decimals(delta: float) -> None:
+    """In floating point .1 + .7 is below .8, which is what the spends cost."""
+    answer = lint({"spent_budget": [[0.1, delta], [0.7, delta]]}, delta=1e-5)
+    assert (answer.verdict, answer.claims[0].epsilon) == ("holds", 0.8)
+
+
 # --- text
 
 

@@ -9,7 +9,7 @@ from mpmath import mp, mpf
 
 from accountant_service import calculator, mechanisms
 from accountant_service.accountants import Question, release_laws
-from accountant_service.errors import NoFiniteEpsilonError
+from accountant_service.errors import MethodNotApplicableError, NoFiniteEpsilonError
 from accountant_service.guarantee import NeighbouringRelation
 from accountant_service.ledger.filters import ReferenceFilter
 from accountant_service.ledger.step_plan import StepPlan
@@ -342,3 +342,23 @@ def test_lower_bounds_of_delta_below_the_normal_doubles_are_zero() -> None:
             found = proved_delta(mechanism, epsilon + step / 20)
             assert found.lower == 0.0 or found.lower >= 1e-307
     assert proved_delta(gaussian(0.5), 76.9).upper >= 1e-300
+
+
+@pytest.mark.parametrize("delta", [0.0, 1e-6])
+def test_a_run_without_a_common_pair_does_not_fit_and_is_refused(delta: float) -> None:
+    policy = ReferenceFilter(1.0, delta, ADDED)
+    mixture = StepPlan.of(mechanisms.from_json(poisson(0.1, composed(gaussian(1.0), LAPLACE))))
+    with pytest.raises(MethodNotApplicableError):
+        policy.fits(mixture, policy.nothing)
+    if delta:
+        parts = StepPlan.of(mechanisms.from_json(parallel(approximate_dp(1.0, delta), LAPLACE)))
+        with pytest.raises(MethodNotApplicableError):
+            policy.fits(parts, policy.nothing)
+
+
+@pytest.mark.parametrize("epsilon", [5e-324, 1e-310, 1e-300])
+def test_a_tiny_budget_of_pure_epsilon_admits_no_more_than_it_is(epsilon: float) -> None:
+    plan = StepPlan.of(mechanisms.from_json(LAPLACE))
+    policy = ReferenceFilter(epsilon, 0.0, ADDED).after_reserving(plan, (0, 0))
+    assert not policy.fits(plan, policy.nothing)
+    assert policy.steps * 1e-300 <= epsilon

@@ -66,6 +66,7 @@ SLACK_SHARE: Final = 1e-3  # of δ, that exchanges may lose together: it costs h
 _SMALLER_SLACK_SHARES: Final = (1e-4, 1e-5, 1e-6, 1e-7, 0.0)
 SLACK_UNITS: Final = 10**9  # the whole slack
 _PURE_DIGITS: Final = 9  # of a budget of pure ε
+_PURE_EXPONENT_MAX: Final = 300  # of its parts: 1e-300 is no less exact than any other double
 _SLACK_EACH: Final = 8  # an exchange may use an eighth of the slack left
 _SECONDS_MAX: Final = 3.0  # to decide one exchange
 _EPSILON_POINTS: Final = 128  # numbers of reference steps whose ε is tabulated
@@ -382,7 +383,7 @@ class ReferenceFilter(PrivacyFilter):
 
     def _with_pure_reference(self, *, is_planned: bool) -> ReferenceFilter:
         """Return a copy that counts pure ε, in parts that are a power of ten."""
-        digits = math.floor(_PURE_DIGITS - math.log10(self.epsilon))
+        digits = min(math.floor(_PURE_DIGITS - math.log10(self.epsilon)), _PURE_EXPONENT_MAX)
         unit = float(f"1e{-digits}")
         steps = math.floor(rounding.as_written(self.epsilon) / rounding.as_written(unit))
         reference = ApproximateDp(unit, 0.0)
@@ -402,9 +403,18 @@ class ReferenceFilter(PrivacyFilter):
         return total / rounding.as_written(self.reference.epsilon)
 
     def _may_reveal_everything(self, step: CanonicalForm) -> bool:
-        """Return whether a step has an infinite privacy loss with some probability."""
-        groups = Question(step, self.relation).release_groups
-        return release_laws.simple_cost(groups, self.relation).loss.delta > 0
+        """Return whether a step has an infinite privacy loss with some probability.
+
+        Raises:
+            AccountingError: `pld` cannot account for it.
+        """
+        question = Question(step, self.relation, adds_curves=False)
+        require_proof(question)
+        costs = (
+            release_laws.simple_cost(each.release_groups, self.relation)
+            for each in question.alternatives
+        )
+        return any(each.loss.delta > 0 for each in costs)
 
     def _with_all_steps(self, step: CanonicalForm, steps: int) -> tuple[ReferenceFilter, int]:
         """Return a copy with as much slack as leaves all steps that the whole δ admits.

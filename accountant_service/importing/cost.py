@@ -135,6 +135,8 @@ class Answer:
             is_proven = self.guarantee.status is Status.PROVEN
             kind = f"ε ≤ {bound} is proved" if is_proven else f"ε = {bound} is an estimate"
             said = f"Nothing is claimed: {kind} at δ = {shown(self.guarantee.delta)}."
+        if any(each.code == "sampling-not-stated" for each in self.findings):
+            said += " The document does not say how batches are drawn: Poisson samples are assumed."
         premises = " and that ".join(self.found.premises)
         return f"{said} The document does not establish that {premises}." if premises else said
 

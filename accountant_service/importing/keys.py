@@ -8,6 +8,7 @@ is a finding, and takes "proven" away. The page of keys in the documentation is 
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -39,12 +40,20 @@ class Key:
         meaning: what it changes, what it is compared with, or why it changes nothing.
         is_whole: whether an object may be its value; an object under any other key is a section,
             whose keys count as the document's own.
+        values: a pattern of the values with which the key is harmless, if not with every one.
     """
 
     names: tuple[str, ...]
     role: Role
     meaning: str
     is_whole: bool = False
+    values: str | None = None
+
+    def allows(self, value: object) -> bool:
+        """Return whether the key does with this value what its meaning says."""
+        if self.values is None or value is None:
+            return True
+        return isinstance(value, str) and re.fullmatch(self.values, value, re.I) is not None
 
 
 Table = Sequence[Key]
@@ -60,9 +69,9 @@ def checked(names: str, meaning: str) -> Key:
     return Key(tuple(names.split()), Role.CHECKED, meaning)
 
 
-def harmless(names: str, meaning: str, *, is_whole: bool = False) -> Key:
-    """Return a key that changes nothing, whatever its value is; `names` are separated by spaces."""
-    return Key(tuple(names.split()), Role.HARMLESS, meaning, is_whole)
+def harmless(names: str, meaning: str, *, is_whole: bool = False, values: str | None = None) -> Key:
+    """Return a key that changes nothing with these or all values; spaces separate `names`."""
+    return Key(tuple(names.split()), Role.HARMLESS, meaning, is_whole, values)
 
 
 def join(*keys: Key) -> Table:
@@ -130,7 +139,7 @@ class Fields:
             is_whole = (key is not None and key.is_whole) or is_event(value)
             if isinstance(value.value, dict) and value.value and not is_whole:
                 self._add(value)
-            elif key is None:
+            elif key is None or not key.allows(value.value):
                 self._others.append((name, value))
             elif value.value is not None:
                 self._add_known(key, value)
@@ -234,7 +243,11 @@ class Fields:
 
     def _report(self, name: str, part: Part) -> Finding:
         """Return the finding that a key was not read; of an unknown one, with a name like it."""
-        if name in self._own_names:
+        key = self._table.get(_normalize(name))
+        if key is not None and not key.allows(part.value):
+            message = f"{shorten(part.value)} may be another mechanism than is computed here"
+            return Finding("unused-key", part.pointer, message, _REMOVE)
+        if key is not None:
             message = f"{name} has no part in what is computed here"
             return Finding("unused-key", part.pointer, message, _REMOVE)
         known = [each for key in self._table.values() for each in key.names]
@@ -307,10 +320,22 @@ UNIT: Final = (
         "the cost is that of one record; of another unit with `records_per_user` only",
     ),
 )
+# Optimizers that read noisy gradients; DP-FTRL, for one, has noise of another kind.
+_OPTIMIZERS: Final = (
+    r"([\w.]+\.)?(dp|vectorized|private|keras|fused|_)*"
+    r"(sgd|adam|adamw|adamax|nadam|radam|adagrad|adadelta|adafactor|rmsprop|lamb|lars|lion|yogi)"
+    r"(_torch|_hf|_fused|_8bit|_bnb|_?optimizer)*"
+)
 POST_PROCESSING: Final = (
     harmless(
-        "learning_rate lr base_lr momentum weight_decay optimizer optimizer_name lr_scheduler "
-        "lr_schedule scheduler warmup_steps warmup_ratio adam_beta1 adam_beta2 adam_epsilon betas "
+        "optimizer optimizer_name",
+        "an optimizer by name, such as SGD or DPKerasAdamOptimizer, reads the noisy gradients "
+        "only; another name is a finding",
+        values=_OPTIMIZERS,
+    ),
+    harmless(
+        "learning_rate lr base_lr momentum weight_decay lr_scheduler lr_schedule scheduler "
+        "warmup_steps warmup_ratio adam_beta1 adam_beta2 adam_epsilon betas "
         "ema_decay",
         "the optimizer's input is the noisy gradient only: it is post-processing",
     ),

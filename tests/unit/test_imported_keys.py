@@ -166,8 +166,20 @@ def test_keys_are_harmless_only_if_they_change_nothing() -> None:
         plain = outcome(name, document)
         assert isinstance(plain, tuple)
         for each in key.names:
-            for value in (3, "x", True, [1]):
+            for value in (
+                (3, "x", True, [1]) if key.values is None else ("SGD", "torch.optim.AdamW")
+            ):
                 assert outcome(name, {**document, each: value}) == plain, (name, each)
+
+
+@pytest.mark.parametrize("value", ["DP-FTRL", "dp_ftrl", "sgd with tree noise", 3, {"a": 1}])
+def test_an_optimizer_that_may_add_noise_of_another_kind_takes_the_proof_away(value: Any) -> None:
+    answer = lint({**STATED, "optimizer": value}, delta=1e-5)
+    assert answer.guarantee is not None
+    assert answer.guarantee.status == "estimate"
+    assert {each.pointer.split("/")[1] for each in answer.findings if each.code in UNREAD} == {
+        "optimizer"
+    }
 
 
 def test_every_example_is_read_to_the_end() -> None:
@@ -277,7 +289,9 @@ def dp_sgd(noise: float = 1.1, **fields: Any) -> Json:
 
 
 def test_nothing_said_about_sampling_is_a_finding() -> None:
-    assert codes(lint(RUN, delta=1e-5)) == {"sampling-not-stated"}
+    answer = lint(RUN, delta=1e-5)
+    assert codes(answer) == {"sampling-not-stated"}
+    assert "Poisson samples are assumed" in answer.summary
     assert codes(lint({"history": HISTORY["history"]}, delta=1e-5)) == {"sampling-not-stated"}
     assert codes(lint({**RUN, "max_grad_norm": 1.0}, delta=1e-5)) == {"sampling-by-default"}
     assert not codes(lint(STATED, delta=1e-5))

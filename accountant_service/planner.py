@@ -30,7 +30,11 @@ from typing import Final, Literal
 from accountant_service import noise_frontier, number_format, solver
 from accountant_service.accountants import ACCOUNTANTS, DEFAULT_METHOD
 from accountant_service.errors import AccountingError, UnreachableTargetError
-from accountant_service.guarantee import Guarantee, NeighbouringRelation
+from accountant_service.guarantee import (
+    Guarantee,
+    NeighbouringRelation,
+    count_exposed_records,
+)
 from accountant_service.mechanisms import DpSgd
 from accountant_service.mechanisms.codec import COUNT_MAX
 from accountant_service.noise_frontier import SolvedRun
@@ -449,7 +453,7 @@ def _is_wasteful(run: PlannedRun, chosen: PlannedRun) -> bool:
 def _advise_on_budget(goal: Goal, chosen: PlannedRun) -> list[Advice]:
     """Return warnings if δ is too large or the recommended run has too few steps."""
     found = []
-    if goal.delta * goal.dataset_size >= 1:
+    if count_exposed_records(goal.dataset_size, goal.delta) >= 1:
         share = number_format.round_nearest(1 / goal.dataset_size, 3)
         found.append(
             Advice(

@@ -512,6 +512,12 @@ GUARANTEE_EXAMPLE: Final[JsonDict] = {
 }
 
 
+def _guarantee_example(lower: float, upper: float) -> JsonDict:
+    """Return the example of a guarantee with another proved interval of ε."""
+    certified: JsonDict = {"epsilon_lower": lower, "epsilon_upper": upper}
+    return GUARANTEE_EXAMPLE | {"epsilon": upper, "certified": certified}
+
+
 class GuaranteeView(Answer):
     """A claim of (ε, δ)-differential privacy, its status and the hypotheses it rests on."""
 
@@ -750,9 +756,9 @@ EXAMPLES: Final[JsonDict] = {
         "risk": None,
     },
     "StepsAnswer": {
-        "steps": 1724,
-        "guarantee": GUARANTEE_EXAMPLE,
-        "next": GUARANTEE_EXAMPLE,
+        "steps": 1725,
+        "guarantee": _guarantee_example(1.99983, 1.99984),
+        "next": _guarantee_example(2.00043, 2.00044),
         "undecided": None,
     },
     "UndecidedView": {"margin": 2e-9},

@@ -357,8 +357,11 @@ def _read(answer: Any) -> Json:
 
 
 @contextmanager
-def open_ledger() -> Iterator[LedgerAccess]:
+def open_ledger(*, create: bool = False) -> Iterator[LedgerAccess]:
     """Context manager that opens the ledger: the service if a key is set, else the database.
+
+    Args:
+        create: whether to create a ledger in the database if there is none.
 
     Raises:
         CommandProblemError: the address of the service is not valid.
@@ -374,7 +377,7 @@ def open_ledger() -> Iterator[LedgerAccess]:
     from accountant_service.ledger.errors import LedgerError
 
     try:
-        repository = open_configured()
+        repository = open_configured(create=create)
     except DatabaseRefusedError as error:
         raise LedgerError(str(error)) from None
     try:
@@ -384,7 +387,11 @@ def open_ledger() -> Iterator[LedgerAccess]:
 
 
 def call_ledger(
-    action: Callable[[LedgerAccess], Result], options: Mapping[str, str], *, as_json: bool
+    action: Callable[[LedgerAccess], Result],
+    options: Mapping[str, str],
+    *,
+    as_json: bool,
+    create: bool = False,
 ) -> Result:
     """Return the result of a call to the ledger; if it is refused, print why and exit.
 
@@ -392,11 +399,12 @@ def call_ledger(
         action: it may raise `CommandProblemError` or any error with a code.
         options: the option or argument that sets the value at each JSON pointer.
         as_json: whether to print a problem as JSON.
+        create: whether to create a ledger in the database if there is none.
     """
 
     def run() -> Result:
         """Open the ledger, and make the call."""
-        with open_ledger() as ledger:
+        with open_ledger(create=create) as ledger:
             return action(ledger)
 
     return run_or_exit(run, options, as_json=as_json)

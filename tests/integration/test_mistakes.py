@@ -136,6 +136,11 @@ MISTAKES = [
     ),
     Mistake(
         "dataset list",
+        ("there is no ledger in sqlite:////nowhere/x.db", "ACCOUNTANT_DATABASE_URL"),
+        {"ACCOUNTANT_DATABASE_URL": "sqlite:////nowhere/x.db"},
+    ),
+    Mistake(
+        "keys create --scope run",
         ("sqlite:////nowhere/x.db cannot be used", "ACCOUNTANT_DATABASE_URL"),
         {"ACCOUNTANT_DATABASE_URL": "sqlite:////nowhere/x.db"},
     ),

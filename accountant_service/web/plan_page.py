@@ -101,8 +101,9 @@ def _build_plot(plan: Json) -> _PlotData:
 def _calculator_link(form: PlanForm, run: Json) -> str:
     """Return a link to the calculator, filled in with a planned run."""
     fields = {
-        "batches": "rate",
-        "sample_rate": run["sample_rate"],
+        "batches": "sizes",
+        "dataset_size": form.texts["dataset_size"],
+        "batch_size": run["batch_size"],
         "sampling": run["sampling"],
         "noise_multiplier": run["noise_multiplier"],
         "length": "steps",

@@ -21,7 +21,7 @@ _OPTIONS: Final = {  # of `accountant`
     "delta": "-d",
     "neighbouring_relation": "--neighbouring-relation",
 }
-_TRAINING_OPTIONS: Final = {  # of `accountant-train run`, for data of one's own
+_TRAINING_OPTIONS: Final = {  # of `accountant-train run`, for the reader's data
     "data": "--data",
     "dataset_size": "--size",
     "batch_size": "--batch-size",

@@ -20,7 +20,7 @@ least `SHARE` of that of the largest batch within the limit. Larger batches gain
 fewer steps; smaller ones lose signal quickly. What trains best depends on data and model. It is
 found by bisection of round batch sizes, whatever runs the frontier has.
 
-All numbers of a run are whole, so that it can be accounted for and trained as printed. The batches
+All numbers of a run are whole, so that a command can account for it and train it. The batches
 of a balls-in-bins epoch are equal: their size divides the number of records.
 """
 

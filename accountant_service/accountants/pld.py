@@ -50,7 +50,7 @@ class Pld(Accountant):
     title = "Privacy loss distribution, proved from both sides"
     source = (
         f"{release_laws.POISSON_SOURCE}; connect the dots: arXiv 2207.04380v1; "
-        "papers/003 eq. (4) at q = 1"
+        "Cheng et al. 2020 eq. (4) at q = 1"
     )
     needs = (
         "any kind of mechanism; fixed-size samples of Gaussian releases with add/remove or "

@@ -747,7 +747,11 @@ _CURVE: Final[JsonDict] = {
     "assumptions": _ASSUMPTIONS,
 }
 EXAMPLES: Final[JsonDict] = {
-    "AssumptionView": {"statement": "q < 1/σ", "holds": True, "source": "papers/001, Theorem 3"},
+    "AssumptionView": {
+        "statement": "q < 1/σ",
+        "holds": True,
+        "source": "Ding et al. 2021, Theorem 3",
+    },
     "CertifiedEpsilon": {"epsilon_lower": 1.51536, "epsilon_upper": 1.51537},
     "CertifiedDelta": {"delta_lower": 9.99e-06, "delta_upper": 1e-05},
     "NoiseMultiplierAnswer": {

@@ -107,7 +107,7 @@ def _print_check(check: _Check, public_key: str | None, model_sha256: str | None
     print(f"signed with {check.document.get('public_key')}")
     if public_key is None:
         print(
-            "nobody has said whose key this is, and anybody can sign with a key of their own: pass "
+            "this file does not prove whose key that is, and anybody can sign with another: pass "
             "--public-key with the key that the issuer told you"
         )
     if model_sha256 is not None and not check.faults:

@@ -45,7 +45,7 @@ def create_key(
     name: Annotated[str, typer.Option(help="A name for the key, for example its owner.")] = "",
     dataset: Annotated[
         list[str] | None,
-        typer.Option("--dataset", help="Bind the key to this dataset. Repeatable."),
+        typer.Option("--dataset", metavar="NAME", help="Bind the key to this dataset. Repeatable."),
     ] = None,
     expires_in_days: Annotated[
         Any,

@@ -193,7 +193,8 @@ def _require_datasets(transaction: Transaction, names: Iterable[str]) -> None:
 @ledger.command("export")
 def export(
     dataset: Annotated[
-        list[str] | None, typer.Option("--dataset", help="Only this dataset. Repeatable.")
+        list[str] | None,
+        typer.Option("--dataset", metavar="NAME", help="Only this dataset. Repeatable."),
     ] = None,
     kind: Annotated[
         list[EntryKind] | None, typer.Option("--kind", help="Only these entries. Repeatable.")
@@ -247,7 +248,8 @@ def export(
 @ledger.command("entries")
 def entries(
     dataset: Annotated[
-        list[str] | None, typer.Option("--dataset", help="Only this dataset. Repeatable.")
+        list[str] | None,
+        typer.Option("--dataset", metavar="NAME", help="Only this dataset. Repeatable."),
     ] = None,
     key: Annotated[
         str | None, typer.Option(help="Only entries made with the key of this id.")

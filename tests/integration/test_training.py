@@ -817,7 +817,7 @@ def test_a_datasets_budget_is_trained_to_the_very_last_step(
 def test_a_plan_s_commands_price_it_and_train_it(
     sampling: str, bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As printed, with data of one's own."""
+    """The data are a folder of CSV files."""
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "data/mine"
     folder.mkdir(parents=True)

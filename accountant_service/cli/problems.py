@@ -135,12 +135,9 @@ def _add_advice(fault: Mapping[str, str], given: Json) -> Mapping[str, str]:
 def _guess_meaning(name: str, value: Any, message: str) -> str | None:
     """Return what a refused value was probably meant to be; None if that cannot be guessed."""
     if name == "sample_rate" and isinstance(value, int | float) and value > 1:
-        share = (
-            f"{number_format.round_nearest(value / 100)} for {value:g} %, or "
-            if value <= 100
-            else ""
-        )
-        return f"write {share}--batch-size and --dataset-size for a number of records"
+        shown = number_format.round_nearest(value / 100)
+        share = f"write {shown} for {value:g} %, or " if value <= 100 else ""
+        return f"{share}give --batch-size and --dataset-size for a number of records"
     if not isinstance(value, str):
         return None
     if _THOUSANDS.fullmatch(value):

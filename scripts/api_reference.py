@@ -314,7 +314,7 @@ def _choose_rounding(name: str) -> Callable[[float, int], str]:
     """Return the function that rounds a field's number outward if it is a bound."""
     if "lower" in name:
         return number_format.round_down
-    is_upper = "upper" in name or name in ("epsilon", "noise_multiplier")
+    is_upper = "upper" in name or name in ("epsilon", "delta", "noise_multiplier")
     return number_format.round_up if is_upper else number_format.round_nearest
 
 

@@ -49,12 +49,13 @@ def verify_certificate(
     from accountant_service.ledger import certificate
 
     model_sha256 = _hash_if_given(model, as_json)
+    is_certificate = False
     try:
-        documents = certificate.split(certificate.read(file.read()))
+        document = certificate.read(file.read())
+        is_certificate = bool(document.keys() & {"format", "certificates"})
+        checks = [_check(each, public_key, model_sha256) for each in certificate.split(document)]
     except (ValueError, RecursionError) as error:
         checks = [_Check({}, [f"it is not a certificate: {error}"], None)]
-    else:
-        checks = [_check(each, public_key, model_sha256) for each in documents]
     if as_json:
         print(json.dumps(_describe_checks(checks)))
     else:
@@ -64,7 +65,7 @@ def verify_certificate(
             print(f"{len(checks)} certificates, of which each covers its own steps alone")
         valid = "valid" if public_key else "valid, if that key is the issuer's"
         print("not valid" if any(each.faults for each in checks) else valid)
-    if not any("format" in each.document for each in checks):
+    if not is_certificate:
         raise typer.Exit(_NO_CERTIFICATE)
     if any(each.faults for each in checks):
         raise typer.Exit(1)

@@ -43,7 +43,7 @@ help:  ## show this list
 demo: $(READY)  ## train on MNIST within a budget of ε = 2 and check the certificate (minutes)
 	$(BIN)/python scripts/demo.py $(DEMO_OPTIONS)
 
-demo-federated: $(FLOWER_READY)  ## train at eight sites through Flower, each with a budget (minutes)
+demo-federated: $(FLOWER_READY)  ## train at eight sites through Flower, each with a budget (3 minutes)
 	$(FLOWER)/bin/python -m scripts.demo_federated $(DEMO_OPTIONS)
 
 look: $(READY)  ## serve the demo's budget, run and certificate on http://127.0.0.1:8000

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from decimal import Decimal
 from enum import StrEnum
 
 from accountant_service import number_format
@@ -89,6 +90,14 @@ class Guarantee:
     accountant_version: str = field(default=__version__)
 
 
+def count_exposed_records(size: int, delta: float) -> Decimal:
+    """Return δ times the number of records, of the decimal number that was written for δ.
+
+    A mechanism that publishes each record with probability δ publishes so many on average.
+    """
+    return number_format.as_written(delta) * size
+
+
 def warn_about_delta(size: int | None, delta: float) -> str | None:
     """Return a warning if δ is not below one over the number of records; else None.
 
@@ -96,7 +105,7 @@ def warn_about_delta(size: int | None, delta: float) -> str | None:
         size: the number of records, if it is known.
         delta: δ of a guarantee or a budget.
     """
-    if size is None or delta * size < 1:
+    if size is None or count_exposed_records(size, delta) < 1:
         return None
     return (
         f"δ = {number_format.round_up(delta)} is not below 1/{size}, one over the number of "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_EVEN, Context
+from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_EVEN, Context, Decimal
 from typing import Final
 
 DIGITS: Final = 6
@@ -11,17 +11,17 @@ _LONG_EXPONENT: Final = re.compile(r"(?<=\d)e-0(?=\d)")
 _DECIMAL_NOTATION_MIN: Final = 1e-4  # smaller numbers are written with an exponent
 
 
-def round_up(value: float, digits: int = DIGITS) -> str:
+def round_up(value: float | Decimal, digits: int = DIGITS) -> str:
     """Format a number as text that is never less than its value, for upper bounds and costs."""
     return _format(value, digits, ROUND_CEILING)
 
 
-def round_down(value: float, digits: int = DIGITS) -> str:
+def round_down(value: float | Decimal, digits: int = DIGITS) -> str:
     """Format a number as text that is never more than its value, for lower bounds."""
     return _format(value, digits, ROUND_FLOOR)
 
 
-def round_nearest(value: float, digits: int = DIGITS) -> str:
+def round_nearest(value: float | Decimal, digits: int = DIGITS) -> str:
     """Format a number that is not a bound, rounded to the nearest."""
     return _format(value, digits, ROUND_HALF_EVEN)
 
@@ -42,9 +42,15 @@ def group_digits(value: int) -> str:
     return f"{value:,}".replace(",", "\N{NARROW NO-BREAK SPACE}").replace("-", "\N{MINUS SIGN}")
 
 
-def _format(value: float, digits: int, direction: str) -> str:
+def as_written(value: float) -> Decimal:
+    """Return the shortest decimal number that is read as this float: 0.1, as it was written."""
+    return Decimal(repr(float(value)))
+
+
+def _format(value: float | Decimal, digits: int, direction: str) -> str:
     """Format a number with `digits` significant digits; `direction` is a decimal rounding mode."""
-    number = Context(prec=digits, rounding=direction).create_decimal(repr(float(value)))
+    exact = value if isinstance(value, Decimal) else as_written(value)
+    number = Context(prec=digits, rounding=direction).create_decimal(exact)
     size = abs(number)
     if size and not _DECIMAL_NOTATION_MIN <= size < 10**digits:
         shown, _, exponent = f"{number:e}".partition("e")

@@ -77,7 +77,7 @@ def _papers_002() -> Iterator[Finding]:
     for steps in (10_000, 40_000):
         claim = _guarantee("moments_accountant", 0.01, 4.0, steps)
         yield Finding(
-            "papers/002, Figure 2",
+            "Abadi et al. 2016, Figure 2",
             f"moments accountant at q = .01, σ = 4, {steps} steps",
             f"ε = {claim.epsilon:.4f} at α = {claim.optimal_order:g}",
             _format_interval(claim),
@@ -91,7 +91,7 @@ def _papers_000() -> Iterator[Finding]:
     printed = _guarantee("adadp_rdp", 0.01, 0.9, 1800)
     poisson = _guarantee("moments_accountant", 0.01, 0.9, 1800)
     yield Finding(
-        "papers/000, §III-C",
+        "Xu et al. 2020, §III-C",
         "L = 600, N = 60 000, σ = .9, 1800 steps, α = 6 gives (4.0, 1e-5)",
         f"Theorem 1 as in the paper: ε = {printed.epsilon:.4f} at α = {printed.optimal_order:g}",
         _format_interval(printed),
@@ -106,7 +106,7 @@ def _papers_000() -> Iterator[Finding]:
         cosine = noisy @ query / np.linalg.norm(noisy, axis=1) / np.linalg.norm(query)
         found.append(f"{float(cosine.mean()):.2f}")
     yield Finding(
-        "papers/000, §III-B",
+        "Xu et al. 2020, §III-B",
         "noise (17, 8.5) / (13.5, 13.5) / (12.4, 24.8) on the query (10, 5): cosine similarity to "
         "it .52 / .36 / .28",
         " / ".join(found) + " (10⁶ draws)",
@@ -115,7 +115,7 @@ def _papers_000() -> Iterator[Finding]:
         "The first noise, in proportion to the sensitivities, does not have the highest cosine.",
     )
     yield Finding(
-        "papers/000, Algorithm 1, line 23",
+        "Xu et al. 2020, Algorithm 1, line 23",
         "the state E′[g²] needs no noise of its own",
         "–",
         "–",
@@ -131,7 +131,7 @@ def _papers_001() -> Iterator[Finding]:
         for method in ("mma", "moments_accountant_closed_form")
     )
     yield Finding(
-        "papers/001, Remark 4",
+        "Ding et al. 2021, Remark 4",
         "q = .01, σ = 2, 40 000 steps: MMA 6.8, moments accountant 10.2",
         f"MMA {claim.epsilon:.4f}; closed form with constant 3: {closed.epsilon:.4f}; moments "
         f"accountant {_guarantee('moments_accountant', 0.01, 2.0, 40_000).epsilon:.4f}",
@@ -142,7 +142,7 @@ def _papers_001() -> Iterator[Finding]:
     for noise, epochs, printed in ((2.0, 260, 5.47), (4.0, 100, 3.39), (8.0, 30, 1.86)):
         own, read_off = (_guarantee("mma", 0.01, sigma, 100 * epochs) for sigma in (noise, 2.0))
         yield Finding(
-            "papers/001, §5.2",
+            "Ding et al. 2021, §5.2",
             f"q = .01, σ = {noise:g}, {epochs} epochs: ε = {printed}",
             f"MMA {own.epsilon:.4f}",
             _format_interval(own),
@@ -154,7 +154,7 @@ def _papers_001() -> Iterator[Finding]:
     for rate in (0.1, 0.05, 0.02, 0.01):
         claim = _guarantee("mma", rate, 1.0, 100)
         yield Finding(
-            "papers/001, Theorem 3",
+            "Ding et al. 2021, Theorem 3",
             f"MMA is a guarantee; here q = {rate:g}, σ = 1, 100 steps, which meet its conditions",
             f"ε = {claim.epsilon:.4f}",
             _format_interval(claim),
@@ -168,7 +168,7 @@ def _papers_003() -> Iterator[Finding]:
     for rate, noise, steps in ((0.1, 2.0, 10), (0.5, 3.0, 20), (1.0, 5.0, 10)):
         claim = _guarantee("gaussian_sampling_composition", rate, noise, steps)
         yield Finding(
-            "papers/003, Theorem 1",
+            "Cheng et al. 2020, Theorem 1",
             f"the theorem is a guarantee; here q = {rate:g}, σ = {noise:g}, {steps} steps",
             f"ε = {claim.epsilon:.4f}",
             _format_interval(claim),
@@ -182,7 +182,7 @@ def _papers_003() -> Iterator[Finding]:
     }
     claim = calculator.epsilon(mechanisms.from_json(release), 1e-12)
     yield Finding(
-        "papers/003",
+        "Cheng et al. 2020",
         "sampling at rate p makes an (ε, δ)-DP step (pε, pδ)-DP; here Laplace noise with ε = 1, "
         "p = .1, δ = 1e-12",
         "ε = 0.1000",
@@ -193,7 +193,7 @@ def _papers_003() -> Iterator[Finding]:
     batch, example = -5.0, 20.0  # the sum of the other gradients, and one more gradient
     apart = abs(np.clip(batch + example, -1, 1) - np.clip(batch, -1, 1))
     yield Finding(
-        "papers/003, Algorithm 1",
+        "Cheng et al. 2020, Algorithm 1",
         "clipping the gradient of the batch to C gives sensitivity C",
         f"two batches that differ in one example: {apart:g}·C apart",
         "–",
@@ -205,7 +205,7 @@ def _papers_003() -> Iterator[Finding]:
 def _papers_004() -> Iterator[Finding]:
     """Check the claims of papers/004 (AdaDPS)."""
     yield Finding(
-        "papers/004",
+        "Li et al. 2022",
         "side information such as token frequencies of the training data is free",
         "–",
         "–",
@@ -297,7 +297,7 @@ def figures() -> Iterator[Figure]:
     epochs = tuple(range(10, 401, 30))
     yield Figure(
         "moments-accountant",
-        "papers/002, Figure 2: q = .01, σ = 4, δ = 1e-5",
+        "Abadi et al. 2016, Figure 2: q = .01, σ = 4, δ = 1e-5",
         "epochs",
         "ε",
         epochs,
@@ -309,7 +309,7 @@ def figures() -> Iterator[Figure]:
     )
     yield Figure(
         "mma",
-        "papers/001, Figure 4: q = .01, σ = 2, δ = 1e-5",
+        "Ding et al. 2021, Figure 4: q = .01, σ = 2, δ = 1e-5",
         "epochs",
         "ε",
         epochs,
@@ -344,7 +344,7 @@ def _sampling_against_advanced_composition() -> Iterator[Figure]:
         at = [calculator.epsilon(run, _DELTA, "advanced_composition").epsilon for run in runs]
         yield Figure(
             f"sampling-composition-{name}",
-            "papers/003, Figure 3: δ at the same ε",
+            "Cheng et al. 2020, Figure 3: δ at the same ε",
             label,
             "δ",
             tuple(map(float, values)),

@@ -16,21 +16,29 @@ Subsampling adds variance too, v/(B·T) in the mean of all gradients: it is the 
 sizes that use the whole compute limit, so it does not affect the comparison.
 
 The recommendation is a rule of thumb, not a theorem: the smallest batch whose signal-to-noise is at
-least `SHARE` of the best within the limit. Larger batches gain little and take fewer steps; smaller
-ones lose signal quickly. What trains best depends on data and model.
+least `SHARE` of that of the largest batch within the limit. Larger batches gain little and take
+fewer steps; smaller ones lose signal quickly. What trains best depends on data and model. It is
+found by bisection of round batch sizes, whatever runs the frontier has.
+
+All numbers of a run are whole, so that a command can account for it and train it. The batches
+of a balls-in-bins epoch are equal: their size divides the number of records.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
 from accountant_service import noise_frontier, number_format, solver
 from accountant_service.accountants import ACCOUNTANTS, DEFAULT_METHOD
 from accountant_service.errors import AccountingError, UnreachableTargetError
-from accountant_service.guarantee import Guarantee, NeighbouringRelation
+from accountant_service.guarantee import (
+    Guarantee,
+    NeighbouringRelation,
+    count_exposed_records,
+)
 from accountant_service.mechanisms import DpSgd
 from accountant_service.mechanisms.codec import COUNT_MAX
 from accountant_service.noise_frontier import SolvedRun
@@ -40,11 +48,14 @@ SAMPLINGS: Final[tuple[PlannedSampling, ...]] = ("poisson", "balls_in_bins")
 SHARE: Final = 0.9  # of the best signal-to-noise, that the recommended run must reach
 STEPS_MIN: Final = 100  # of a recommended run, unless another number is requested
 POINTS_MAX: Final = 40  # batch sizes for each sampling
-BINS_MAX: Final = 500  # batches of an epoch of balls in bins on the frontier; more take seconds
+BINS_MAX: Final = 500  # batches of an epoch of balls in bins; more take seconds
 _SHOWN_STEPS_MIN: Final = 10  # fewest steps on the frontier
 _SHOWN_RATE_MIN: Final = 1e-3  # smallest sample rate on the frontier
 _NAMES: Final = {"poisson": "Poisson", "balls_in_bins": "balls-in-bins"}
 _ALIKE: Final = 1.1  # ratio of batch sizes up to which the better sampling is recommended
+_NEAR: Final = 1.15  # ratio of batch sizes within which one that divides the records is preferred
+_FEW_SIZES: Final = 2  # batch sizes that divide the records, below which a note says so
+_DIVISIONS_MAX: Final = 10_000  # batches of an epoch for which a size that divides is looked for
 _MORE_STEPS: Final = 1.5  # ratio of steps that is worth mentioning
 _WASTEFUL: Final = 0.5  # share of the best signal-to-noise below which a batch is called too small
 _NEAR_LIMIT: Final = 0.9  # share of the limit above which more epochs gain little
@@ -115,7 +126,7 @@ class PlannedRun:
 
     Attributes:
         sampling: how batches are drawn.
-        batch_size: expected records in a batch; N/b for b balls-in-bins batches of an epoch.
+        batch_size: expected records in a batch; divides N with balls-in-bins sampling.
         sample_rate: batch size over dataset size.
         steps: number of steps.
         epochs: passes over the dataset: examples processed over dataset size.
@@ -127,7 +138,7 @@ class PlannedRun:
     """
 
     sampling: PlannedSampling
-    batch_size: float
+    batch_size: int
     sample_rate: float
     steps: int
     epochs: float
@@ -163,7 +174,7 @@ class Plan:
         recommended: the recommended run.
         reason: why it is recommended, in words.
         current: today's choice with the least noise within the budget, if it was given.
-        runs: the frontier, by sampling and increasing batch size.
+        runs: the frontier, by sampling and increasing batch size; the recommended run is in it.
         signal_to_noise_limit: N·μ: the signal-to-noise of full batches within the budget.
         guarantee: the guarantee of the recommended run.
         current_guarantee: the guarantee of today's choice, if it was given.
@@ -204,23 +215,26 @@ def plan(
     Args:
         goal: the budget, the dataset and the compute limit.
         samplings: one or more of `SAMPLINGS`.
-        batches: the range of batch sizes; chosen by default.
+        batches: the range of batch sizes; chosen by default. Their number does not affect the
+            recommendation.
         current: today's choice, to compare with.
 
     Raises:
         AccountingError: no run of a sampling has an answer, or no noise reaches the budget.
     """
-    frontier, skipped = _solve_frontier(goal, samplings, batches or BatchRange())
-    recommended = _recommend(goal, frontier)
+    batches = batches or BatchRange()
+    frontier, skipped = _solve_frontier(goal, samplings, batches)
+    best, recommended = _recommend(goal, [run.sampling for run in frontier], batches)
     found = None if current is None else _solve_current(goal, samplings[0], current)
     limit = _signal_to_noise_limit(goal)
     recommended, guarantee = _certify(goal, recommended)
     current_guarantee = None
     if found is not None:
         found, current_guarantee = _certify(goal, found)
+    frontier = _insert(frontier, recommended)
     return Plan(
         recommended,
-        _explain(goal, frontier, recommended),
+        _explain(goal, best, recommended),
         found,
         tuple(frontier),
         limit,
@@ -228,6 +242,13 @@ def plan(
         current_guarantee,
         (*skipped, *_advise(goal, frontier, recommended, found, limit)),
     )
+
+
+def _insert(frontier: Iterable[PlannedRun], recommended: PlannedRun) -> list[PlannedRun]:
+    """Return the frontier with the recommended run, in its place; it replaces an equal one."""
+    place = SAMPLINGS.index(recommended.sampling), recommended.batch_size
+    runs = {(SAMPLINGS.index(run.sampling), run.batch_size): run for run in frontier}
+    return [run for _, run in sorted((runs | {place: recommended}).items())]
 
 
 def _solve_frontier(
@@ -248,7 +269,7 @@ def _solve_frontier(
             errors.append(error)
             solved, reason = [], error.detail
         else:
-            reason = "balls in bins needs whole epochs, and the compute limit is less than one"
+            reason = _why_no_bins(goal)
         first_solved = first_solved or solved
         frontier += [_describe(goal, sampling, each) for each in solved]
         if not solved:
@@ -256,6 +277,16 @@ def _solve_frontier(
     if not frontier:
         raise errors[0] if errors else UnreachableTargetError(skipped[0].message)
     return frontier, skipped
+
+
+def _why_no_bins(goal: Goal) -> str:
+    """Return why no run by balls in bins can be planned."""
+    if goal.examples < goal.dataset_size:
+        return "balls in bins needs whole epochs, and the compute limit is less than one"
+    return (
+        f"balls in bins needs a batch size that divides the {goal.dataset_size} records, and none "
+        "in the range does"
+    )
 
 
 def _solve_poisson_runs(goal: Goal, runs: Sequence[DpSgd]) -> list[SolvedRun]:
@@ -276,31 +307,61 @@ def _solve(goal: Goal, runs: Sequence[DpSgd], alike: Sequence[SolvedRun]) -> lis
 def _candidates(goal: Goal, sampling: PlannedSampling, batches: BatchRange) -> list[DpSgd]:
     """Return the runs to solve, by increasing batch size, without their noise."""
     sizes = _batch_sizes(goal, batches)
-    size = goal.dataset_size
-    if sampling == "poisson":
-        return [_poisson_run(goal, each, goal.examples // each) for each in sizes]
-    epochs = min(goal.examples // size, COUNT_MAX // BINS_MAX)
-    bins = sorted({min(max(round(size / each), 1), BINS_MAX) for each in sizes}, reverse=True)
-    return [_bins_run(each, epochs) for each in bins] if epochs else []
+    if sampling == "balls_in_bins":
+        equal = [each for each in _equal_batches(goal) if _is_within(batches, each)]
+        sizes = sorted({min(equal, key=lambda one: abs(math.log(one / each))) for each in sizes}
+                       if equal else [])  # fmt: skip
+    return [_unsolved_run(goal, sampling, each) for each in sizes]
 
 
-def _poisson_run(goal: Goal, batch_size: int, steps: int) -> DpSgd:
-    """Return a Poisson-sampled run with a placeholder for the noise."""
-    return DpSgd(1.0, dataset_size=goal.dataset_size, batch_size=batch_size, steps=steps)
+def _unsolved_run(
+    goal: Goal, sampling: PlannedSampling, batch_size: int, steps: int | None = None
+) -> DpSgd:
+    """Return a run with a placeholder for the noise; with as many steps as the limit allows."""
+    if steps is None and sampling == "balls_in_bins":
+        steps = goal.dataset_size // batch_size * _whole_epochs(goal)
+    return DpSgd(
+        1.0,
+        dataset_size=goal.dataset_size,
+        batch_size=batch_size,
+        steps=max(goal.examples // batch_size, 1) if steps is None else steps,
+        sampling=sampling,
+    )
 
 
-def _bins_run(bins: int, epochs: int) -> DpSgd:
-    """Return a balls-in-bins run with a placeholder for the noise."""
-    return DpSgd(1.0, sample_rate=1 / bins, steps=bins * epochs, sampling="balls_in_bins")
+def _whole_epochs(goal: Goal) -> int:
+    """Return the number of whole epochs within the compute limit."""
+    return min(goal.examples // goal.dataset_size, COUNT_MAX // BINS_MAX)
 
 
-def _batch_sizes(goal: Goal, batches: BatchRange) -> list[int]:
-    """Return increasing batch sizes at about equal ratios, rounded to few digits."""
+def _equal_batches(goal: Goal) -> list[int]:
+    """Return the sizes of balls-in-bins batches that divide the records, if an epoch is allowed."""
+    return _divisors(goal.dataset_size, BINS_MAX) if _whole_epochs(goal) else []
+
+
+def _divisors(size: int, batches_max: int) -> list[int]:
+    """Return the increasing batch sizes that divide `size` into at most `batches_max` batches."""
+    parts = range(min(size, batches_max), 0, -1)
+    return [size // count for count in parts if not size % count]
+
+
+def _is_within(batches: BatchRange, batch_size: int) -> bool:
+    """Return whether a batch size is within the limits that were given."""
+    return (batches.smallest or 1) <= batch_size <= (batches.largest or batch_size)
+
+
+def _size_limits(goal: Goal, batches: BatchRange) -> tuple[int, int]:
+    """Return the smallest and the largest batch size to consider."""
     size, examples = goal.dataset_size, goal.examples
     low = max(math.ceil(size * _SHOWN_RATE_MIN), math.ceil(examples / COUNT_MAX), 1)
     high = min(size, examples // _SHOWN_STEPS_MIN)
     low = batches.smallest or min(low, batches.largest or low, size, examples)
-    high = batches.largest or max(high, low)
+    return low, batches.largest or max(high, low)
+
+
+def _batch_sizes(goal: Goal, batches: BatchRange) -> list[int]:
+    """Return increasing batch sizes at about equal ratios, rounded to few digits."""
+    low, high = _size_limits(goal, batches)
     ratio = (high / low) ** (1 / (batches.points - 1))
     exact = [low * ratio**each for each in range(1, batches.points - 1)]
     found: set[int] = set()
@@ -312,13 +373,29 @@ def _batch_sizes(goal: Goal, batches: BatchRange) -> list[int]:
     return sorted(found)
 
 
+def _round_batch_sizes(goal: Goal, sampling: PlannedSampling, batches: BatchRange) -> list[int]:
+    """Return the increasing batch sizes that may be recommended.
+
+    They divide the number of records; Poisson sampling also has numbers of two digits where none
+    that divides is near.
+    """
+    if sampling == "balls_in_bins":
+        return [each for each in _equal_batches(goal) if _is_within(batches, each)]
+    low, high = _size_limits(goal, batches)
+    even = [each for each in _divisors(goal.dataset_size, _DIVISIONS_MAX) if low <= each <= high]
+    short = [digits * 10**power for power in range(len(str(high))) for digits in range(1, 100)]
+    between = [
+        each
+        for each in {*short, low, high}
+        if low <= each <= high and not any(each / _NEAR < one < each * _NEAR for one in even)
+    ]
+    return sorted({*even, *between})
+
+
 def _describe(goal: Goal, sampling: PlannedSampling, solved: SolvedRun) -> PlannedRun:
     """Return a solved run with its batch size, epochs and signal-to-noise ratio."""
     run, steps = solved.run, solved.run.step_count()
-    batch_size = float(run.batch_size or goal.dataset_size * run.rate())
-    if sampling == "balls_in_bins":
-        batch_size = goal.dataset_size / run.bins()
-    sigma = run.noise_multiplier
+    batch_size, sigma = run.batch_size or goal.dataset_size, run.noise_multiplier
     return PlannedRun(
         sampling,
         batch_size,
@@ -333,31 +410,79 @@ def _describe(goal: Goal, sampling: PlannedSampling, solved: SolvedRun) -> Plann
     )
 
 
-def _recommend(goal: Goal, frontier: Sequence[PlannedRun]) -> PlannedRun:
-    """Return the smallest-batch run of those with nearly the best signal-to-noise ratio.
+def _recommend(
+    goal: Goal, samplings: Iterable[PlannedSampling], batches: BatchRange
+) -> tuple[PlannedRun, PlannedRun]:
+    """Return the run with the best signal-to-noise ratio, and the one that is recommended.
 
-    Runs with fewer steps than the goal requires count only if there are no others.
+    The best has the largest batch. Recommended is the smallest batch that has nearly its ratio, by
+    the sampling with the smaller one. Runs with fewer steps than the goal requires count only if
+    there are no others.
+
+    Raises:
+        AccountingError: a run has no answer.
     """
-    long = [each for each in frontier if each.steps >= goal.steps_min] or list(frontier)
-    best = max(each.signal_to_noise for each in long)
-    good = [each for each in long if each.signal_to_noise >= SHARE * best]
-    samplings = {each.sampling for each in good}
-    smallest = [
-        min((each for each in good if each.sampling == name), key=lambda each: each.batch_size)
-        for name in samplings
+    listed = {
+        sampling: [
+            _unsolved_run(goal, sampling, each)
+            for each in _round_batch_sizes(goal, sampling, batches)
+        ]
+        for sampling in dict.fromkeys(samplings)
+    }
+    has_long = any(_is_long(goal, run) for runs in listed.values() for run in runs)
+    searches = [
+        _SignalSearch(goal, sampling, long)
+        for sampling, runs in listed.items()
+        if (long := [run for run in runs if _is_long(goal, run) or not has_long])
     ]
+    best = max((each.solve(-1) for each in searches), key=lambda run: run.signal_to_noise)
+    enough = SHARE * best.signal_to_noise
+    smallest = [run for each in searches if (run := each.find_smallest(enough)) is not None]
     least = min(each.batch_size for each in smallest)
     alike = [each for each in smallest if each.batch_size <= _ALIKE * least]
-    return max(alike, key=lambda each: each.signal_to_noise)
+    return best, max(alike, key=lambda each: each.signal_to_noise)
+
+
+def _is_long(goal: Goal, run: DpSgd) -> bool:
+    """Return whether a run has as many steps as the goal requires of a recommended one."""
+    return run.step_count() >= goal.steps_min
+
+
+class _SignalSearch:
+    """Bisection of the runs of one sampling by increasing batch size; solves only those it needs.
+
+    Each is solved by itself, so that its noise does not depend on the others.
+    """
+
+    def __init__(self, goal: Goal, sampling: PlannedSampling, runs: Sequence[DpSgd]) -> None:
+        self._goal, self._sampling, self._runs = goal, sampling, runs
+        self._solved: dict[int, PlannedRun] = {}
+
+    def solve(self, at: int) -> PlannedRun:
+        """Return the run at an index with its noise; -1 is the one with the largest batch."""
+        at %= len(self._runs)
+        if at not in self._solved:
+            solved = _solve(self._goal, [self._runs[at]], [])[0]
+            self._solved[at] = _describe(self._goal, self._sampling, solved)
+        return self._solved[at]
+
+    def find_smallest(self, enough: float) -> PlannedRun | None:
+        """Return the smallest batch with enough signal-to-noise; None if the largest has less."""
+        if self.solve(-1).signal_to_noise < enough:
+            return None
+        low, high = -1, len(self._runs) - 1  # the run at `high` has enough
+        while high - low > 1:
+            middle = (low + high) // 2
+            if self.solve(middle).signal_to_noise >= enough:
+                high = middle
+            else:
+                low = middle
+        return self.solve(high)
 
 
 def _solve_current(goal: Goal, sampling: PlannedSampling, choice: CurrentChoice) -> PlannedRun:
     """Find nearly the least noise within the budget for the user's batch size and steps."""
-    steps = choice.steps or max(goal.examples // choice.batch_size, 1)
-    run = _poisson_run(goal, choice.batch_size, steps)
-    if sampling == "balls_in_bins":
-        bins = max(round(goal.dataset_size / choice.batch_size), 1)
-        run = _bins_run(bins, max(round(steps / bins), 1))
+    run = _unsolved_run(goal, sampling, choice.batch_size, choice.steps)
     return _describe(goal, sampling, _solve(goal, [run], [])[0])
 
 
@@ -379,30 +504,27 @@ def _signal_to_noise_limit(goal: Goal) -> float:
     return goal.dataset_size * mu / goal.relation.sensitivity
 
 
-def _explain(goal: Goal, frontier: Sequence[PlannedRun], chosen: PlannedRun) -> str:
+def _explain(goal: Goal, best: PlannedRun, chosen: PlannedRun) -> str:
     """Explain in words why a run is recommended."""
-    best = max(
-        (each for each in frontier if each.steps >= goal.steps_min),
-        key=lambda each: each.signal_to_noise,
-        default=None,
-    )
-    if best is None:
+    if best.steps < goal.steps_min:
         return (
             f"No batch size allows {goal.steps_min} steps within the compute limit. Of all runs, "
             f"this is the smallest batch with {_percent(SHARE)} of the best signal-to-noise."
         )
     share = chosen.signal_to_noise / best.signal_to_noise
     enough = f"{_percent(SHARE)} of the best signal-to-noise"
+    divides = not goal.dataset_size % chosen.batch_size
+    kind = f"that divides the {goal.dataset_size} records" if divides else "round one"
     text = (
-        f"With {_NAMES[chosen.sampling]} sampling, a batch of {_amount(chosen.batch_size)} is the "
-        f"smallest that reaches {enough} within the compute limit, among runs of at least "
-        f"{goal.steps_min} steps: it has {_percent(share)} of it. "
+        f"With {_NAMES[chosen.sampling]} sampling, a batch of {chosen.batch_size} is the "
+        f"smallest {kind} {'and' if divides else 'that'} reaches {enough} within the compute "
+        f"limit, among runs of at least {goal.steps_min} steps: it has {_percent(share)} of it. "
     )
     if chosen.steps < _MORE_STEPS * best.steps:
         return text + "Larger batches would have less noise, but allow too few steps."
     return text + (
-        f"The best, a batch of {_amount(best.batch_size)}, allows {best.steps} steps; this one "
-        f"allows {chosen.steps}. Smaller batches lose more signal."
+        f"The best, a batch of {best.batch_size}, allows {best.steps} steps; this one allows "
+        f"{chosen.steps}. Smaller batches lose more signal."
     )
 
 
@@ -415,6 +537,9 @@ def _advise(
 ) -> list[Advice]:
     """Return all warnings and notes about a plan."""
     found = [*_advise_on_budget(goal, chosen), *_advise_on_epochs(chosen, limit)]
+    bins = [each.batch_size for each in frontier if each.sampling == "balls_in_bins"]
+    if 0 < len(bins) <= _FEW_SIZES < len(frontier) - len(bins):
+        found.append(_advise_on_divisors(goal, bins))
     if current is not None:
         found += _advise_on_current(goal, chosen, current)
     wasteful = [each for each in frontier if _is_wasteful(each, chosen)]
@@ -424,7 +549,7 @@ def _advise(
             Advice(
                 "small-batches-lose-signal",
                 False,
-                f"Batches of {_amount(largest)} or fewer have less than half of the recommended "
+                f"Batches of {largest} or fewer have less than half of the recommended "
                 "run's signal-to-noise at the same privacy and compute.",
                 RAISA,
             )
@@ -440,6 +565,19 @@ def _advise(
     return found
 
 
+def _advise_on_divisors(goal: Goal, sizes: Sequence[int]) -> Advice:
+    """Return a note that few batch sizes divide the number of records."""
+    size = goal.dataset_size
+    rounder = size - size % 10 ** max(len(str(size)) - 2, 1)
+    listed = " and ".join(map(str, sizes))
+    text = (
+        f"Balls in bins needs a batch size that divides the {size} records: of the sizes in the "
+        f"range, only {listed} {'do' if len(sizes) > 1 else 'does'}. With {rounder} records, more "
+        "would."
+    )
+    return Advice("few-sizes-divide", False, text)
+
+
 def _is_wasteful(run: PlannedRun, chosen: PlannedRun) -> bool:
     """Return whether a run has a smaller batch and below half the signal-to-noise of `chosen`."""
     weak = run.signal_to_noise < _WASTEFUL * chosen.signal_to_noise
@@ -449,7 +587,7 @@ def _is_wasteful(run: PlannedRun, chosen: PlannedRun) -> bool:
 def _advise_on_budget(goal: Goal, chosen: PlannedRun) -> list[Advice]:
     """Return warnings if δ is too large or the recommended run has too few steps."""
     found = []
-    if goal.delta * goal.dataset_size >= 1:
+    if count_exposed_records(goal.dataset_size, goal.delta) >= 1:
         share = number_format.round_nearest(1 / goal.dataset_size, 3)
         found.append(
             Advice(
@@ -493,13 +631,13 @@ def _advise_on_current(goal: Goal, chosen: PlannedRun, current: PlannedRun) -> l
     ratio = current.signal_to_noise / chosen.signal_to_noise
     sigma = number_format.round_up(current.noise_multiplier, 5)
     text = (
-        f"Today's batch of {_amount(current.batch_size)} with {current.steps} steps needs σ = "
+        f"Today's batch of {current.batch_size} with {current.steps} steps needs σ = "
         f"{sigma} and has {_percent(ratio)} of the recommended run's signal-to-noise."
     )
     found = [Advice("current-choice", ratio < _WASTEFUL, text, RAISA)]
     used = current.batch_size * current.steps
     if used > goal.examples * (1 + 1e-9):
-        text = f"Today's choice processes {_amount(used)} examples, above the compute limit."
+        text = f"Today's choice processes {used} examples, above the compute limit."
         found.append(Advice("current-choice-above-limit", True, text))
     return found
 
@@ -507,8 +645,3 @@ def _advise_on_current(goal: Goal, chosen: PlannedRun, current: PlannedRun) -> l
 def _percent(share: float) -> str:
     """Format a fraction as a whole percentage, rounded down."""
     return f"{math.floor(100 * share)} %"
-
-
-def _amount(value: float) -> str:
-    """Format a number of records, rounded to a whole number."""
-    return str(round(value))

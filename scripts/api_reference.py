@@ -7,12 +7,13 @@ import re
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
 from fastapi.testclient import TestClient
 
+from accountant_service import number_format
 from accountant_service.accountants import ACCOUNTANTS
 from accountant_service.app import create_app
 from accountant_service.ledger.api_keys import Scope
@@ -20,7 +21,7 @@ from accountant_service.settings import Settings
 
 PAGE: Final = Path(__file__).parents[1] / "docs" / "api.md"
 LISTED: Final = 3  # shown items of a long list
-DIGITS: Final = 4  # shown digits of a number
+DIGITS: Final = 6  # shown digits of a number: with four, ε of one step more is the same
 WRITTEN_AT: Final = 1795278815  # the time that the page's examples show
 TITLES: Final = {"computation": "Computations", "ledger": "The ledger", "keys": "Keys"}
 RUN: Final = {"kind": "dp_sgd", "noise_multiplier": 1.1, "sample_rate": 0.01, "steps": 1000}
@@ -323,17 +324,25 @@ def _format_default(field: Any, required: bool) -> str:
     return "" if found is None else f"`{json.dumps(found)}`"
 
 
+def _choose_rounding(name: str) -> Callable[[float, int], str]:
+    """Return the function that rounds a field's number outward if it is a bound."""
+    if "lower" in name:
+        return number_format.round_down
+    is_upper = "upper" in name or name in ("epsilon", "delta", "noise_multiplier")
+    return number_format.round_up if is_upper else number_format.round_nearest
+
+
 def _shorten_answer(answer: Any, name: str = "") -> Any:
     """Return a JSON answer with long lists cut, numbers rounded and varying values replaced."""
     if isinstance(answer, dict):
         return {key: _shorten_answer(value, key) for key, value in answer.items()}
     if isinstance(answer, list):
-        cut = [_shorten_answer(each) for each in answer[:LISTED]]
+        cut = [_shorten_answer(each, name) for each in answer[:LISTED]]
         return [*cut, "…"] if len(answer) > LISTED else cut
     if (name.endswith("_at") or name == "at") and answer is not None:
         return _round_time(answer)
     if isinstance(answer, float):
-        return float(f"{answer:.{DIGITS}g}")
+        return float(_choose_rounding(name)(answer, DIGITS))
     if isinstance(answer, str):
         short = re.sub(r"\b(sha256:)?([0-9a-f]{4})[0-9a-f]{12,}\b", r"\1…", answer)
         short = re.sub(r"\b(\d{4})\d{8,}\b", r"\1…", short)

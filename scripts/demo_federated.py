@@ -64,8 +64,8 @@ def parse_arguments(given: list[str]) -> argparse.Namespace:
         action="store_true",
         help="run the sites in a few processes of Flower's simulation (Ray), for many sites",
     )
-    parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--short-rounds", type=int, default=8, help="rounds of the first site")
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--short-rounds", type=int, default=3, help="rounds of the first site")
     parser.add_argument("--site-rounds", type=int, help="rounds of each other site; as --rounds")
     parser.add_argument(
         "--simulate",
@@ -79,7 +79,9 @@ def parse_arguments(given: list[str]) -> argparse.Namespace:
     rates = ", ".join(f"{method.server_rate:g} for {name}" for name, method in METHODS.items())
     parser.add_argument("--learning-rate", type=float, help=f"of the server; {rates}")
     parser.add_argument("--programs", type=Path, default=PROGRAMS, help="folder of flwr's programs")
-    parser.add_argument("--seconds", type=float, default=300.0, help="limit for the training")
+    parser.add_argument(
+        "--seconds", type=float, default=300.0, help="limit for each round; the start is one"
+    )
     parser.add_argument("--round-seconds", type=float, default=60.0)
     return parser.parse_args(given)
 
@@ -210,6 +212,7 @@ class Federation:
         self.app, self.submitted = APP, 0  # Flower's app, and how often it was started
         self.epsilons = dict.fromkeys(self.sites, EPSILON)
         self._server_was_seen = False  # the server's process, since `submit`
+        self._rounds_printed, self._round_began = 0, time.monotonic()
 
     @property
     def sites(self) -> list[str]:
@@ -344,11 +347,15 @@ class Federation:
         answers with an error when its database is locked for five seconds, and that ends the run.
         Sites that end are started again too.
 
+        Each round that the server has finished is printed, and begins the limit anew.
+
         Raises:
-            TimeoutError: it is not within the limit for the training.
+            TimeoutError: there was no further round within the limit.
         """
         deadline = time.monotonic() + self.options.seconds
         while not is_done():
+            if self._print_new_rounds():
+                deadline = time.monotonic() + self.options.seconds
             is_running = self._is_server_running()
             if self._server_was_seen and not is_running and not is_done():
                 self.submit()
@@ -356,9 +363,25 @@ class Federation:
             self._restart_ended_sites()
             if time.monotonic() > deadline:
                 raise TimeoutError(
-                    f"no {what} within {self.options.seconds:g} s; see {self.folder}"
+                    f"no {what}, and no round within {self.options.seconds:g} s; see {self.folder}"
                 )
             time.sleep(_POLL_SECONDS)
+        self._print_new_rounds()
+
+    def _print_new_rounds(self) -> bool:
+        """Print the rounds finished since the last call; return whether there are any."""
+        rounds = self.server_rounds()
+        new = rounds[self._rounds_printed :]
+        for each in new:
+            seconds = time.monotonic() - self._round_began
+            print(
+                f"round {each['round']} of {self.options.rounds}: {each['contributions']} of "
+                f"{self.options.sites} sites contributed, {seconds:.0f} s",
+                flush=True,
+            )
+            self._round_began = time.monotonic()
+        self._rounds_printed = len(rounds)
+        return bool(new)
 
     def _restart_ended_sites(self) -> None:
         """Start each site again whose process ended, as when another program took its port."""

@@ -110,10 +110,11 @@ class PlannedRun:
         signal_to_noise: B√T/σ.
         epsilon: a proved upper bound of ε.
         mechanism: the run as JSON, of the recommended run and today's choice.
+        commands: command lines that compute its ε and train it, of the same runs.
     """
 
     sampling: str
-    batch_size: float
+    batch_size: int
     sample_rate: float
     steps: int
     epochs: float
@@ -122,6 +123,7 @@ class PlannedRun:
     signal_to_noise: float
     epsilon: float
     mechanism: Json = field(default_factory=dict)
+    commands: Json = field(default_factory=dict)
 
     @classmethod
     def from_json(cls, document: Any, epsilon: float) -> PlannedRun:
@@ -138,7 +140,7 @@ class PlannedRun:
             known = {
                 name: document[name]
                 for name in cls.__dataclass_fields__
-                if name in document or name != "mechanism"
+                if name in document or name not in ("mechanism", "commands")
             }
             found = cls(**known)
             fits = found.epsilon <= epsilon and found.steps >= 1 and found.noise_multiplier > 0

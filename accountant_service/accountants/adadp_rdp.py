@@ -21,7 +21,7 @@ from accountant_service.numerics.floats import rounding
 from accountant_service.numerics.laws import without_replacement
 
 _ORDERS: Final = np.arange(2.0, 65.0)
-_SOURCE: Final = "papers/000, Theorem 1 and Lemma 6"
+_SOURCE: Final = "Xu et al. 2020, Theorem 1 and Lemma 6"
 
 
 class AdadpRdp(Accountant):

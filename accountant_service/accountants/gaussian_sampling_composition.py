@@ -26,7 +26,7 @@ from accountant_service.numerics.floats.special_functions import (
 )
 from accountant_service.numerics.laws import gaussian
 
-_SOURCE: Final = "papers/003, Theorem 1"
+_SOURCE: Final = "Cheng et al. 2020, Theorem 1"
 _TERMS_MAX: Final = 200_000
 _LOG_TAIL: Final = -40.0  # natural log of the share of δ left to the binomial's tails
 

@@ -18,7 +18,7 @@ from accountant_service.accountants.release_laws import ReleaseGroup
 from accountant_service.guarantee import Assumption
 from accountant_service.numerics.floats import rounding
 
-_SOURCE: Final = "papers/001, Theorem 3"
+_SOURCE: Final = "Ding et al. 2021, Theorem 3"
 
 
 class ModifiedMomentsAccountant(Accountant):

@@ -40,7 +40,7 @@ class MomentsAccountant(Accountant):
 
     name = "moments_accountant"
     title = "Moments accountant"
-    source = _SOURCE + "; papers/002"
+    source = _SOURCE
     needs = (
         "Gaussian noise; proven for Poisson sampling with add/remove or zero-out neighbours and "
         "without sampling, else an estimate"

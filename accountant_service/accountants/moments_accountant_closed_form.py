@@ -15,7 +15,9 @@ from accountant_service.accountants.base import (
 from accountant_service.guarantee import Assumption
 from accountant_service.numerics.floats import rounding
 
-_SOURCE: Final = "papers/001, section 5.2; Abadi et al. 2016, Theorem 1 (constant c₂ unspecified)"
+_SOURCE: Final = (
+    "Ding et al. 2021, section 5.2; Abadi et al. 2016, Theorem 1 (constant c₂ unspecified)"
+)
 _CONSTANT: Final = 3.0
 
 

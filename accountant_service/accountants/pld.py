@@ -65,7 +65,7 @@ class Pld(Accountant):
     title = "Privacy loss distribution, proved from both sides"
     source = (
         f"{release_laws.POISSON_SOURCE}; connect the dots: arXiv 2207.04380v1; "
-        "papers/003 eq. (4) at q = 1"
+        "Cheng et al. 2020 eq. (4) at q = 1"
     )
     accepts_zero_delta = True
     needs = (

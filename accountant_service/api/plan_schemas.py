@@ -75,7 +75,12 @@ class PlanRequest(RelationRequest):
         Field(description="how batches may be drawn; both are compared by default"),
     ] = "both"
     points: Annotated[
-        int, Field(ge=2, le=planner.POINTS_MAX, description="batch sizes for each sampling")
+        int,
+        Field(
+            ge=2,
+            le=planner.POINTS_MAX,
+            description="batch sizes for each sampling, beside the recommended one",
+        ),
     ] = 20
     smallest_batch_size: _SizeField = None
     largest_batch_size: _SizeField = None
@@ -156,15 +161,27 @@ class PlanRequest(RelationRequest):
                 found.append((f"/{name}", f"must be at most {allowed}, {reason}"))
             elif value is not None and value < least:
                 found.append((f"/{name}", f"must be at least {least}: {COUNT_MAX:g} steps at most"))
+        if not found and self.sampling == "balls_in_bins" and self.batch_size is not None:
+            found += self._bins_faults(self.batch_size)
         smallest, largest = self.smallest_batch_size, self.largest_batch_size
         if not found and smallest and largest and smallest > largest:
             found.append(("/smallest_batch_size", "must be at most largest_batch_size"))
         return found
 
+    def _bins_faults(self, batch_size: int) -> list[tuple[str, str]]:
+        """Return faults in today's choice, if it is made by balls in bins."""
+        if self.dataset_size % batch_size:
+            message = f"must divide dataset_size, which is {self.dataset_size}: balls_in_bins has "
+            return [("/batch_size", message + "equal batches")]
+        bins = self.dataset_size // batch_size
+        if self.steps is not None and self.steps % bins:
+            return [("/steps", f"must be a multiple of {bins}: balls_in_bins has whole epochs")]
+        return []
+
 
 _RUN: Final[JsonDict] = {
     "sampling": "poisson",
-    "batch_size": 1600.0,
+    "batch_size": 1600,
     "sample_rate": 0.026666666666666668,
     "steps": 750,
     "epochs": 20.0,
@@ -181,6 +198,17 @@ _MECHANISM: Final[JsonDict] = {
     "steps": 750,
     "sampling": "poisson",
 }
+_COMMANDS: Final[JsonDict] = {
+    "price": "accountant epsilon -n 60000 -b 1600 -t 750 -s 1.6672 -d 1e-5",
+    "train": "accountant-train run --data mine --size 60000 --batch-size 1600 --steps 750 "
+    "--noise-multiplier 1.6672 --epsilon 2 --delta 1e-5",
+}
+_CERTIFIED_RUN: Final[JsonDict] = {
+    **_RUN,
+    "mechanism": _MECHANISM,
+    "guarantee": GUARANTEE_EXAMPLE,
+    "commands": _COMMANDS,
+}
 
 
 class PlannedRunView(Answer):
@@ -188,7 +216,7 @@ class PlannedRunView(Answer):
 
     model_config = ConfigDict(json_schema_extra={"examples": [_RUN]})
     sampling: Literal["poisson", "balls_in_bins"]
-    batch_size: float = Field(description="expected number of records in a batch, B")
+    batch_size: int = Field(description="expected number of records in a batch, B")
     sample_rate: float
     steps: int = Field(description="number of steps, T")
     epochs: float = Field(description="passes over the dataset")
@@ -203,16 +231,24 @@ class PlannedRunView(Answer):
     epsilon: float = Field(description="a proved upper bound of ε, at most the budget's")
 
 
+class CommandsView(Answer):
+    """Command lines for a planned run."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [_COMMANDS]})
+    price: str = Field(description="computes ε of the run")
+    train: str | None = Field(
+        description="trains the run on data of your own; null if `accountant-train` has no such "
+        "guarantee"
+    )
+
+
 class CertifiedRunView(PlannedRunView):
     """A planned run with its mechanism and its guarantee."""
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [_RUN | {"mechanism": _MECHANISM, "guarantee": GUARANTEE_EXAMPLE}]
-        }
-    )
+    model_config = ConfigDict(json_schema_extra={"examples": [_CERTIFIED_RUN]})
     mechanism: dict[str, Any]
     guarantee: GuaranteeView
+    commands: CommandsView
 
 
 class AdviceView(Answer):
@@ -259,7 +295,7 @@ class PlanAnswer(Answer):
         json_schema_extra={
             "examples": [
                 {
-                    "recommended": _RUN | {"mechanism": _MECHANISM, "guarantee": GUARANTEE_EXAMPLE},
+                    "recommended": _CERTIFIED_RUN,
                     "reason": "With Poisson sampling, a batch of 1600 is the smallest that reaches "
                     "90 % of the best "
                     "signal-to-noise within the compute limit.",

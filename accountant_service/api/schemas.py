@@ -599,6 +599,12 @@ GUARANTEE_EXAMPLE: Final[JsonDict] = {
 }
 
 
+def _guarantee_example(lower: float, upper: float) -> JsonDict:
+    """Return the example of a guarantee with another proved interval of ε."""
+    certified: JsonDict = {"epsilon_lower": lower, "epsilon_upper": upper}
+    return GUARANTEE_EXAMPLE | {"epsilon": upper, "certified": certified}
+
+
 class GuaranteeView(Answer):
     """A claim of (ε, δ)-differential privacy, its status and the hypotheses it rests on."""
 
@@ -852,7 +858,11 @@ _CURVE: Final[JsonDict] = {
     "assumptions": _ASSUMPTIONS,
 }
 EXAMPLES: Final[JsonDict] = {
-    "AssumptionView": {"statement": "q < 1/σ", "holds": True, "source": "papers/001, Theorem 3"},
+    "AssumptionView": {
+        "statement": "q < 1/σ",
+        "holds": True,
+        "source": "Ding et al. 2021, Theorem 3",
+    },
     "CertifiedEpsilon": {"epsilon_lower": 1.51536, "epsilon_upper": 1.51537},
     "CertifiedDelta": {"delta_lower": 9.99e-06, "delta_upper": 1e-05},
     "NoiseMultiplierAnswer": {
@@ -861,9 +871,9 @@ EXAMPLES: Final[JsonDict] = {
         "risk": None,
     },
     "StepsAnswer": {
-        "steps": 1724,
-        "guarantee": GUARANTEE_EXAMPLE,
-        "next": GUARANTEE_EXAMPLE,
+        "steps": 1725,
+        "guarantee": _guarantee_example(1.99983, 1.99984),
+        "next": _guarantee_example(2.00043, 2.00044),
         "undecided": None,
     },
     "SolveAnswer": {

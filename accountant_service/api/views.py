@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 
-from accountant_service import importing, mechanisms, planner
+from accountant_service import command_lines, importing, mechanisms, planner
 from accountant_service.accountants import ACCOUNTANTS, DEFAULT_METHOD
 from accountant_service.api import plan_schemas, schemas
 from accountant_service.api.schemas import (
@@ -21,7 +21,7 @@ from accountant_service.api.schemas import (
     IntervalView,
 )
 from accountant_service.calculator import Comparison, MethodCurve, NoAnswer, TradeOff
-from accountant_service.guarantee import Assumption, Guarantee
+from accountant_service.guarantee import Assumption, Guarantee, NeighbouringRelation
 from accountant_service.solver import Solution
 
 
@@ -173,9 +173,9 @@ def plan(found: planner.Plan, goal: planner.Goal) -> plan_schemas.PlanAnswer:
     """Return a plan as an API answer."""
     current = None
     if found.current is not None and found.current_guarantee is not None:
-        current = _certified_run_view(found.current, found.current_guarantee)
+        current = _certified_run_view(found.current, found.current_guarantee, goal)
     return plan_schemas.PlanAnswer.model_construct(
-        recommended=_certified_run_view(found.recommended, found.guarantee),
+        recommended=_certified_run_view(found.recommended, found.guarantee, goal),
         reason=found.reason,
         current=current,
         signal_to_noise_limit=found.signal_to_noise_limit,
@@ -193,10 +193,20 @@ def plan(found: planner.Plan, goal: planner.Goal) -> plan_schemas.PlanAnswer:
     )
 
 
-def _certified_run_view(run: planner.PlannedRun, claim: Guarantee) -> plan_schemas.CertifiedRunView:
-    """Return a planned run with its mechanism and guarantee as a part of an API answer."""
+def _certified_run_view(
+    run: planner.PlannedRun, claim: Guarantee, goal: planner.Goal
+) -> plan_schemas.CertifiedRunView:
+    """Return a planned run with its mechanism, guarantee and commands as a part of an answer."""
+    mechanism = mechanisms.to_json(run.run)
+    is_trained = goal.relation is NeighbouringRelation.ADD_OR_REMOVE_ONE  # by `accountant-train`
+    commands = plan_schemas.CommandsView.model_construct(
+        price=command_lines.price_command(mechanism, goal.delta, goal.relation),
+        train=command_lines.training_command(mechanism, goal.epsilon, goal.delta)
+        if is_trained
+        else None,
+    )
     return plan_schemas.CertifiedRunView.of(
-        run, mechanism=mechanisms.to_json(run.run), guarantee=guarantee(claim)
+        run, mechanism=mechanism, guarantee=guarantee(claim), commands=commands
     )
 
 

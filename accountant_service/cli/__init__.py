@@ -134,7 +134,9 @@ class _LazyGroup(TyperGroup):
         return super().main(*args, **settings)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the options before the command's name."""
+        """Parse the options before the command's name; `help NAME` is `NAME --help`."""
+        if args[:1] == ["help"]:
+            args = [*args[1:], "--help"]
         with _own_words(args):
             return super().parse_args(ctx, args)
 
@@ -152,7 +154,6 @@ class _LazyGroup(TyperGroup):
 app: Final = typer.Typer(
     cls=_LazyGroup,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -170,7 +171,7 @@ def accountant(
     _: Annotated[
         bool,
         typer.Option(
-            "--version", callback=_print_version, is_eager=True, help="Print the version."
+            "--version", "-V", callback=_print_version, is_eager=True, help="Print the version."
         ),
     ] = False,
 ) -> None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import json
 import os
+import socket
+import ssl
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
@@ -191,16 +193,29 @@ class ServiceAccess(LedgerAccess):
         except http_errors.HTTPError as error:
             raise CommandProblemError(_read_problem(error)) from None
         except (OSError, ValueError, HTTPException) as error:
-            reason = getattr(error, "reason", error)
             raise CommandProblemError(
-                build_problem(
-                    f"the service at {self._service} does not answer ({reason}). Start it with "
-                    f"`accountant serve`, set {SERVICE_VARIABLE}, or unset {KEY_VARIABLE} to use "
-                    "the database directly",
-                    code="service-away",
-                )
+                build_problem(self._explain(error), code="service-away")
                 | {"title": "The service does not answer"}
             ) from None
+
+    def _explain(self, error: Exception) -> str:
+        """Return why the service does not answer, and what to do."""
+        reason = getattr(error, "reason", error)
+        scheme, _, rest = self._service.partition("://")
+        if isinstance(reason, socket.gaierror):
+            advice = f"There is no such host: correct {SERVICE_VARIABLE}"
+        elif isinstance(reason, ssl.SSLCertVerificationError):
+            advice = "Let this machine trust its certificate, as with the variable SSL_CERT_FILE"
+        elif isinstance(reason, ssl.SSLError):
+            advice = f"It may speak plain HTTP: set {SERVICE_VARIABLE} to http://{rest}"
+        elif isinstance(error, HTTPException | ConnectionResetError) and scheme == "http":
+            advice = f"It may require TLS: set {SERVICE_VARIABLE} to https://{rest}"
+        else:
+            advice = f"Start it with `accountant serve`, or set {SERVICE_VARIABLE}"
+        return (
+            f"the service at {self._service} does not answer ({reason}). {advice}, or unset "
+            f"{KEY_VARIABLE} to use the database directly"
+        )
 
 
 def download_entries(query: Mapping[str, list[str]], output: TextIO) -> None:
@@ -357,8 +372,11 @@ def _read(answer: Any) -> Json:
 
 
 @contextmanager
-def open_ledger() -> Iterator[LedgerAccess]:
+def open_ledger(*, create: bool = False) -> Iterator[LedgerAccess]:
     """Context manager that opens the ledger: the service if a key is set, else the database.
+
+    Args:
+        create: whether to create a ledger in the database if there is none.
 
     Raises:
         CommandProblemError: the address of the service is not valid.
@@ -374,17 +392,18 @@ def open_ledger() -> Iterator[LedgerAccess]:
     from accountant_service.ledger.errors import LedgerError
 
     try:
-        repository = open_configured()
+        with open_configured(create=create) as repository:
+            yield DatabaseAccess(repository)
     except DatabaseRefusedError as error:
         raise LedgerError(str(error)) from None
-    try:
-        yield DatabaseAccess(repository)
-    finally:
-        repository.close()
 
 
 def call_ledger(
-    action: Callable[[LedgerAccess], Result], options: Mapping[str, str], *, as_json: bool
+    action: Callable[[LedgerAccess], Result],
+    options: Mapping[str, str],
+    *,
+    as_json: bool,
+    create: bool = False,
 ) -> Result:
     """Return the result of a call to the ledger; if it is refused, print why and exit.
 
@@ -392,11 +411,12 @@ def call_ledger(
         action: it may raise `CommandProblemError` or any error with a code.
         options: the option or argument that sets the value at each JSON pointer.
         as_json: whether to print a problem as JSON.
+        create: whether to create a ledger in the database if there is none.
     """
 
     def run() -> Result:
         """Open the ledger, and make the call."""
-        with open_ledger() as ledger:
+        with open_ledger(create=create) as ledger:
             return action(ledger)
 
     return run_or_exit(run, options, as_json=as_json)

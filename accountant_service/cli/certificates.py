@@ -22,13 +22,18 @@ if TYPE_CHECKING:
 
 verify_app = typer.Typer(add_completion=False)
 COMMANDS: Final = {"verify": verify_app}
+_NO_CERTIFICATE: Final = 2  # the exit code if the file is no certificate at all
 
 
 @verify_app.command()
 def verify_certificate(
     file: Annotated[typer.FileText, typer.Argument(help="The certificate, as JSON.")],
     public_key: Annotated[
-        str | None, typer.Option(help="The issuer's public key, in hexadecimal.")
+        str | None,
+        typer.Option(
+            help="The issuer's public key, in hexadecimal, as the issuer told you. Without it, "
+            "nothing says whose key signed."
+        ),
     ] = None,
     model: Annotated[
         Path | None,
@@ -39,24 +44,29 @@ def verify_certificate(
     """Verify a certificate offline: check its signature and recompute its guarantee.
 
     A run with scheduled noise has a file with several certificates, one for each noise multiplier.
+    Exit code 1 if one is not valid, 2 if the file is no certificate.
     """
     from accountant_service.ledger import certificate
 
     model_sha256 = _hash_if_given(model, as_json)
+    is_certificate = False
     try:
-        documents = certificate.split(certificate.read(file.read()))
+        document = certificate.read(file.read())
+        is_certificate = bool(document.keys() & {"format", "certificates"})
+        checks = [_check(each, public_key, model_sha256) for each in certificate.split(document)]
     except (ValueError, RecursionError) as error:
         checks = [_Check({}, [f"it is not a certificate: {error}"], None)]
-    else:
-        checks = [_check(each, public_key, model_sha256) for each in documents]
     if as_json:
         print(json.dumps(_describe_checks(checks)))
     else:
         for each in checks:
-            _print_check(each, model_sha256)
+            _print_check(each, public_key, model_sha256)
         if len(checks) > 1:
             print(f"{len(checks)} certificates, of which each covers its own steps alone")
-        print("not valid" if any(each.faults for each in checks) else "valid")
+        valid = "valid" if public_key else "valid, if that key is the issuer's"
+        print("not valid" if any(each.faults for each in checks) else valid)
+    if not is_certificate:
+        raise typer.Exit(_NO_CERTIFICATE)
     if any(each.faults for each in checks):
         raise typer.Exit(1)
 
@@ -88,7 +98,7 @@ def _check(
     return _Check(document, faults, found)
 
 
-def _print_check(check: _Check, model_sha256: str | None) -> None:
+def _print_check(check: _Check, public_key: str | None, model_sha256: str | None) -> None:
     """Print the result of a certificate's verification; its faults go to stderr."""
     for fault in check.faults:
         print(fault, file=sys.stderr)
@@ -96,6 +106,11 @@ def _print_check(check: _Check, model_sha256: str | None) -> None:
         return
     _print_certificate_check(_describe_check(check), check.found)
     print(f"signed with {check.document.get('public_key')}")
+    if public_key is None:
+        print(
+            "this file does not prove whose key that is, and anybody can sign with another: pass "
+            "--public-key with the key that the issuer told you"
+        )
     if model_sha256 is not None and not check.faults:
         print(f"it is about this model: SHA-256 {model_sha256}")
 
@@ -133,6 +148,7 @@ def _describe_check(check: _Check) -> dict[str, Any]:
         "steps_granted": document.get("steps"),
         "dataset_closed": dates.get("dataset_closed") if isinstance(dates, dict) else None,
         "model_sha256": certificate.get_model_sha256(document),
+        "public_key": document.get("public_key"),
         "assumptions": [] if found is None else [each.statement for each in found.assumptions],
         "not_covered": certificate.list_gaps(document),
     }

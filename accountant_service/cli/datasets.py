@@ -26,7 +26,7 @@ from accountant_service.cli.mechanism_options import (
     read_mechanisms,
 )
 from accountant_service.cli.printing import AsJson, print_rows
-from accountant_service.cli.problems import validate
+from accountant_service.cli.problems import run_or_exit, validate
 from accountant_service.guarantee import NeighbouringRelation
 from accountant_service.number_format import round_nearest as shown
 
@@ -99,16 +99,21 @@ def create(
     }
     budget = {"epsilon": epsilon, "delta": delta}
 
-    def send(ledger: LedgerAccess) -> Json:
-        """Create the dataset that the options describe; return it as JSON."""
+    options = _NEW_OPTIONS | {"/mechanism": "--mechanism"}
+
+    def build() -> Json:
+        """Return the request body that the options describe."""
         body: Json = {name: value for name, value in given.items() if value is not None}
         body["budget"] = {name: value for name, value in budget.items() if value is not None}
         if mechanism:
             body["planned_mechanism"] = join_mechanisms(read_mechanisms(mechanism))
         validate(DatasetRequest, body)
-        return ledger.create_dataset(body)
+        return body
 
-    answer = call_ledger(send, _NEW_OPTIONS | {"/mechanism": "--mechanism"}, as_json=as_json)
+    body = run_or_exit(build, options, as_json=as_json)  # first: a mistake begins no ledger
+    answer = call_ledger(
+        lambda ledger: ledger.create_dataset(body), options, as_json=as_json, create=True
+    )
     if as_json:
         print(json.dumps(answer))
     else:

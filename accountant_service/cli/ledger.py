@@ -15,17 +15,19 @@ from accountant_service.cli.access import download_entries
 from accountant_service.cli.datasets import describe_budget, describe_quote, describe_shares
 from accountant_service.cli.opening import open_repository
 from accountant_service.cli.printing import AsJson, print_rows
-from accountant_service.cli.problems import run_or_exit
+from accountant_service.cli.problems import exit_with_faults, run_or_exit
 from accountant_service.errors import CodedError
 from accountant_service.ledger.names import EntryKind
 
 if TYPE_CHECKING:
     from accountant_service.ledger.plans import StepsLeft
+    from accountant_service.ledger.repository import Transaction
 
 ledger = typer.Typer(
     add_completion=False, no_args_is_help=True, help="Verify, show and export the budget ledger."
 )
 COMMANDS: Final = {"ledger": ledger}
+_NOTHING: Final = 2  # the exit code if there is nothing to verify
 
 
 @ledger.command("verify")
@@ -36,7 +38,10 @@ def verify(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Recompute every hash chain, balance and charge. Exit code 1 if anything is wrong."""
+    """Recompute every hash chain, balance and charge.
+
+    Exit code 1 if anything is wrong, 2 if there is nothing to verify.
+    """
     from accountant_service.ledger import verification
 
     if file is not None:
@@ -44,22 +49,29 @@ def verify(
         return
     with open_repository() as repository:
         report = verification.verify(repository)
+    is_empty = not (report.datasets or report.faults)
     if as_json:
-        print(json.dumps({"entries": report.entries, "faults": report.faults}))
+        counts = {"datasets": report.datasets, "entries": report.entries}
+        print(json.dumps(counts | {"faults": report.faults}))
     else:
         for fault in report.faults:
             print(fault, file=sys.stderr)
         verdict = f"{len(report.faults)} wrong" if report.faults else "all is well"
+        verdict = "nothing to verify: the ledger has no dataset" if is_empty else verdict
         print(f"{verdict}; datasets: {report.datasets}, entries: {report.entries}")
-    if report.faults:
-        raise typer.Exit(1)
+    if report.faults or is_empty:
+        raise typer.Exit(_NOTHING if is_empty else 1)
 
 
 def _verify_export(file: Iterable[str], as_json: bool) -> None:
     """Verify an export offline and print the last hash of each dataset."""
     from accountant_service.ledger import verification
 
-    report = verification.verify_export(file)
+    try:
+        report = verification.verify_export(file)
+    except (verification.ForeignFileError, UnicodeDecodeError) as error:
+        message = f"is no export of the ledger: {error}. `accountant ledger export` writes one"
+        exit_with_faults([{"option": "--file", "message": message}], as_json=as_json)
     heads = {name: {"entries": at, "head": head} for name, (at, head) in report.heads.items()}
     if as_json:
         print(json.dumps({"datasets": heads, "faults": report.faults}))
@@ -169,10 +181,21 @@ def _parse_time(text: str) -> datetime:
     return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
 
 
+def _require_datasets(transaction: Transaction, names: Iterable[str]) -> None:
+    """Exit with code 2 unless all datasets of these names exist."""
+    missing = [name for name in names if transaction.find_dataset(name) is None]
+    if missing:
+        faults = [
+            {"option": "--dataset", "message": f"{name!r} does not exist"} for name in missing
+        ]
+        exit_with_faults(faults)
+
+
 @ledger.command("export")
 def export(
     dataset: Annotated[
-        list[str] | None, typer.Option("--dataset", help="Only this dataset. Repeatable.")
+        list[str] | None,
+        typer.Option("--dataset", metavar="NAME", help="Only this dataset. Repeatable."),
     ] = None,
     kind: Annotated[
         list[EntryKind] | None, typer.Option("--kind", help="Only these entries. Repeatable.")
@@ -210,6 +233,7 @@ def export(
     period = Period(*(None if at is None else round(1e6 * at.timestamp()) for at in (since, until)))
     query = EntryQuery(tuple(dataset) if dataset else None, frozenset(kind or ()), period)
     with open_repository() as repository, repository.snapshot() as transaction:
+        _require_datasets(transaction, dataset or ())
         found = exporting.iterate_entries(transaction, query)
         if not as_csv:
             for entry in found:
@@ -225,7 +249,8 @@ def export(
 @ledger.command("entries")
 def entries(
     dataset: Annotated[
-        list[str] | None, typer.Option("--dataset", help="Only this dataset. Repeatable.")
+        list[str] | None,
+        typer.Option("--dataset", metavar="NAME", help="Only this dataset. Repeatable."),
     ] = None,
     key: Annotated[
         str | None, typer.Option(help="Only entries made with the key of this id.")
@@ -237,6 +262,7 @@ def entries(
 
     query = EntryQuery(tuple(dataset) if dataset else None)
     with open_repository() as repository, repository.snapshot() as transaction:
+        _require_datasets(transaction, dataset or ())
         found = [each.to_json() for each in iterate_entries(transaction, query)]
     rows = [
         {name: each.get(name) for name in ("dataset", "number", "kind", "steps", "key")}

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import getopt
+import re
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -15,6 +17,8 @@ from accountant_service.canonical_json import read_json
 from accountant_service.cli.problems import CommandProblemError, build_problem
 
 Json = dict[str, Any]
+_PERCENTAGE: Final = re.compile(r"(\d{1,20}(?:\.\d{1,20})?) ?%", re.ASCII)
+_FRACTION: Final = re.compile(r"(\d{1,20}) ?/ ?(\d{1,20})", re.ASCII)
 MECHANISM_HELP: Final = (
     "A mechanism as JSON, @FILE, or @- for standard input; a certificate counts as its mechanism. "
     'Repeatable. Example: \'{"kind": "dp_sgd", "noise_multiplier": 1.1, "sample_rate": 0.01, '
@@ -23,9 +27,10 @@ MECHANISM_HELP: Final = (
 
 
 def parse_number(text: str) -> Any:
-    """Parse a number; return other text unchanged, for the request model to refuse.
+    """Parse a number, also a percentage or a fraction such as 1% or 256/60000.
 
-    So that all faults of a command are reported together, and as the API reports them.
+    Other text is returned unchanged, for the request model to refuse: so all faults of a command
+    are reported together, and as the API reports them.
     """
     try:
         return int(text)
@@ -34,7 +39,18 @@ def parse_number(text: str) -> Any:
     try:
         return float(text)
     except ValueError:
-        return text
+        return _parse_share(text)
+
+
+def _parse_share(text: str) -> Any:
+    """Return the number that a percentage or a fraction stands for; other text unchanged."""
+    percentage, fraction = _PERCENTAGE.fullmatch(text), _FRACTION.fullmatch(text)
+    if percentage:
+        return float(Fraction(percentage[1]) / 100)
+    if fraction and int(fraction[2]):
+        share = Fraction(int(fraction[1]), int(fraction[2]))
+        return int(share) if share.denominator == 1 else float(share)
+    return text
 
 
 def parse_count(text: str) -> Any:
@@ -82,7 +98,7 @@ Epochs = Annotated[
 ]  # fmt: skip
 Mechanisms = Annotated[
     list[str] | None,
-    typer.Option("--mechanism", "-m", help=MECHANISM_HELP, rich_help_panel=PANEL),
+    typer.Option("--mechanism", "-m", metavar="JSON", help=MECHANISM_HELP, rich_help_panel=PANEL),
 ]
 
 

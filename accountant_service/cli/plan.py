@@ -22,6 +22,10 @@ _ENDPOINT: Final = "/v1/plan"
 _WIDE: Final = 60  # columns from which the table also has σ/B and epochs
 _MARKS: Final = {"recommended": "▸", "current": "•"}
 _COLOURS: Final = {"warning": "yellow", "note": "dim"}
+_COMMANDS: Final = {
+    "price": "compute the ε of this run:",
+    "train": "train it, with your data in the folder data/mine and a service that is running:",
+}
 
 plan_app = typer.Typer(add_completion=False)
 COMMANDS: Final = {"plan": plan_app}
@@ -160,7 +164,7 @@ def _print(answer: Json) -> None:
     table.add_column(style="dim")
     table.add_column(overflow="fold")
     rows = {
-        "batch size": f"[bold]{_count(run['batch_size'])}[/]",
+        "batch size": f"[bold]{run['batch_size']}[/]",
         "steps": f"[bold]{run['steps']}[/]",
         "noise multiplier": f"[bold]{run['noise_multiplier']}[/]",
         "sampling": f"{run['sampling']}, rate {number_format.round_nearest(run['sample_rate'])}",
@@ -179,6 +183,10 @@ def _print(answer: Json) -> None:
         source = f" [dim]({escape(advice['source'])})[/]" if advice["source"] else ""
         table.add_row(f"[{colour}]{advice['severity']}[/]", escape(advice["message"]) + source)
     console.print(table)
+    for name, command in run["commands"].items():
+        if command is not None:
+            console.print(f"\n{_COMMANDS[name]}", style="dim")
+            console.print(escape(command), soft_wrap=True)  # one line, to be copied
     for sampling in dict.fromkeys(each["sampling"] for each in answer["runs"]):
         console.print()
         console.print(_frontier(answer, sampling, wide=console.width >= _WIDE))
@@ -197,7 +205,7 @@ def _frontier(answer: Json, sampling: str, *, wide: bool) -> Table:
     for column in ("", "batch", "steps", "σ", *(("σ/B", "epochs") if wide else ()), "signal"):
         table.add_column(column, justify="right", no_wrap=True)
     for run, mark in _marked_runs(answer, sampling):
-        cells = [mark, _count(run["batch_size"]), str(run["steps"]), str(run["noise_multiplier"])]
+        cells = [mark, str(run["batch_size"]), str(run["steps"]), str(run["noise_multiplier"])]
         if wide:
             cells.append(number_format.round_up(run["effective_noise"], 3))
             cells.append(number_format.round_nearest(run["epochs"], 4))
@@ -217,17 +225,12 @@ def _marked_runs(answer: Json, sampling: str) -> list[tuple[Json, str]]:
     if current and current["sampling"] == sampling:
         found = [each for each in found if not _is_same(each[0], current) or each[1]]
         found.append((current, _MARKS["current"]))
-    return sorted(found, key=lambda each: float(each[0]["batch_size"]))
+    return sorted(found, key=lambda each: int(each[0]["batch_size"]))
 
 
 def _is_same(run: Json, other: Json) -> bool:
     """Return whether two runs have the same sampling, batch size and steps."""
     return all(run[name] == other[name] for name in ("sampling", "batch_size", "steps"))
-
-
-def _count(value: float) -> str:
-    """Format a number of records as text, rounded to a whole number."""
-    return str(round(value))
 
 
 def _share(run: Json, limit: float) -> str:

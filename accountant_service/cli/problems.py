@@ -6,12 +6,14 @@ import copy
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 import typer
 
 from accountant_service import number_format
 from accountant_service.cli.printing import print_problem
+from accountant_service.common_names import find_field, find_value
 from accountant_service.errors import CodedError
 
 if TYPE_CHECKING:
@@ -21,7 +23,12 @@ Json = dict[str, Any]
 Result = TypeVar("Result")
 Body = TypeVar("Body", bound="BaseModel")
 _EXIT_CODE: Final = 2
-_MALFORMED: Final = "The request is malformed"
+_MALFORMED: Final = "The request is malformed"  # in the API's JSON
+_FAULTY_COMMAND: Final = "The command cannot be run as it is"
+_THOUSANDS: Final = re.compile(r"\d{1,3}(?:,\d{3})+", re.ASCII)
+_DECIMAL_COMMA: Final = re.compile(r"\d*,\d+(?:e-?\d+)?", re.ASCII)
+_MULTIPLE: Final = re.compile(r"(\d+(?:\.\d+)?) ?([kKmM])", re.ASCII)
+_MULTIPLES: Final = {"k": 1000, "m": 1_000_000}
 _NOT_A_CHOICE: Final = re.compile(r"('.*?') is not one of (.*?)\.?", re.DOTALL)
 # values with which a request is checked again, to find faults behind those of other fields
 _SUBSTITUTES: Final = {"noise_multiplier": 1.0, "delta": 1e-5, "epsilon": 1.0}
@@ -95,19 +102,67 @@ def _substitute(given: Json, pointers: Sequence[str]) -> Json:
 
 def _say_given(fault: Mapping[str, str], given: Json) -> dict[str, str]:
     """Add the given value to a fault's message, if the value is short."""
-    value: Any = given
-    for part in fault["pointer"].split("/")[1:]:
-        if isinstance(value, list):
-            value = value[int(part)] if part.isdecimal() and int(part) < len(value) else None
-        else:
-            value = value.get(part) if isinstance(value, dict) else None
+    fault = _add_advice(fault, given)
+    value = _find_value(fault["pointer"], given)
     said = fault["message"]
     is_shown = isinstance(value, str | int | float) and not isinstance(value, bool)
     if not is_shown or said.startswith("is ") or ", not " in said:
         return dict(fault)
+    return {**fault, "message": f"{said}{_format_given(value)}"}
+
+
+def _format_given(value: Any) -> str:
+    """Return the end of a message that says which value was given; empty for a long one."""
     is_number = isinstance(value, int | float) and abs(value) <= sys.float_info.max
     text = number_format.round_nearest(value, 12) if is_number else repr(value)
-    return {**fault, "message": f"{said}, not {text}" if len(text) <= 60 else said}
+    return f", not {text}" if len(text) <= 60 else ""
+
+
+def _add_advice(fault: Mapping[str, str], given: Json) -> Mapping[str, str]:
+    """Add to a fault's message what was probably meant."""
+    value = _find_value(fault["pointer"], given)
+    meant = _guess_meaning(fault["pointer"].rpartition("/")[2], value, fault["message"])
+    if meant is None:
+        return fault
+    said = (
+        fault["message"]
+        if ", not " in fault["message"]
+        else (fault["message"] + _format_given(value))
+    )
+    return {**fault, "message": f"{said}: {meant}"}
+
+
+def _guess_meaning(name: str, value: Any, message: str) -> str | None:
+    """Return what a refused value was probably meant to be; None if that cannot be guessed."""
+    if name == "sample_rate" and isinstance(value, int | float) and value > 1:
+        shown = number_format.round_nearest(value / 100)
+        share = f"write {shown} for {value:g} %, or " if value <= 100 else ""
+        return f"{share}give --batch-size and --dataset-size for a number of records"
+    if not isinstance(value, str):
+        return None
+    if _THOUSANDS.fullmatch(value):
+        return f"write {value.replace(',', '')}, without commas"
+    if _DECIMAL_COMMA.fullmatch(value):
+        return f"write {value.replace(',', '.')}, with a decimal point"
+    if found := _MULTIPLE.fullmatch(value):
+        number = Fraction(found[1]) * _MULTIPLES[found[2].lower()]
+        return f"write {number}" if number.denominator == 1 else None
+    if message.startswith(("must be one of", "must be '")):
+        known = re.findall(r"[a-z]\w*", message.partition(", not ")[0].partition("must be")[2])
+        meant = find_value(value, set(known) - {"one", "of", "or"})
+        return f"did you mean {meant}?" if meant else None
+    return None
+
+
+def _find_value(pointer: str, given: Json) -> Any:
+    """Return the value at a JSON pointer; None if there is none."""
+    value: Any = given
+    for part in pointer.split("/")[1:]:
+        if isinstance(value, list):
+            value = value[int(part)] if part.isdecimal() and int(part) < len(value) else None
+        else:
+            value = value.get(part) if isinstance(value, dict) else None
+    return value
 
 
 def run_or_exit(
@@ -132,7 +187,10 @@ def run_or_exit(
 
 def exit_with(problem: Json, options: Mapping[str, str], *, as_json: bool) -> NoReturn:
     """Print an error answer with option names in place of field names; exit with code 2."""
-    print_problem(translate(problem, options), as_json)
+    shown = translate(problem, options)
+    if not as_json and shown["title"] == _MALFORMED:
+        shown |= {"title": _FAULTY_COMMAND}
+    print_problem(shown, as_json)
     raise typer.Exit(_EXIT_CODE)
 
 
@@ -150,7 +208,7 @@ def exit_with_faults(faults: Sequence[Json], *, as_json: bool = False) -> NoRetu
         detail = f"{first.get('option', '')} {first['message']}".lstrip()
         problem = build_problem(detail) | {"errors": [{"pointer": ""} | each for each in faults]}
     else:
-        problem = {"title": _MALFORMED, "code": "invalid-request", "errors": faults}
+        problem = {"title": _FAULTY_COMMAND, "code": "invalid-request", "errors": faults}
     print_problem(problem, as_json)
     raise typer.Exit(_EXIT_CODE)
 
@@ -165,12 +223,15 @@ def exit_with_usage_error(error: Any, *, as_json: bool) -> NoReturn:
     fault = _describe_usage_error(error)
     if "option" not in fault and error.ctx is not None:
         called = f"{error.ctx.command_path} {error.ctx.help_option_names[0]}"
-        fault["message"] = f"{fault['message'].removesuffix('.')}. Try: {called}"
+        ended = fault["message"].removesuffix(".")
+        fault["message"] = f"{ended}{'' if ended.endswith('?') else '.'} Try: {called}"
     exit_with_faults([fault], as_json=as_json)
 
 
 def _describe_usage_error(error: Any) -> Json:
     """Return what is wrong, and the option or argument if the error has one."""
+    if type(error).__name__ == "NoSuchOption":
+        return {"message": f"No such option: {error.option_name}{_suggest_option(error)}"}
     if not isinstance(error, typer.BadParameter):
         return {"message": error.format_message()}
     named = _name_parameter(error)
@@ -179,8 +240,19 @@ def _describe_usage_error(error: Any) -> Json:
         choices = " ".join(error.format_message().partition("Choose from:")[2].split())
         message = f"is required: one of {choices}" if choices else "is required"
     elif found := _NOT_A_CHOICE.fullmatch(message):
-        message = f"must be one of {found[2].replace(chr(39), '')}, not {found[1]}"
+        known = found[2].replace(chr(39), "")
+        meant = find_value(found[1].strip("'"), known.split(", "))
+        advice = f": did you mean {meant}?" if meant else ""
+        message = f"must be one of {known}, not {found[1]}{advice}"
     return {"message": message} | named
+
+
+def _suggest_option(error: Any) -> str:
+    """Return a question that names the option that was probably meant; empty if none was."""
+    parameters = [] if error.ctx is None else error.ctx.command.params
+    known = [each for one in parameters for each in one.opts if each.startswith("--")]
+    meant = find_field(error.option_name, known)
+    return f". Did you mean {meant}?" if meant else ""
 
 
 def _name_parameter(error: Any) -> Json:

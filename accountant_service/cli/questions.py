@@ -33,11 +33,12 @@ from accountant_service.cli.mechanism_options import (
 )
 from accountant_service.cli.names import DEFAULT_METHOD, METHODS
 from accountant_service.cli.printing import is_narrow, open_console, print_records
-from accountant_service.cli.problems import run_or_exit, validate
+from accountant_service.cli.problems import CommandProblemError, run_or_exit, validate
 from accountant_service.guarantee import NeighbouringRelation, warn_about_delta
 
 Json = dict[str, Any]
 
+_LARGE_EPSILON: Final = 10.0  # from which a sample rate of 1 is probably a mistake
 _COLOURS: Final = {"proven": "green", "estimate": "yellow", "refuted": "bold red"}
 
 
@@ -88,12 +89,14 @@ _OPTIONS: Final = {
         str | None,
         "How batches are drawn: poisson (default), fixed_size, balls_in_bins, shuffled, none.",
         panel=_RUN_PANEL,
+        metavar="NAME",
     ),
     "mechanism": _option(
         list[str] | None,
         f"Further releases, added to the run if one is described. {MECHANISM_HELP}",
         "--mechanism",
         "-m",
+        metavar="JSON",
     ),
     "parameter": _option(
         str | None,
@@ -102,10 +105,13 @@ _OPTIONS: Final = {
     "other_runs": _option(list[str] | None, OTHER_RUNS_HELP, "--and", metavar="OPTIONS"),
     "method": _option(
         str | None,
-        f"Accounting method, {DEFAULT_METHOD} by default. One of {', '.join(METHODS)}.",
+        f"Accounting method, {DEFAULT_METHOD} by default. One of: {', '.join(METHODS)}.",
+        metavar="NAME",
     ),
     "neighbouring_relation": _option(
-        str | None, "One of " + ", ".join(NeighbouringRelation) + "; the first by default."
+        str | None,
+        "One of " + ", ".join(NeighbouringRelation) + "; the first by default.",
+        metavar="NAME",
     ),
     "tolerance": _number_option("Largest relative width of the proved interval, such as 1e-6."),
     "advantage": _number_option("Largest membership advantage, such as 0.1.", panel=_RISK_PANEL),
@@ -152,6 +158,7 @@ _TARGET_OPTIONS: Final = {  # of commands that solve for a parameter
         + MECHANISM_HELP,
         "--mechanism",
         "-m",
+        metavar="JSON",
     ),
 }
 _SOLVE_OPTIONS: Final = {  # of the command that solves for a parameter of any mechanism
@@ -252,7 +259,7 @@ def _create_command(command: _Question) -> typer.Typer:
         pointers = _map_pointers(command, parts)
         answer = run_or_exit(lambda: _answer(command, given, parts), pointers, as_json=as_json)
         size = find_dataset_size([given, *(part.mechanism for part in parts)])
-        warning = _warn_about_delta(answer, size)
+        warning = _warn_about_delta(answer, size) or _warn_about_rate(answer, parts)
         if as_json:
             typer.echo(json.dumps(answer, indent=2))
             if warning:
@@ -333,8 +340,20 @@ def _answer(command: _Question, given: Json, parts: Sequence[_Part]) -> Json:
         name = "earlier" if _is_solver(command) else "mechanism"
         body[name] = join_mechanisms([part.mechanism for part in parts])
     endpoint = ENDPOINTS[f"/v1/{command.name}"]
-    request = validate(endpoint.request, body)
+    try:
+        request = validate(endpoint.request, body)
+    except CommandProblemError as error:
+        if any(map(_has_epochs_alone, [given, *(part.mechanism for part in parts)])):
+            at = "/epochs" if _is_solver(command) else "/mechanism/epochs"
+            fault = {"pointer": at, "message": "is -e: for ε, write -E"}
+            error.document["errors"].append(fault)
+        raise
     return endpoint.answer(request).model_dump(mode="json")
+
+
+def _has_epochs_alone(run: Json) -> bool:
+    """Return whether a run has epochs without the sizes that they need: -e for -E, perhaps."""
+    return "epochs" in run and not run.keys() & {"dataset_size", "batch_size"}
 
 
 def _map_pointers(command: _Question, parts: Sequence[_Part]) -> dict[str, str]:
@@ -358,6 +377,16 @@ def _warn_about_delta(answer: Json, size: int | None) -> str | None:
     if "guarantees" in answer:
         claim = answer["certified"] or {}
     return warn_about_delta(size, claim["delta"]) if "delta" in claim else None
+
+
+def _warn_about_rate(answer: Json, parts: Sequence[_Part]) -> str | None:
+    """Return a warning if all records are in every batch and ε is large; else None."""
+    claim = answer.get("guarantee", answer)
+    runs = [part.mechanism for part in parts if part.mechanism.get("sample_rate") == 1]
+    is_meant = any("sampling" in run for run in runs)
+    if is_meant or not runs or claim.get("epsilon", 0) < _LARGE_EPSILON:
+        return None
+    return "-q 1 puts all records into every batch; -q 0.01, or 1%, is one in a hundred"
 
 
 def _print_answer(answer: Json, warning: str | None) -> None:
@@ -389,7 +418,8 @@ def _print_answer(answer: Json, warning: str | None) -> None:
     table.add_row("status", _format_status(claim["status"]) + f" by {claim['method']}")
     table.add_row("proved", _format_interval(claim))
     sampling = "no" if claim["sampling"] == "none" else claim["sampling"]
-    table.add_row("holds for", f"{claim['neighbouring_relation']}, {sampling} sampling")
+    holds = "holds for" if claim["status"] == "proven" else "claimed for"
+    table.add_row(holds, f"{claim['neighbouring_relation']}, {sampling} sampling")
     for text in [*claim["warnings"], *([warning] if warning else [])]:
         table.add_row("warning", f"[yellow]{escape(text)}[/]")
     for assumption in claim["assumptions"]:
@@ -435,7 +465,10 @@ def _format_status(status: str) -> str:
 def _format_interval(claim: Json) -> str:
     """Format a certified interval, rounded down and up, or the reason why there is none."""
     if claim["certified"] is None:
-        return f"no interval: {claim['certified_reason']}"
+        reason = str(claim["certified_reason"])
+        failed = [each for each in claim["assumptions"] if not each["holds"]]
+        is_shown = any(each["statement"] in reason for each in failed)
+        return f"no interval: {'a hypothesis fails, marked ✗' if is_shown else reason}"
     (name, low), (_, high) = claim["certified"].items()
     symbol = "ε" if name.startswith("epsilon") else "δ"
     return f"{number_format.round_down(low)} ≤ {symbol} ≤ {number_format.round_up(high)}"

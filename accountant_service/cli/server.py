@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 from typing import Annotated, Any, Final
 
@@ -41,7 +42,9 @@ def serve(
     from accountant_service import serving
     from accountant_service.ledger.database import DatabaseRefusedError
     from accountant_service.ledger.errors import DatabaseAwayError
+    from accountant_service.settings import Settings
 
+    Settings()  # a wrong setting is told before anything listens
     typer.echo(f"Listening on http://{host}:{port} (API documentation at /docs)", err=True)
     try:
         serving.serve(host, port, workers)
@@ -61,8 +64,15 @@ def _require_free(host: str, port: int) -> None:
             probe.bind(address)
     except OSError as error:
         typer.echo(
-            f"error: cannot listen on {host}:{port}: {error.strerror}. "
-            "Stop the program that uses it, or choose another with --port",
-            err=True,
+            f"error: cannot listen on {host}:{port}: {error.strerror}. {_advise(error)}", err=True
         )
         raise typer.Exit(2) from None
+
+
+def _advise(error: OSError) -> str:
+    """Return what to do if an address cannot be listened on."""
+    if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+        return "Give an address of this machine with --host, such as 127.0.0.1, or 0.0.0.0 for all"
+    if error.errno == errno.EACCES:
+        return "Ports below 1024 need privileges: choose another with --port"
+    return "Stop the program that uses it, or choose another with --port"

@@ -21,7 +21,7 @@ from accountant_service.disclosure.sentences import (
     describe_stopping,
     list_attacks,
 )
-from accountant_service.guarantee import warn_about_delta
+from accountant_service.guarantee import count_exposed_records, warn_about_delta
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ def _parameters(facts: Facts) -> _Answers:
     else:
         answer = warn_about_delta(dataset.size, budget.delta) or (
             f"Yes: delta times {dataset.size} records is "
-            f"{number_format.round_up(budget.delta * dataset.size, 2)}."
+            f"{number_format.round_up(count_exposed_records(dataset.size, budget.delta), 2)}."
         )
     yield "Is delta below one over the number of records?", answer
 

@@ -35,13 +35,24 @@ class MovedDatabaseError(DatabaseRefusedError):
     """The ledger was moved to another database; only that one may be used."""
 
 
-def open_repository(url: str) -> Repository:
+class NoLedgerError(DatabaseRefusedError):
+    """There is no ledger in the database, or no database; none was created."""
+
+
+def open_repository(url: str, *, create: bool = True) -> Repository:
     """Open the database at a URL and upgrade its tables.
+
+    Args:
+        url: of the database.
+        create: whether to create a ledger if there is none.
 
     Raises:
         NewerDatabaseError: a newer version of this service made the tables.
         MovedDatabaseError: the ledger was moved to another database.
+        NoLedgerError: there is no ledger, and `create` is False.
     """
+    if not create:
+        _require_sqlite_ledger(url)  # to connect would create or change the file
     repository = Repository(connect(url))
     with repository.transaction() as transaction:
         connection = transaction.connection
@@ -49,8 +60,35 @@ def open_repository(url: str) -> Repository:
             connection.execute(
                 text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _MIGRATION_LOCK}
             )
+        if not create and current_revision(connection) is None:
+            raise NoLedgerError("the database has no tables of a ledger")
         upgrade(connection)
     return repository
+
+
+def _require_sqlite_ledger(url: str) -> None:
+    """Raise unless a URL is of another database than SQLite, or of a file with a ledger.
+
+    Raises:
+        NoLedgerError: there is no such file, or it has no ledger.
+    """
+    parsed = make_url(url)
+    name = parsed.database or ":memory:"
+    if parsed.get_backend_name() != "sqlite" or name.startswith("file:"):
+        return
+    if not Path(name).is_file():
+        raise NoLedgerError("there is no such file")
+    try:
+        with closing(
+            sqlite3.connect(f"{Path(name).absolute().as_uri()}?mode=ro", uri=True)
+        ) as file:
+            found = file.execute("SELECT 1 FROM sqlite_master WHERE name = 'alembic_version'")
+            if found.fetchone() is None:
+                raise NoLedgerError("the file has no tables of a ledger")
+    except sqlite3.OperationalError:
+        return  # it is locked or cannot be read: the connection tells why
+    except sqlite3.DatabaseError as error:
+        raise NoLedgerError(f"the {error}") from None  # "file is not a database"
 
 
 def back_up(url: str, copy: Path) -> None:

@@ -38,7 +38,7 @@ from sqlalchemy import (
     text,
     tuple_,
 )
-from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from accountant_service import mechanisms
@@ -104,6 +104,7 @@ _READ_ONLY_REASONS: Final[dict[Any, str]] = {
     sqlite3.SQLITE_CORRUPT: "its file is damaged",
     sqlite3.SQLITE_NOTADB: "its file is damaged",
 }
+_BACKENDS: Final = ("sqlite", "postgresql")
 _UNDECODABLE: Final = "Could not decode to UTF-8"  # of SQLite's driver, with the column's name
 _RETRY_WRITE: Final = (
     "nothing is granted; retry with the same Idempotency-Key: retries take effect once"
@@ -190,7 +191,22 @@ def now() -> int:
 
 
 def connect(url: str) -> Engine:
-    """Create the engine of a database URL, configured for durable and serialised writes."""
+    """Create the engine of a database URL, configured for durable and serialised writes.
+
+    Raises:
+        ArgumentError: the URL is not of SQLite or PostgreSQL, or its driver is not installed.
+    """
+    backend = make_url(url).get_backend_name()
+    if backend not in _BACKENDS:
+        raise ArgumentError(f"{backend!r} is neither sqlite nor postgresql+psycopg")
+    try:
+        return _create_engine(url)
+    except ModuleNotFoundError as error:
+        raise ArgumentError(f"its driver {error.name!r} is not installed") from None
+
+
+def _create_engine(url: str) -> Engine:
+    """Create the engine of a database URL of a known backend."""
     if url.startswith("sqlite"):
         engine = create_engine(
             url,

@@ -41,6 +41,7 @@ from accountant_service.ledger.rules import (
 from accountant_service.ledger.step_plan import StepPlan
 from accountant_service.ledger.tables import DATASET, ENTRY, RESERVATION
 
+_FOREIGN_LINES: Final = 100  # without an entry, after which a file is no export
 _FINAL_STATES: Final = {
     EntryKind.COMMIT: State.COMMITTED,
     EntryKind.RELEASE: State.RELEASED,
@@ -353,6 +354,10 @@ def _find_reservation_faults(row: Row, recorded: Reservation | None) -> Iterator
     yield from stored_rows.find_json_faults(RESERVATION, row, write_reservation(recorded))
 
 
+class ForeignFileError(ValueError):
+    """A file is no export of the ledger: it has no line that is an entry."""
+
+
 @dataclass(frozen=True, slots=True)
 class ExportReport:
     """The result of verifying an export without the database.
@@ -374,21 +379,28 @@ def verify_export(lines: Iterable[str]) -> ExportReport:
 
     Args:
         lines: each an entry with its dataset and hash; a dataset's entries from the first on.
+
+    Raises:
+        ForeignFileError: there is no entry, or none in the first lines.
     """
     checkers: dict[str, _ChainChecker] = {}
     faults: list[str] = []
     owners: dict[str, str] = {}  # the dataset of each reservation
+    has_entries = False
     for at, line in enumerate(lines, 1):
         try:
             entry = certificate.read(line)
             name, stored = _read_text(entry, "dataset"), _read_text(entry, "hash")
             body = {key: entry[key] for key in entry.keys() - {"dataset", "hash"}}
             number = _read_integer(body, "number")
+            has_entries = True
             if name not in checkers:
                 checkers[name] = _ChainChecker(_read_created_dataset(name, body))
                 faults += _name_faults(name, checkers[name].check_first_policy())
         except UNREADABLE as error:
             faults.append(f"line {at} cannot be read: {error}")
+            if at == _FOREIGN_LINES and not has_entries:
+                break
             continue
         text = hash_chain.encode_entry(body)
         faults += _name_faults(name, checkers[name].check_entry(number, text, stored))
@@ -396,6 +408,8 @@ def verify_export(lines: Iterable[str]) -> ExportReport:
         if isinstance(run, str) and owners.setdefault(run, name) != name:
             other = owners[run]
             faults.append(f"dataset {name!r}: entry {number}: run {run} is one of {other!r} too")
+    if not has_entries:
+        raise ForeignFileError(faults[0] if faults else "it is empty")
     heads = {name: (checker.number, checker.head) for name, checker in checkers.items()}
     return ExportReport(heads, faults)
 

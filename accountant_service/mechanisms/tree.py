@@ -41,7 +41,7 @@ class Laplace:
 class DiagonalGaussian:
     """Adds Gaussian noise with its own standard deviation to each coordinate or block.
 
-    As private as a Gaussian with σ* = (Σⱼ sⱼ²/σⱼ²)^(−1/2): AdaDP's paper (papers/000), Lemma 1.
+    As private as a Gaussian with σ* = (Σⱼ sⱼ²/σⱼ²)^(−1/2): Xu et al. 2020, Lemma 1.
     """
 
     kind: ClassVar = "diagonal_gaussian"

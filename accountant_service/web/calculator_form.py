@@ -6,7 +6,7 @@ refuse a value, its message is shown beside the field.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -42,12 +42,16 @@ class CalculatorForm:
         texts: the text of every shared field and choice, by name.
         values: the numbers of the shared fields, by name.
         problems: a sentence for each field that is wrong, by its name in the form.
+        faults: a sentence for each parameter of the address that cannot be used.
+        filled: the names of fields in use that the address lacks, if it has others.
     """
 
     runs: tuple[RunForm, ...]
     texts: Mapping[str, str]
     values: Mapping[str, float]
     problems: Mapping[str, str]
+    faults: tuple[str, ...] = ()
+    filled: tuple[str, ...] = ()
 
     @property
     def mechanism(self) -> Any:
@@ -136,16 +140,13 @@ def read_form(query: Mapping[str, str]) -> CalculatorForm:
             values[name] = parse_number(texts[name], field.whole)
         except ValueError as error:
             problems[name] = field.sentence(str(error))
-    return CalculatorForm(runs, texts, values, problems)
-
-
-def list_notes(query: Mapping[str, str], form: CalculatorForm) -> Iterator[str]:
-    """Yield a sentence for each choice in the URL that has an unknown value."""
-    yield from run_form.list_notes(query, form.runs)
+    faults = [fault for run in runs for fault in run.faults]
     for name, choice in SHARED_CHOICES.items():
-        note = choice.note(name, query.get(name))
-        if note is not None:
-            yield note
+        fault = choice.find_fault(name, query.get(name))
+        faults += [] if fault is None else [fault]
+    filled = [name + run.suffix for run in runs for name in run.filled]
+    filled += ["delta"] if "delta" not in query and len(query) else []
+    return CalculatorForm(runs, texts, values, problems, tuple(faults), tuple(filled))
 
 
 def problem_sentences(form: CalculatorForm, problems: Iterable[tuple[str, Json]]) -> dict[str, str]:

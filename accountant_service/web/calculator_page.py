@@ -23,7 +23,7 @@ from accountant_service.api.schemas import UnreadBody
 from accountant_service.errors import AccountingError
 from accountant_service.web import calculator_form, run_form, snippets
 from accountant_service.web.calculator_form import ALONE, CalculatorForm
-from accountant_service.web.rendering import render_page
+from accountant_service.web.rendering import list_parameter_faults, render_page
 from accountant_service.web.session_checks import optional_session, required_session
 
 Json = dict[str, Any]
@@ -51,20 +51,22 @@ async def calculator(request: Request) -> Response:
     await require_computation_access(request)
     query = request.query_params
     form = calculator_form.read_form(query)
-    changed = calculator_form.change_runs(form, query)
+    faults = [*list_parameter_faults(query, _list_parameters(form)), *form.faults]
+    changed = None if faults else calculator_form.change_runs(form, query)
     if changed is not None:
         return RedirectResponse(f"/?{urlencode(changed)}#{_new_place(form, query)}", _SEE_OTHER)
     form = _check_with_api(form)
-    ready = set(form.problems) <= {"epsilon"}  # a wrong target still allows answers about the runs
+    # a wrong target still allows answers about the runs
+    ready = set(form.problems) <= {"epsilon"} and not faults
     answers = await _request_answers(request, form) if ready else {}
     context = _template_context(request, form, answers)
     return await run_in_threadpool(
         render_page,
         request,
         "calculator.html",
-        parameters=_list_parameters(form),
-        notes=list(calculator_form.list_notes(query, form)),
+        parameters=list(query),  # the unknown ones are faults
         form=form,
+        faults=faults,
         **context,
     )
 

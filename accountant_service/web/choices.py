@@ -1,4 +1,4 @@
-"""Choices of forms: the options of each, their labels, and notes about unknown options."""
+"""Choices of forms: the options of each, their labels, and sentences about unknown options."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-_SHOWN_MAX: Final = 40  # characters of an unknown option that a note repeats
+from accountant_service.common_names import find_value
+
+_SHOWN_MAX: Final = 40  # characters of an unknown option that a sentence repeats
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +32,14 @@ class Choice:
         """Return the option with this value, or the first option."""
         return text if text is not None and text in self.options else self.initial
 
-    def note(self, name: str, text: str | None) -> str | None:
+    def find_fault(self, name: str, text: str | None) -> str | None:
         """Return a sentence if a URL's value for this choice is no option; else None."""
         if text is None or text in self.options:
             return None
         shown = text if len(text) <= _SHOWN_MAX else text[:_SHOWN_MAX] + "…"
-        known = ", ".join(self.options)
-        return f"“{shown}” is no value of {name}; “{self.initial}” is used. It may be {known}."
+        meant = find_value(shown, self.options)
+        advice = f" Did you mean {meant}?" if meant else ""
+        return f"“{shown}” is no value of {name}: it may be {', '.join(self.options)}.{advice}"
 
 
 RELATION: Final = Choice(

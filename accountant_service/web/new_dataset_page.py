@@ -117,7 +117,10 @@ def _is_planned(sent: Fields) -> bool:
 
 def _list_planned_faults(sent: Fields) -> dict[str, str]:
     """Return a sentence for each unreadable field of the planned run."""
-    return dict(_read_planned_run(sent).problems) if _is_planned(sent) else {}
+    if not _is_planned(sent):
+        return {}
+    run = _read_planned_run(sent)
+    return dict(run.problems) | ({"sampling": " ".join(run.faults)} if run.faults else {})
 
 
 def _build_dataset_body(sent: Fields) -> Json:

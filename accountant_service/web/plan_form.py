@@ -45,11 +45,13 @@ class PlanForm:
         texts: the text of every field and choice, by name.
         values: the numbers of the fields that have one, by name.
         problems: a sentence for each field that is wrong, by name.
+        filled: the names of required fields that the address lacks, if it has others.
     """
 
     texts: Mapping[str, str]
     values: Mapping[str, float]
     problems: Mapping[str, str]
+    filled: tuple[str, ...] = ()
 
     @property
     def body(self) -> Json:
@@ -58,8 +60,16 @@ class PlanForm:
 
 
 def read_form(query: Mapping[str, str]) -> PlanForm:
-    """Return the form for a URL's query; missing fields have their initial text."""
-    texts = {name: query.get(name, field.initial).strip() for name, field in FIELDS.items()}
+    """Return the form for a URL's query; missing fields have their initial text.
+
+    If the query has other fields, a missing one that may be empty is so: today's choice, which the
+    initial form has as an example, is nobody's.
+    """
+    empty = _OPTIONAL if query else ()
+    texts = {
+        name: query.get(name, "" if name in empty else field.initial).strip()
+        for name, field in FIELDS.items()
+    }
     texts |= {name: choice.read(query.get(name)) for name, choice in CHOICES.items()}
     values: dict[str, float] = {}
     problems: dict[str, str] = {}
@@ -70,7 +80,8 @@ def read_form(query: Mapping[str, str]) -> PlanForm:
             values[name] = parse_number(texts[name], field.whole)
         except ValueError as error:
             problems[name] = problem_sentence(name, str(error))
-    return PlanForm(texts, values, problems)
+    filled = [name for name in FIELDS if name not in query and name not in _OPTIONAL]
+    return PlanForm(texts, values, problems, tuple(filled) if query else ())
 
 
 def problem_sentence(name: str, message: str) -> str:
@@ -80,7 +91,7 @@ def problem_sentence(name: str, message: str) -> str:
     return f"The plan {message.replace('_', ' ')}."
 
 
-def list_notes(query: Mapping[str, str]) -> list[str]:
+def list_choice_faults(query: Mapping[str, str]) -> list[str]:
     """Return a sentence for each choice in the URL that has an unknown value."""
-    notes = (choice.note(name, query.get(name)) for name, choice in CHOICES.items())
-    return [note for note in notes if note is not None]
+    found = (choice.find_fault(name, query.get(name)) for name, choice in CHOICES.items())
+    return [fault for fault in found if fault is not None]

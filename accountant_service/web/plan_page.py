@@ -18,7 +18,7 @@ from accountant_service.api.routes import StrictRoute
 from accountant_service.web import plan_form
 from accountant_service.web.calculator_page import answer_or_problem, require_computation_access
 from accountant_service.web.plan_form import PlanForm
-from accountant_service.web.rendering import render_page
+from accountant_service.web.rendering import list_parameter_faults, render_page
 
 Json = dict[str, Any]
 _NAMES: Final = {"poisson": "Poisson", "balls_in_bins": "balls in bins"}
@@ -30,8 +30,12 @@ router = APIRouter(route_class=StrictRoute, include_in_schema=False)
 async def planner(request: Request) -> Response:
     """Show the plan for the budget in the URL."""
     await require_computation_access(request)
-    form = _check_with_api(plan_form.read_form(request.query_params))
-    plan = None if form.problems else await answer_or_problem(request, "/v1/plan", form.body)
+    query = request.query_params
+    form = _check_with_api(plan_form.read_form(query))
+    known = (*plan_form.FIELDS, *plan_form.CHOICES)
+    faults = [*list_parameter_faults(query, known), *plan_form.list_choice_faults(query)]
+    is_ready = not (form.problems or faults)
+    plan = await answer_or_problem(request, "/v1/plan", form.body) if is_ready else None
     context: Json = {
         "fields": plan_form.FIELDS,
         "choices": plan_form.CHOICES,
@@ -44,9 +48,9 @@ async def planner(request: Request) -> Response:
         render_page,
         request,
         "plan.html",
-        parameters=(*plan_form.FIELDS, *plan_form.CHOICES),
-        notes=plan_form.list_notes(request.query_params),
+        parameters=list(query),  # the unknown ones are faults
         form=form,
+        faults=faults,
         **context,
     )
 
@@ -101,8 +105,9 @@ def _build_plot(plan: Json) -> _PlotData:
 def _calculator_link(form: PlanForm, run: Json) -> str:
     """Return a link to the calculator, filled in with a planned run."""
     fields = {
-        "batches": "rate",
-        "sample_rate": run["sample_rate"],
+        "batches": "sizes",
+        "dataset_size": form.texts["dataset_size"],
+        "batch_size": run["batch_size"],
         "sampling": run["sampling"],
         "noise_multiplier": run["noise_multiplier"],
         "length": "steps",

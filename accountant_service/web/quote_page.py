@@ -19,7 +19,7 @@ from accountant_service.api.ledger_schemas import QuoteRequest
 from accountant_service.api.routes import StrictRoute
 from accountant_service.errors import CodedError
 from accountant_service.web import run_form
-from accountant_service.web.rendering import render_page
+from accountant_service.web.rendering import list_parameter_faults, render_page
 from accountant_service.web.run_form import RunForm
 from accountant_service.web.session_checks import TheLedger, TheSession
 
@@ -37,14 +37,19 @@ async def show_quote(
     """Quote the run in the URL on a dataset. Nothing is charged."""
     dataset = await ledger.get_dataset(session.key, name)
     sent = run_form.read_run(request.query_params)
-    if "choose" in request.query_params:
+    known = [*run_form.list_parameters([sent]), "choose"]
+    faults = [*list_parameter_faults(request.query_params, known), *sent.faults]
+    if "choose" in request.query_params and not faults:
         chosen = run_form.choose_kinds(sent, request.query_params)
         return RedirectResponse(_link_to_quote(name, chosen), _SEE_OTHER)
     run, mechanism = _check_with_api(sent)
-    answer = None if run.problems else await _request_quote(session, ledger, name, mechanism)
+    is_ready = not (run.problems or faults)
+    answer = await _request_quote(session, ledger, name, mechanism) if is_ready else None
     context: Json = {
         "dataset": dataset,
         "run": run,
+        "faults": faults,
+        "filled": run.filled,
         "answer": answer,
         "with_values": lambda **changes: _link_to_quote(name, {**run.texts, **changes}),
     }
@@ -52,8 +57,7 @@ async def show_quote(
         render_page,
         request,
         "quote.html",
-        parameters=[*run_form.list_parameters([run]), "choose"],
-        notes=list(run_form.list_notes(request.query_params, [run])),
+        parameters=list(request.query_params),  # the unknown ones are faults
         **context,
     )
 

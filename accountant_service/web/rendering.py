@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import difflib
 import mimetypes
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,10 +12,12 @@ from typing import Any, Final
 from fastapi import Request
 from jinja2 import Environment
 from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import QueryParams
 from starlette.responses import Response
 
 from accountant_service import mechanisms, number_format
 from accountant_service.api.static_documents import StaticDocument, StaticDocuments
+from accountant_service.common_names import find_field
 from accountant_service.template_environment import create_environment
 from accountant_service.web import run_form
 from accountant_service.web.session_checks import optional_session
@@ -75,17 +77,29 @@ def format_words(name: str) -> str:
 
 
 def note_unknown_parameters(given: Iterable[str], known: Collection[str]) -> list[str]:
-    """Return a sentence for each URL parameter that the page does not know; at most five."""
+    """Return a sentence for each URL parameter that the page does not know; at most six."""
     unknown = sorted(set(given) - set(known))
     sentences = []
     for name in unknown[:_NOTES_MAX]:
         shown = name if len(name) <= _NAME_MAX else name[:_NAME_MAX] + "…"
-        similar = difflib.get_close_matches(shown, known, 1)
-        advice = f" Did you mean “{similar[0]}”?" if similar else ""
+        meant = find_field(shown, known)
+        advice = f" Did you mean “{meant}”?" if meant else ""
         sentences.append(f"This page does not know the parameter “{shown}” and ignores it.{advice}")
     if len(unknown) > _NOTES_MAX:
         sentences.append(f"It ignores {len(unknown) - _NOTES_MAX} more parameters.")
     return sentences
+
+
+def list_parameter_faults(query: QueryParams, known: Collection[str]) -> list[str]:
+    """Return a sentence for each URL parameter that the page cannot use, or has twice.
+
+    For pages that compute: without the parameter, the answer would be another question's.
+    """
+    counts = Counter(name for name, _ in query.multi_items())
+    twice = [f"“{name}” is in the address {count} times." for name, count in counts.items()
+             if count > 1 and name in known]  # fmt: skip
+    unknown = note_unknown_parameters(query, known)
+    return twice + [sentence.replace(" and ignores it.", ".") for sentence in unknown]
 
 
 def _template_environment() -> Environment:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from pydantic_core import from_json
@@ -60,7 +60,8 @@ _RELEASE: Final = f"{kind_form.ROOT}_kind"  # the chosen kind, if one is
 RUNS_MAX: Final = 8
 JSON_MAX: Final = 1000  # characters: the text is part of the URL
 _NAMES: Final = (*FIELDS, *CHOICES, MECHANISM)
-_NUMBERED: Final = re.compile(rf"(?:{'|'.join(_NAMES)})-([2-9])")
+_NUMBERED: Final = re.compile(rf"(?:{'|'.join(_NAMES)}|{kind_form.ROOT}_\w+)-([2-9])")
+_SIZES: Final = ("dataset_size", "batch_size")
 
 
 def format_example(kind: str) -> str:
@@ -77,12 +78,19 @@ class RunForm:
         texts: the text of every field and choice, by name.
         values: the numbers of the fields in use, by name, and the mechanism read from JSON.
         problems: a sentence for each field that is wrong, by name.
+        faults: a sentence for each parameter of the address that cannot be used, or that a choice
+            has no option for.
+        filled: the names of fields in use that the address lacks, if it has others.
+        sent: the names of the address's parameters that describe this run.
     """
 
     number: int
     texts: Mapping[str, str]
     values: Mapping[str, Any]
     problems: Mapping[str, str]
+    faults: tuple[str, ...] = ()
+    filled: tuple[str, ...] = field(default=(), compare=False)
+    sent: tuple[str, ...] = field(default=(), compare=False)
 
     @property
     def suffix(self) -> str:
@@ -166,6 +174,9 @@ class RunForm:
 def read_run(query: Mapping[str, str], number: int = 1, source: int | None = None) -> RunForm:
     """Return a run of a form; missing fields have their initial text.
 
+    Without a choice in the query, the fields that are in it decide. A form that was sent as a whole
+    has the fields of all choices; in any other query, a field that is not in use is a fault.
+
     Args:
         query: the form's fields by name.
         number: the run's place in the form.
@@ -173,20 +184,78 @@ def read_run(query: Mapping[str, str], number: int = 1, source: int | None = Non
     """
     source = source or number
     suffix = "" if source == 1 else f"-{source}"
-    texts = {
-        name: query.get(name + suffix, field.initial).strip() for name, field in FIELDS.items()
-    }
-    texts |= {name: choice.read(query.get(name + suffix)) for name, choice in CHOICES.items()}
-    texts[MECHANISM] = query.get(MECHANISM + suffix, format_example("gaussian")).strip()
-    texts |= _read_generated(query, suffix)
+    sent = _take_own(query, suffix)
+    texts = {name: sent.get(name, each.initial).strip() for name, each in FIELDS.items()}
+    texts |= _decide(sent)
+    texts[MECHANISM] = sent.get(MECHANISM, format_example("gaussian")).strip()
+    texts |= _read_generated(sent)
+    used = set(_list_fields_in_use(texts))
+    given = {name for name in sent if _is_typed(name)}
+    faults = [*_list_choice_faults(sent, suffix)]
+    if not sent.keys() >= set(_NAMES):
+        if texts["batches"] == "sizes" and given & set(_SIZES):
+            texts |= dict.fromkeys(set(_SIZES) - given, "")  # the other size is required
+        faults += [_describe_unused(name + suffix, texts) for name in sorted(given - used)]
     values, found = _read_values(texts)
-    return RunForm(number, texts, values, found | _check_epochs(texts))
+    filled = tuple(name for name in FIELDS if name in used - given) if given else ()
+    names = tuple(name + suffix for name in sent)
+    problems = found | _check_epochs(texts)
+    return RunForm(number, texts, values, problems, tuple(faults), filled, names)
 
 
-def _read_generated(query: Mapping[str, str], suffix: str) -> dict[str, str]:
+def _take_own(query: Mapping[str, str], suffix: str) -> dict[str, str]:
+    """Return the fields of the run whose names end in a suffix, without it."""
+    own = {name.removesuffix(suffix): name for name in query if name.endswith(suffix)}
+    return {
+        name: query[full]
+        for name, full in own.items()
+        if name in _NAMES or (is_generated(name) and "-" not in name)
+    }
+
+
+def _decide(sent: Mapping[str, str]) -> dict[str, str]:
+    """Return the option of each choice: the one that was sent, or that the sent fields need."""
+    needed = {
+        "kind": _decide_kind(sent),
+        "batches": "sizes" if sent.keys() & set(_SIZES) else "rate",
+        "length": "epochs" if "epochs" in sent else "steps",
+        "sampling": CHOICES["sampling"].initial,
+    }
+    return {
+        name: sent[name] if sent.get(name) in choice.options else needed[name]
+        for name, choice in CHOICES.items()
+    }
+
+
+def _is_typed(name: str) -> bool:
+    """Return whether a field holds a value of a run, not a choice of its fields."""
+    return (
+        name in FIELDS
+        or name == MECHANISM
+        or (is_generated(name) and not name.endswith(kind_form.NEW))
+    )
+
+
+def _decide_kind(sent: Mapping[str, str]) -> str:
+    """Return the kind of run that the sent fields describe."""
+    if any(is_generated(name) for name in sent):
+        return "fields"
+    return "json" if MECHANISM in sent and not sent.keys() & set(FIELDS) else "dp_sgd"
+
+
+def _describe_unused(name: str, texts: Mapping[str, str]) -> str:
+    """Return a sentence about a field of the address that the page cannot use."""
+    if texts["kind"] != "dp_sgd":
+        by = "a mechanism as JSON" if texts["kind"] == "json" else "another kind of mechanism"
+    else:
+        ways = [CHOICES[choice].options[texts[choice]] for choice in ("batches", "length")]
+        by = f"a DP-SGD run with batches {ways[0]} and its length {ways[1]}"
+    return f"“{name}” cannot be used for {by}: leave it out of the address."
+
+
+def _read_generated(sent: Mapping[str, str]) -> dict[str, str]:
     """Return the texts of the fields generated for a run's kind of mechanism, by name."""
-    own = {name.removesuffix(suffix): query[name] for name in query if name.endswith(suffix)}
-    return kind_form.flatten(kind_form.read_texts(own)) if _RELEASE in own else {}
+    return kind_form.flatten(kind_form.read_texts(sent)) if _RELEASE in sent else {}
 
 
 def _read_values(texts: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
@@ -263,17 +332,16 @@ def list_parameters(runs: Iterable[RunForm]) -> list[str]:
     found: list[str] = []
     for run in runs:
         found += [name + run.suffix for name in _NAMES]
-        found += [*run.generated_names, *run.new_names]
+        found += [*run.generated_names, *run.new_names, *run.sent]
     return found
 
 
-def list_notes(query: Mapping[str, str], runs: Iterable[RunForm]) -> Iterator[str]:
-    """Yield a sentence for each choice in the URL that has an unknown value."""
-    for run in runs:
-        for name, choice in CHOICES.items():
-            note = choice.note(name + run.suffix, query.get(name + run.suffix))
-            if note is not None:
-                yield note
+def _list_choice_faults(sent: Mapping[str, str], suffix: str) -> Iterator[str]:
+    """Yield a sentence for each choice that has no option with the value that was sent."""
+    for name, choice in CHOICES.items():
+        fault = choice.find_fault(name + suffix, sent.get(name))
+        if fault is not None:
+            yield fault
 
 
 def _list_fields_in_use(texts: Mapping[str, str]) -> list[str]:

@@ -7,21 +7,11 @@ import shlex
 from collections.abc import Mapping
 from typing import Any, Final
 
+from accountant_service.command_lines import write_options
 from accountant_service.number_format import shorten_exponents
 
 Json = Mapping[str, Any]
 
-_OPTIONS: Final = {
-    "noise_multiplier": "-s",
-    "sample_rate": "-q",
-    "steps": "-t",
-    "dataset_size": "-n",
-    "batch_size": "-b",
-    "epochs": "-e",
-    "sampling": "--sampling",
-    "delta": "-d",
-    "neighbouring_relation": "--neighbouring-relation",
-}
 _PYTHON: Final = """\
 from accountant_service import epsilon
 
@@ -43,10 +33,10 @@ def command(body: Json) -> str:
     parts: list[Json] = mechanism["mechanisms"] if composed else [mechanism]
     runs = [each for each in parts if each["kind"] == "dp_sgd"]
     words = ["accountant compare"]
-    words += [_write_options(run) for run in runs[:1]]
-    words += [f"--and {shlex.quote(_write_options(run))}" for run in runs[1:]]
+    words += [write_options(run) for run in runs[:1]]
+    words += [f"--and {shlex.quote(write_options(run))}" for run in runs[1:]]
     words += [f"-m {shlex.quote(_dump(each))}" for each in parts if each not in runs]
-    return " ".join([*words, _write_options(body)])
+    return " ".join([*words, write_options(body)])
 
 
 def python(body: Json) -> str:
@@ -61,15 +51,6 @@ def python(body: Json) -> str:
         f"{name}={shorten_exponents(repr(value))}" for name, value in given.items()
     )
     return _PYTHON.format(arguments=arguments)
-
-
-def _write_options(given: Json) -> str:
-    """Return the options for those fields that the command line has."""
-    return " ".join(
-        f"{option} {shlex.quote(shorten_exponents(str(given[name])))}"
-        for name, option in _OPTIONS.items()
-        if name in given
-    )
 
 
 def _dump(document: Json) -> str:

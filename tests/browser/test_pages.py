@@ -97,7 +97,7 @@ def test_the_planner_by_keyboard(open_page: Any) -> None:
     page.get_by_text("recommended", exact=True).last.wait_for()
     page.get_by_role("link", name="Open in the calculator").focus()
     page.keyboard.press("Enter")
-    page.wait_for_url("**/?batches=rate*")
+    page.wait_for_url("**/?batches=sizes*")
     assert "≤ ε ≤" in str(page.locator("#proved").text_content())
     assert watched.complaints == []
 

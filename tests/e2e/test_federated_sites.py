@@ -41,7 +41,7 @@ make demo-federated DEMO_OPTIONS='--ray --sites 40 --method fedavg --rounds 2 --
 """
 COMMANDS = """
 make flower-environment
-make demo-federated DEMO_OPTIONS='--rounds 6 --short-rounds 3 --simulate'
+make demo-federated DEMO_OPTIONS='--simulate'
 """
 
 PATIENT = "--seconds 1200 --round-seconds 240"  # on a busy machine

@@ -123,3 +123,96 @@ def test_the_list_of_keys_says_until_when_each_is_valid(monkeypatch: pytest.Monk
     found = [line for line in call("keys list").stdout.splitlines() if line.startswith("│")]
     said = [line.rstrip(" │").rpartition("│")[2].strip() for line in found]
     assert said == ["no end", f"{until:%Y-%m-%d %H:%M}", "expired", "revoked"]
+
+
+# --- nothing is not "all is well"
+
+BEGINNING = {"dataset create", "keys create", "db move", "db upgrade"}  # a ledger, as `serve`
+WITHOUT = {
+    "dataset": ("list", "show x", "quote x -s 1 -q .1 -t 1", "close x"),
+    "run": ("list x", "show x", "reserve x -s 1 -q .1 -t 1", "grant x -t 1", "commit x",
+            "release x", "renew x", "certificate x"),
+    "report": ("dataset x", "run x"),
+    "keys": ("list", "limit x --requests-per-minute 5", "revoke x", "reset --yes"),
+    "ledger": ("verify", "show", "quote x -m {}", "export", "entries", "events"),
+    "caps": ("set x --team a --share .1", "list x", "remove x --team a"),
+    "webhook": ("add https://example.org", "list", "remove x", "test x"),
+    "db": ("backup copy.db",),
+}  # fmt: skip
+COMMANDS = [f"{group} {each}" for group, several in WITHOUT.items() for each in several]
+
+
+def test_the_commands_without_a_ledger_are_all_that_open_one() -> None:
+    tried = {" ".join(each.split()[:2]) for each in COMMANDS} | BEGINNING
+    for group in WITHOUT:
+        missing = {f"{group} {name}" for name in cli.load_command(group).commands} - tried
+        assert missing <= {"report certificate"}
+
+
+@pytest.mark.parametrize("words", COMMANDS)
+def test_a_command_without_a_ledger_says_so_and_creates_none(words: str, folder: Path) -> None:
+    found = call(words)
+    assert found.exit_code == 2, found.output
+    expected = "there is no file" if words.startswith("db") else "there is no ledger in sqlite:///"
+    assert expected in found.output
+    assert list(folder.iterdir()) == []
+
+
+def test_a_mistake_begins_no_ledger(folder: Path) -> None:
+    assert call("dataset create adult --size 0 --epsilon 2 --delta 2").exit_code == 2
+    assert list(folder.iterdir()) == []
+
+
+def test_a_file_of_another_program_is_left_as_it_is(folder: Path) -> None:
+    """Opening it as a ledger would add tables, or change how SQLite writes it."""
+    other = sqlite3.connect("accountant.db")
+    other.execute("CREATE TABLE t (a)")
+    other.close()
+    before = Path("accountant.db").read_bytes()
+    assert "no tables of a ledger" in call("ledger verify").output
+    assert Path("accountant.db").read_bytes() == before
+    Path("accountant.db").write_text("no database\n" * 1000)
+    assert "file is not a database" in call("ledger verify").output
+    assert [file.name for file in folder.iterdir()] == ["accountant.db"]
+
+
+def test_an_empty_ledger_has_nothing_to_verify() -> None:
+    call("keys create --scope admin")
+    found = call("ledger verify")
+    assert (found.exit_code, found.stdout.split(";")[0]) == (
+        2,
+        "nothing to verify: the ledger has no dataset",
+    )
+    assert call("ledger export --dataset missing").exit_code == 2
+    call(CREATE)
+    assert call("ledger verify").stdout.startswith("all is well")
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "it is empty"),
+        (b"hello\n" * 5, "line 1 cannot be read"),
+        (b'{"a": 1}\n' * 1000, "line 1 cannot be read"),
+        (b"\xff\xfe\x00" * 100, "can't decode"),
+    ],
+    ids=["empty", "text", "JSON", "binary"],
+)
+def test_a_foreign_file_is_no_export_and_no_certificate(content: bytes, said: str) -> None:
+    Path("file").write_bytes(content)
+    found = call("ledger verify --file file")
+    assert found.exit_code == 2
+    assert "--file is no export of the ledger: " in found.output
+    assert said in found.output
+    assert len(found.output.splitlines()) < 4
+    assert "all is well" not in found.output
+    found = call("verify file")
+    assert (found.exit_code, found.stdout) == (2, "not valid\n")
+
+
+def test_a_key_for_a_dataset_that_does_not_exist_is_made_with_a_warning() -> None:
+    call(CREATE)
+    found = call("keys create --scope run --dataset adult --dataset adlut")
+    assert len(found.stdout.splitlines()) == 1
+    assert found.stderr.count("warning") == 1
+    assert "there is no dataset 'adlut'" in found.stderr

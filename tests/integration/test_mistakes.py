@@ -6,6 +6,7 @@ import json
 import shlex
 import shutil
 import socket
+import threading
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,6 +14,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from accountant_service import cli
+from accountant_service.cli import opening
+from accountant_service.ledger.errors import DatabaseAwayError
 
 CERTIFICATE = (
     Path(__file__).parents[1] / "contract/fixtures/certificates/certificate-3-stopped.json"
@@ -30,7 +33,30 @@ class Mistake(NamedTuple):
 
 MISTAKES = [
     Mistake("epsilon", ("--noise-multiplier is required", "--delta is required", "--sample-rate")),
-    Mistake("epsilon -q 1% -s 1 -t 9 -d 1e-5", ("--sample-rate must be 0, or", "not '1%'")),
+    Mistake("epsilon -q 150% -s 1 -t 9 -d 1e-5", ("--sample-rate must be 0, or", "not 1.5")),
+    Mistake("epsilon -q 1/0 -s 1 -t 9 -d 1e-5", ("--sample-rate must be 0, or", "not '1/0'")),
+    Mistake("epsilon -q 0,01 -s 1 -t 9 -d 1e-5", ("not '0,01': write 0.01, with a decimal point",)),
+    Mistake(
+        "epsilon -n 60,000 -b 6k -s 1 -t 9 -d 1e-5",
+        ("not '6k': write 6000", "not '60,000': write 60000, without commas"),
+    ),
+    Mistake(
+        "epsilon -q 10 -s 1 -t 9 -d 1e-5",
+        ("not 10: write 0.1 for 10 %, or give --batch-size and --dataset-size",),
+    ),
+    Mistake("epsilon -q 256 -s 1 -t 9 -d 1e-5", ("not 256: give --batch-size and --dataset-size",)),
+    Mistake("noise-multiplier -q .01 -t 9 -e 2 -d 1e-5", ("--epochs is -e: for ε, write -E",)),
+    Mistake("delta -q .01 -s 1.1 -t 9 -e 2", ("--epochs is -e: for ε, write -E",)),
+    Mistake(f"epsilon {RUN} --sigma 2", ("--sigma. Did you mean --noise-multiplier? Try: ",)),
+    Mistake(f"epsilon {RUN} --method rdp", ("not 'rdp': did you mean subsampled_rdp?",)),
+    Mistake(f"epsilon {RUN} --method prv", ("not 'prv': did you mean pld?",)),
+    Mistake(f"epsilon {RUN} --method gdp", ("not 'gdp': did you mean gdp_clt?",)),
+    Mistake(f"epsilon {RUN} --sampling shuffle", ("did you mean shuffled?",)),
+    Mistake(
+        f"epsilon {RUN} --neighbouring-relation add_remove", ("did you mean add_or_remove_one?",)
+    ),
+    Mistake("plan -E 2 -d 1e-5 -n 60000 -e 2 --sampling bins", ("did you mean balls_in_bins?",)),
+    Mistake("keys create --scope admn", ("did you mean admin?",)),
     Mistake("epsilon -q .01 -s nan -t 9 -d 1e-5", ("--noise-multiplier must be", "not nan")),
     Mistake(f"epsilom {RUN}", ("No such command 'epsilom'. Did you mean 'epsilon'?",)),
     Mistake(f"epsilon {RUN} --bach-size 3", ("No such option", "--batch-size")),
@@ -116,6 +142,8 @@ MISTAKES = [
             "--workers must be a whole number from 1 to 64, not 0",
         ),
     ),
+    Mistake("serve --host no.such.host.example", ("Give an address of this machine with --host",)),
+    Mistake("serve --host 192.0.2.1", ("Give an address of this machine with --host",)),
     Mistake("serve --port http", ("--port must be a whole number from 1 to 65535, not 'http'",)),
     Mistake("serve now", ("unexpected extra argument", "Try: accountant serve -h")),
     Mistake("--verbose", ("No such option: --verbose", "Try: accountant -h")),
@@ -136,11 +164,33 @@ MISTAKES = [
     ),
     Mistake(
         "dataset list",
+        ("there is no ledger in sqlite:////nowhere/x.db", "ACCOUNTANT_DATABASE_URL"),
+        {"ACCOUNTANT_DATABASE_URL": "sqlite:////nowhere/x.db"},
+    ),
+    Mistake(
+        "keys create --scope run",
         ("sqlite:////nowhere/x.db cannot be used", "ACCOUNTANT_DATABASE_URL"),
         {"ACCOUNTANT_DATABASE_URL": "sqlite:////nowhere/x.db"},
     ),
     Mistake(
-        "dataset list", ("ACCOUNTANT_WORKERS must be", "not 'many'"), {"ACCOUNTANT_WORKERS": "many"}
+        "dataset list",
+        ("ACCOUNTANT_WORKERS must be a whole number, not 'many'",),
+        {"ACCOUNTANT_WORKERS": "many"},
+    ),
+    *(
+        Mistake("dataset list", ("ACCOUNTANT_DATABASE_URL", says), {"ACCOUNTANT_DATABASE_URL": url})
+        for url, says in (
+            ("postgres://user@host/name", "write postgresql+psycopg:// for postgres://"),
+            ("mysql://user@host/name", "'mysql' is neither sqlite nor postgresql+psycopg"),
+            ("postgresql+nothing://user@host/name", "postgresql+psycopg://user@host/database"),
+        )
+    ),
+    *(
+        Mistake("dataset list", says, {"ACCOUNTANT_API_KEY": "pa_x", "ACCOUNTANT_SERVICE": service})
+        for service, says in (
+            ("http://no.such.host.example", ("There is no such host: correct ACCOUNTANT_SERVICE",)),
+            ("http://127.0.0.1:9", ("Start it with `accountant serve`",)),
+        )
     ),
 ]
 
@@ -176,6 +226,68 @@ def test_a_mistake_is_named_with_the_way_out(folder: Path, monkeypatch: pytest.M
         if missing or not ended:
             complaints.append((mistake.command, missing, found.exit_code, found.output))
     assert complaints == []
+
+
+def test_shares_may_be_percentages_and_fractions() -> None:
+    run = "-s 1.1 -t 10 -d 1e-5 --json"
+    for text, rate in (("1%", "0.01"), ("0.5 %", "0.005"), ("1/1000", "0.001"), ("3/3", "1")):
+        found = invoke(f"epsilon -q '{text}' {run}")
+        assert found.exit_code == 0, found.output
+        assert found.stdout == invoke(f"epsilon -q {rate} {run}").stdout
+
+
+def test_help_and_the_version_are_found_by_their_other_names() -> None:
+    assert invoke("help epsilon").stdout == invoke("epsilon --help").stdout
+    assert invoke("help").stdout == invoke("--help").stdout
+    assert invoke("-V").stdout == invoke("--version").stdout
+    assert "<list[str]>" not in invoke("epsilon --help").stdout + invoke("ledger export -h").stdout
+
+
+def test_a_rate_of_1_with_little_noise_gets_a_word() -> None:
+    assert (
+        "-q 1 puts all records into every batch" in invoke("epsilon -q 1 -s .5 -t 9 -d .1").output
+    )
+    assert "-q 1 puts" not in invoke("epsilon -q 1 -s 50 -t 9 -d .1").output
+
+
+def test_what_fails_is_told_once_and_nothing_holds() -> None:
+    found = invoke(f"epsilon {RUN} --sampling shuffled").stdout
+    assert "holds for" not in found
+    assert found.count("have the same number of records") == 1
+
+
+def test_a_service_without_tls_is_told_by_its_error() -> None:
+    with socket.socket() as plain:
+        plain.bind(("127.0.0.1", 0))
+        plain.listen()
+        port = plain.getsockname()[1]
+
+        def answer() -> None:
+            connection, _ = plain.accept()
+            connection.recv(100)
+            connection.sendall(b"HTTP/1.0 400 Bad Request\r\n\r\n")
+            connection.close()
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        service = f"https://127.0.0.1:{port}"
+        found = invoke("dataset list", ACCOUNTANT_API_KEY="pa_x", ACCOUNTANT_SERVICE=service)
+        thread.join()
+    assert (
+        f"It may speak plain HTTP: set ACCOUNTANT_SERVICE to http://127.0.0.1:{port}"
+        in found.output
+    )
+
+
+def test_the_reason_why_a_database_takes_no_writes_decides_the_advice() -> None:
+    shown = "sqlite:///ledger.db"
+    for cause, advice in (
+        ("database or disk is full", "Free space on its disk"),
+        ("attempt to write a readonly database", "Allow this user to write it"),
+        ("database is locked", "Another program holds it"),
+        ("connection refused", "start the database"),
+    ):
+        assert advice in opening._explain(DatabaseAwayError(cause), shown)
 
 
 def test_a_busy_port_is_told_and_nothing_listens() -> None:

@@ -370,6 +370,7 @@ def test_a_second_step_of_a_batch_is_refused(transport: Any) -> None:
         with refused(model, r"has had its step.*make one step of a batch"):
             step(model, optimizer, batch)
         assert engine.accountant.history == [(1.0, 0.05, made)]
+        assert len(engine.accountant) == made
 
 
 def test_a_batch_has_one_step_of_all_optimizers(transport: Any) -> None:

@@ -79,7 +79,7 @@ def test_a_run_from_a_new_dataset_to_its_reports(command: Command, tmp_path: Pat
     document = json.loads(Path("certificate.json").read_text())
     digest = hashlib.sha256(b"model").hexdigest()
     assert document["declared"] == {"clip_norm": 1.0, "model_sha256": digest}
-    assert "\nvalid\n" in command("verify", "certificate.json")
+    assert "\nvalid, if that key is the issuer's\n" in command("verify", "certificate.json")
     assert_verified_for_the_model_alone(command, digest)
     for subject in (["certificate.json"], ["run", run], ["dataset", "people"]):
         command("report", *subject, "-o", "report.yaml")
@@ -98,7 +98,9 @@ def test_a_run_from_a_new_dataset_to_its_reports(command: Command, tmp_path: Pat
 def assert_verified_for_the_model_alone(command: Command, digest: str) -> None:
     """`verify --model` accepts the committed model's file, and no other file or certificate."""
     told = command("verify", "certificate.json", "--model", "model.pt")
-    assert told.endswith(f"it is about this model: SHA-256 {digest}\nvalid\n")
+    assert told.endswith(
+        f"it is about this model: SHA-256 {digest}\nvalid, if that key is the issuer's\n"
+    )
     as_json = json.loads(command("verify", "certificate.json", "--model", "model.pt", "--json"))
     assert (as_json["faults"], as_json["model_sha256"]) == ([], digest)
     Path("other.pt").write_bytes(b"modem")

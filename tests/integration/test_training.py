@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+import shlex
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
@@ -15,6 +16,7 @@ import torch
 from torch import nn
 from typer.testing import CliRunner, Result
 
+from accountant_service import cli
 from tests.support.helpers import nightly
 from tests.support.training_bench import ROWS, Bench, require_success, small, words_of
 from training_client.client import AccountingService
@@ -808,3 +810,29 @@ def test_a_datasets_budget_is_trained_to_the_very_last_step(
     assert asks_for(1).exit_code == 3
     assert len(made) == affordable
     assert bench.dataset()["spent"]["epsilon"] <= epsilon
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sampling", ["poisson", "balls_in_bins"])
+def test_a_plan_s_commands_price_it_and_train_it(
+    sampling: str, bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The data are a folder of CSV files."""
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "data/mine"
+    folder.mkdir(parents=True)
+    for name, rows in (("train.csv", 600), ("test.csv", 50)):
+        lines = [f"{row % 2},{row % 2 + row / rows},{row % 7 / 7}" for row in range(rows)]
+        (folder / name).write_text("\n".join(lines))
+    words = f"plan -E 1.5 -d 1e-4 -n 600 -e 5 --sampling {sampling} --steps-min 10"
+    found = CliRunner().invoke(cli.app, words.split(), env={"COLUMNS": "60"})
+    price, train = (
+        shlex.split(line) for line in found.stdout.splitlines() if line.startswith("accountant")
+    )
+    priced = json.loads(CliRunner().invoke(cli.app, [*price[1:], "--json"]).stdout)
+    assert (priced["status"], priced["sampling"]) == ("proven", sampling)
+    assert priced["epsilon"] <= 1.5
+    given = [*train[1:], "--hidden", "4", "--json"]
+    trained = json.loads(require_success(CliRunner().invoke(app, given)).stdout)
+    assert str(trained["steps"]) == train[train.index("--steps") + 1]
+    assert trained["guarantee"]["epsilon"] == priced["epsilon"]

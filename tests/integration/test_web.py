@@ -34,6 +34,7 @@ from accountant_service.web import (
     kind_form,
     ledger_pages,
     number_fields,
+    plan_form,
     rendering,
     run_form,
     sessions,
@@ -759,7 +760,7 @@ def test_the_planner_recommends_a_run(visitor: Person) -> None:
     assert len(folded) > len(headline)
     batch, steps = (int(each.replace("\u202f", "")) for each in found.groups()[:2])
     assert batch * steps <= 5 * 60_000
-    link = re.search(r'href="(/\?batches=rate[^"]*)">Open in the calculator', text)
+    link = re.search(r'href="(/\?batches=sizes[^"]*)">Open in the calculator', text)
     assert link
     opened = visitor.get(unescape(link[1]))
     assert value(opened, "noise_multiplier") == found[3]
@@ -816,7 +817,7 @@ def test_the_snippets_of_several_runs_ask_the_same_question(visitor: Person) -> 
     printed = CliRunner().invoke(cli.app, shlex.split(command)[1:])
     assert f"≤ {number_format.round_up(upper(text))}" in printed.output
     assert command.startswith(
-        "accountant compare -s 1.1 -q 0.01 -t 500 --and '-s 2.0 -t 1000 -n 60000 -b 600 "
+        "accountant compare -s 1.1 -q 0.01 -t 500 --and '-s 2 -t 1000 -n 60000 -b 600 "
     )
     said = io.StringIO()
     with contextlib.redirect_stdout(said):
@@ -972,21 +973,112 @@ def test_other_kinds_are_quoted(admin: Person, run: str) -> None:
 # --- notes about the address
 
 
+RUN_BY_SIZES = "dataset_size=60000&batch_size=256&epochs=15&noise_multiplier=1.3&delta=1e-5"
+
+
+@pytest.mark.parametrize(
+    ("query", "mechanism"),
+    [
+        (RUN_BY_SIZES, {"dataset_size": 60000, "batch_size": 256, "epochs": 15}),
+        ("dataset_size=900&batch_size=30&steps=7&noise_multiplier=1.3&delta=1e-5",
+         {"dataset_size": 900, "batch_size": 30, "steps": 7}),
+        ("sample_rate=.02&steps=7&noise_multiplier=1.3", {"sample_rate": 0.02, "steps": 7}),
+    ],
+)  # fmt: skip
+def test_the_fields_of_an_address_decide_what_is_computed(
+    query: str, mechanism: dict[str, Any], visitor: Person
+) -> None:
+    run = {"kind": "dp_sgd", "noise_multiplier": 1.3} | mechanism
+    proved = visitor.http.post("/v1/epsilon", json={"mechanism": run, "delta": 1e-5}).json()
+    text = visitor.get("/?" + query)
+    assert upper(text) == pytest.approx(proved["epsilon"], rel=1e-5)
+    assert 'name="batches" value="sizes" checked' in text or "dataset_size" not in query
+    assert ("The address does not say delta" in text) == ("delta" not in query)
+
+
+def test_a_mechanism_and_further_runs_decide_by_their_fields() -> None:
+    for query, mechanism in (
+        ({"mechanism": '{"kind": "laplace", "noise_multiplier": 2}'},
+         {"kind": "laplace", "noise_multiplier": 2}),
+        ({"release_kind": "laplace", "release_noise_multiplier": "2"},
+         {"kind": "laplace", "noise_multiplier": 2.0}),
+    ):  # fmt: skip
+        further = {f"{name}-2": text for name, text in query.items()}
+        for runs in (run_form.read_runs(query), run_form.read_runs(further)[1:]):
+            assert [run.mechanism for run in runs] == [mechanism]
+            assert runs[0].faults == ()
+
+
+UNUSABLE = {  # an address, and what the page says in place of an answer
+    "/?sigma=2": "does not know the parameter “sigma”. Did you mean “noise_multiplier”?",
+    "/?noise_multiplyer=2": "Did you mean “noise_multiplier”?",
+    "/?sampling=poison": "“poison” is no value of sampling: it may be poisson,",
+    "/?sampling=shuffle": "Did you mean shuffled?",
+    "/?steps-2=3&sampling-2=x": "“x” is no value of sampling-2",
+    "/?neighbouring_relation=add_remove": "Did you mean add_or_remove_one?",
+    "/?steps=3&steps=4": "“steps” is in the address 2 times.",
+    "/?steps-12=3": "does not know the parameter “steps-12”",
+    "/?sample_rate=.1&batch_size=9&dataset_size=99": "“sample_rate” cannot be used for",
+    "/?batches=rate&batch_size=9&dataset_size=99": "“dataset_size” cannot be used for",
+    "/?batches=sizes&sample_rate=.1": "“sample_rate” cannot be used for",
+    "/?steps=3&epochs=4&batch_size=9&dataset_size=99": "“steps” cannot be used for",
+    "/?length=steps&epochs=4&batch_size=9&dataset_size=99": "“epochs” cannot be used for",
+    "/?kind=json&noise_multiplier=2": "cannot be used for a mechanism as JSON",
+    "/?mechanism={}&noise_multiplier=2": "“mechanism” cannot be used for a DP-SGD run",
+    "/?release_kind=laplace&noise_multiplier=2": "cannot be used for another kind",
+    "/?release_kind=laplace&release_scale=2": "“release_scale” cannot be used",
+    "/?sigma=2&add=dp_sgd": "does not know the parameter “sigma”",
+    "/?<script>=1": "“&lt;script&gt;”",
+    "/plan?epoch=3": "Did you mean “epochs”?",
+    "/plan?sampling=shuffled": "“shuffled” is no value of sampling: it may be both,",
+    "/plan?epochs=3&points=9": "does not know the parameter “points”",
+    "/plan?epochs=3&epochs=9": "“epochs” is in the address 2 times.",
+    "/datasets/patients/quote?step=2": "Did you mean “steps”?",
+    "/datasets/patients/quote?sample_rate=.1&batch_size=9": "“sample_rate” cannot be used for",
+    "/datasets/patients/quote?sampling=shuffle": "Did you mean shuffled?",
+}
+
+
+def test_an_address_that_cannot_be_used_has_no_answer(admin: Person, run: str) -> None:
+    for path, said in UNUSABLE.items():
+        text = admin.get(path)
+        place = text.split('<h2 id="result">')[1].split("</section>")[0]
+        assert place.startswith("No "), path
+        assert said in place, (path, place)
+        assert "ε ≤" not in text, path
+        assert 'class="figure"' not in text, path
+
+
+def test_half_of_a_pair_of_sizes_is_an_error_at_the_other(visitor: Person) -> None:
+    assert problem(visitor.get("/?dataset_size=900"), "batch_size") == "Batch size is required."
+    assert problem(visitor.get("/?batch_size=9&steps=2"), "dataset_size") == "Records is required."
+    assert problem(visitor.get("/?epochs=2"), "epochs").startswith("To use epochs, choose batches")
+
+
+def test_a_form_that_is_sent_as_a_whole_is_read_by_its_choices() -> None:
+    """A browser without scripts sends the fields that it hides, too."""
+    texts = dict(run_form.read_run({}).texts)
+    for batches, length in (("rate", "steps"), ("sizes", "epochs"), ("sizes", "steps")):
+        found = run_form.read_run(texts | {"batches": batches, "length": length})
+        assert found.faults == ()
+        assert (length in found.mechanism, "sample_rate" in found.mechanism) == (
+            True,
+            batches == "rate",
+        )
+
+
+def test_today_s_choice_of_the_planner_s_example_is_nobody_s() -> None:
+    assert plan_form.read_form({}).body["batch_size"] == 256
+    assert "batch_size" not in plan_form.read_form({"dataset_size": "100"}).body
+
+
 @pytest.mark.slow
 def test_what_a_page_ignores_is_told(admin: Person, run: str) -> None:
     for path, note in (
-        ("/?sigma=2", "does not know the parameter “sigma” and ignores it."),
-        ("/?noise_multiplyer=2", "Did you mean “noise_multiplier”?"),
-        ("/?sampling=poison", "“poison” is no value of sampling; “poisson” is used."),
-        ("/?steps-2=3&sampling-2=x", "“x” is no value of sampling-2"),
-        ("/plan?epoch=3", "Did you mean “epochs”?"),
-        ("/plan?sampling=shuffled", "“shuffled” is no value of sampling; “both” is used."),
-        ("/datasets?page=2", "does not know the parameter “page”"),
+        ("/datasets?page=2", "does not know the parameter “page” and ignores it."),
         ("/datasets/patients?befor=2", "Did you mean “before”?"),
-        ("/datasets/patients/quote?step=2", "Did you mean “steps”?"),
         ("/import?x=1", "does not know the parameter “x”"),
         ("/help?" + "&".join(f"a{n}=1" for n in range(9)), "It ignores 4 more parameters."),
-        ("/?<script>=1", "“&lt;script&gt;”"),
     ):
         assert note in admin.get(path), path
     patients = "/datasets/patients?"
@@ -1074,7 +1166,7 @@ def test_amounts_of_a_quote_are_rounded_up() -> None:
         "epsilon_after": 1.00001,
         "guarantee": None,
     }
-    text = template.render(
+    text = template.render(faults=(), filled=(),
         path="/", session=None, notes=[], run=run_form.read_run({}), answer=answer,
         dataset={"name": "d", "budget": {"epsilon": 3.0}}, with_values=lambda **_: "",
         documentation=None,

@@ -89,7 +89,7 @@ def test_a_plan_has_a_recommended_run(service: AccountingService) -> None:
     assert found.recommended.epsilon <= 2.0
     assert found.recommended.mechanism["kind"] == "dp_sgd"
     assert found.current is not None
-    assert len(found.runs) == 3
+    assert len(found.runs) == 4, "three, and the recommended one"
     assert "smallest" in found.reason
     assert service.epsilon(found.recommended.mechanism, 1e-5).epsilon <= 2.0
     assert any("Today" in text for text in found.warnings)

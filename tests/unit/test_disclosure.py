@@ -12,7 +12,7 @@ import yaml
 from pydantic import ValidationError
 from scipy.stats import norm
 
-from accountant_service import mechanisms
+from accountant_service import mechanisms, number_format
 from accountant_service.disclosure import rendering
 from accountant_service.disclosure.attack_rates import (
     Detection,
@@ -27,7 +27,11 @@ from accountant_service.disclosure.nist_questions import list_questions
 from accountant_service.disclosure.rendering import render
 from accountant_service.disclosure.sentences import list_attacks, list_conditions
 from accountant_service.errors import FormatUnavailableError
-from accountant_service.guarantee import NeighbouringRelation, warn_about_delta
+from accountant_service.guarantee import (
+    NeighbouringRelation,
+    count_exposed_records,
+    warn_about_delta,
+)
 
 CERTIFICATES = Path(__file__).parents[1] / "contract" / "fixtures" / "certificates"
 ADDED = NeighbouringRelation.ADD_OR_REMOVE_ONE
@@ -262,3 +266,13 @@ def test_a_delta_that_allows_to_publish_a_record_is_warned_about(
     size: int | None, delta: float, warns: bool
 ) -> None:
     assert (warn_about_delta(size, delta) is not None) == warns
+
+
+@pytest.mark.parametrize(
+    ("size", "delta", "count"), [(60_000, 1e-5, "0.6"), (7, 0.1, "0.7"), (10, 0.1, "1")]
+)
+def test_exposed_records_are_counted_in_the_decimals_that_were_written(
+    size: int, delta: float, count: str
+) -> None:
+    """In binary 60000 times 1e-5 is above 0.6, and is rounded up to 0.61."""
+    assert number_format.round_up(count_exposed_records(size, delta), 2) == count

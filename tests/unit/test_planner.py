@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from accountant_service import calculator, noise_frontier, planner, solver
+from accountant_service import calculator, mechanisms, noise_frontier, planner, solver
 from accountant_service.accountants.pld import dominating_pairs
 from accountant_service.errors import UnreachableTargetError
 from accountant_service.guarantee import NeighbouringRelation, Status
@@ -115,8 +115,46 @@ def test_the_recommended_run_is_the_smallest_batch_with_nearly_the_best_signal()
     smaller = [run for run in long if run.batch_size < chosen.batch_size]
     assert smaller
     assert all(run.signal_to_noise < planner.SHARE * best for run in smaller)
-    text = f"With Poisson sampling, a batch of {chosen.batch_size:.0f} is the smallest that"
+    text = f"With Poisson sampling, a batch of {chosen.batch_size} is the smallest that divides"
     assert plan.reason.startswith(text)
+
+
+@pytest.mark.parametrize("size", [60_000, 50_021, 32_561])
+def test_the_recommendation_does_not_depend_on_the_number_of_runs(size: int) -> None:
+    goal = Goal(2.0, 1e-6, size, 20 * size)
+    found = {planner.plan(goal, batches=BatchRange(points)).recommended for points in (2, 3, 8)}
+    assert len(found) == 1
+    assert found.pop().steps >= goal.steps_min
+
+
+@pytest.mark.parametrize("name", GOALS)
+def test_all_runs_are_made_of_whole_numbers_and_cost_what_they_say(name: str) -> None:
+    """They are described by sizes, as the API takes them."""
+    goal = GOALS[name]
+    for run in planner.plan(goal, batches=FEW).runs:
+        described = mechanisms.to_json(run.run)
+        assert {"dataset_size", "batch_size", "steps"} <= described.keys()
+        assert mechanisms.from_json(described) == run.run, "it is a run that the API accepts"
+        assert (type(run.batch_size), type(run.steps)) == (int, int)
+        if run.sampling == "balls_in_bins":
+            assert goal.dataset_size % run.batch_size == 0
+            assert run.steps % (goal.dataset_size // run.batch_size) == 0
+
+
+def test_a_recommended_batch_divides_the_records_where_it_can() -> None:
+    for size in (1_000, 48_000, 50_000):
+        found = planner.plan(replace(GOAL, dataset_size=size), batches=FEW)
+        assert size % found.recommended.batch_size == 0
+    prime = planner.plan(Goal(2.0, 1e-6, 50_021, 20 * 50_021), batches=FEW)
+    assert prime.recommended.sampling == "poisson"
+    assert prime.recommended.batch_size == float(f"{prime.recommended.batch_size:.2g}")
+    assert "few-sizes-divide" in codes(prime)
+
+
+def test_the_range_of_batch_sizes_limits_the_recommendation() -> None:
+    for smallest, largest in ((1, 500), (4_000, 6_000), (777, 777)):
+        chosen = planner.plan(GOAL, ("poisson",), BatchRange(3, smallest, largest)).recommended
+        assert smallest <= chosen.batch_size <= largest
 
 
 def codes(plan: planner.Plan, *, warnings: bool = False) -> set[str]:

@@ -289,8 +289,11 @@ class RemoteAccountant(IAccountant):  # type: ignore[misc]
         return self._connection.service.epsilon(whole, delta).epsilon
 
     def __len__(self) -> int:
-        """Return the number of history entries (runs of equal steps), as Opacus' accountants do."""
-        return len(self.history)
+        """Return the number of steps in the history, as the interface of Opacus defines it.
+
+        The accountants that Opacus has itself return the number of entries of their history.
+        """
+        return self._counted
 
     @classmethod
     def mechanism(cls) -> str:

@@ -241,6 +241,8 @@ class RunOptions:
     learning_rate: Annotated[
         float | None,
         typer.Option(
+            "--learning-rate",
+            "--lr",
             callback=require_between(0, math.inf),
             help="Learning rate η; each optimizer has its own default.",
             rich_help_panel=TRAINING,

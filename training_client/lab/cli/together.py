@@ -92,6 +92,8 @@ class FederatedOptions:
     learning_rate: Annotated[
         float,
         typer.Option(
+            "--learning-rate",
+            "--lr",
             callback=require_between(0, math.inf),
             help="Learning rate η of the averaged gradient.",
             rich_help_panel=TRAINING,

@@ -1,0 +1,99 @@
+"""Names that people use for a field, a method or an option, and the name that is meant here."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Mapping
+from typing import Final
+
+FIELDS: Final[Mapping[str, str]] = {
+    "sigma": "noise_multiplier",
+    "noise": "noise_multiplier",
+    "noise_scale": "noise_multiplier",
+    "q": "sample_rate",
+    "rate": "sample_rate",
+    "sampling_rate": "sample_rate",
+    "sampling_probability": "sample_rate",
+    "n": "dataset_size",
+    "records": "dataset_size",
+    "size": "dataset_size",
+    "sample_size": "dataset_size",
+    "num_examples": "dataset_size",
+    "b": "batch_size",
+    "batch": "batch_size",
+    "t": "steps",
+    "iterations": "steps",
+    "num_steps": "steps",
+    "max_steps": "steps",
+    "e": "epochs",
+    "num_epochs": "epochs",
+    "eps": "epsilon",
+    "target_epsilon": "epsilon",
+    "budget": "epsilon",
+    "target_delta": "delta",
+    "accountant": "method",
+    "relation": "neighbouring_relation",
+    "neighboring_relation": "neighbouring_relation",
+    "adjacency": "neighbouring_relation",
+    "sampler": "sampling",
+    "lr": "learning_rate",
+    "clip": "clip_norm",
+    "max_grad_norm": "clip_norm",
+    "l2_norm_clip": "clip_norm",
+}
+VALUES: Final[Mapping[str, str]] = {
+    "rdp": "subsampled_rdp",
+    "prv": "pld",
+    "plv": "pld",
+    "fft": "pld",
+    "gdp": "gdp_clt",
+    "clt": "gdp_clt",
+    "ma": "moments_accountant",
+    "moments": "moments_accountant",
+    "cdp": "zcdp",
+    "basic": "basic_composition",
+    "advanced": "advanced_composition",
+    "shuffle": "shuffled",
+    "shuffling": "shuffled",
+    "uniform": "fixed_size",
+    "without_replacement": "fixed_size",
+    "wor": "fixed_size",
+    "full": "none",
+    "full_batch": "none",
+    "bins": "balls_in_bins",
+    "bnb": "balls_in_bins",
+    "add_remove": "add_or_remove_one",
+    "add_remove_one": "add_or_remove_one",
+    "add_or_remove": "add_or_remove_one",
+    "unbounded": "add_or_remove_one",
+    "bounded": "replace_one",
+    "replace": "replace_one",
+    "substitute": "replace_one",
+    "substitution": "replace_one",
+    "swap": "replace_one",
+    "zero_out": "zero_out_one",
+    "zeroed": "zero_out_one",
+}
+
+
+def find_field(name: str, known: Collection[str]) -> str | None:
+    """Return the known field or option that a name probably means; None if there is none.
+
+    Known names may begin with dashes and be joined by them, as options are.
+    """
+    return _find(name, known, FIELDS)
+
+
+def find_value(text: str, known: Collection[str]) -> str | None:
+    """Return the known value of a choice that a text probably means; None if there is none."""
+    return _find(text, known, VALUES)
+
+
+def _find(text: str, known: Collection[str], names: Mapping[str, str]) -> str | None:
+    """Return the known name that a text stands for in a table, or is similar to."""
+    plain = {each.lstrip("-").replace("-", "_").lower(): each for each in known}
+    given = text.lstrip("-").replace("-", "_").lower()
+    if names.get(given) in plain:
+        return plain[names[given]]
+    similar = difflib.get_close_matches(given, plain, 1)
+    return plain[similar[0]] if similar else None

@@ -103,13 +103,12 @@ class SeveralRecordsPair:
             with_rounding += weight * own
         with_record[-1] += self.infinite_masses[1]
         with_rounding[-1] += self.infinite_masses[1]
-        # a cell whose edges are off in Λ is one of a pair with masses that are off as much
-        off = np.maximum(error[:-1], error[1:]) + 64 * _EPS
         return IntervalMasses(
             without_record,
             with_record,
-            rounding + off * without_record,
-            with_rounding + off * with_record,
+            rounding + 64 * _EPS * without_record,
+            with_rounding + 64 * _EPS * with_record,
+            error,
         )
 
     def weights(self) -> tuple[Array, Array]:
@@ -213,11 +212,17 @@ class SeveralRecordsPair:
 
     def total_variation(self) -> float:
         """Return an upper bound on the total variation of outputs without and with the person."""
-        masses = self.masses(np.array([-np.inf, 0.0, np.inf]))
-        difference = float(masses.with_record[1] - masses.without_record[1])
-        return difference + float(
-            masses.with_record_rounding[1] + masses.without_record_rounding[1]
-        )
+        return total_variation_of(self.masses(np.array([-np.inf, 0.0, np.inf])))
+
+
+def total_variation_of(masses: IntervalMasses) -> float:
+    """Return an upper bound on a total variation distance, from masses of Λ < 0 and Λ > 0.
+
+    Outcomes with |Λ| up to the edge's error may be on the wrong side: they add their mass times Λ.
+    """
+    difference = float(masses.with_record[1] - masses.without_record[1])
+    rounding = float(masses.with_record_rounding[1] + masses.without_record_rounding[1])
+    return difference + rounding + 2 * float(np.max(masses.edge_error))
 
 
 def invert_increasing(

@@ -325,9 +325,9 @@ def _connect_the_dots(cells: LossCells, spacing: float) -> tuple[int, Array, flo
     A cell's share for its upper edge is θ = (P − Q·e^{low})/(P·(1 − e^{−h})); rounding moves mass
     up, never down. What lies below the first edge moves up to it.
 
-    If the outcomes were divided at losses up to e from the edges, the ends are low − e and high + e.
-    The first moves up to the edge. The second is split between the edge and the next one, which has
-    a share of at most (1 − e^{−e})/(1 − e^{−h}).
+    If the outcomes were divided at losses up to e from the edges, their ends are low − e and
+    high + e. The first moves up to the edge. The second is split between the edge and the next one,
+    whose share is at most (1 − e^{−e})/(1 − e^{−h}).
     """
     inner, rounding = cells.p[1:-1] + cells.p_rounding[1:-1], cells.p_rounding
     edge_error = np.maximum(cells.edge_error[:-1], cells.edge_error[1:])

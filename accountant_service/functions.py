@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from accountant_service.errors import InvalidArgumentError
 from accountant_service.guarantee import Guarantee, Interval
+from accountant_service.time_limit import limit_cpu_seconds
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -99,6 +100,7 @@ def epsilon(
     method: str | None = None,
     neighbouring_relation: str | None = None,
     tolerance: float | None = None,
+    time_limit: float | None = None,
 ) -> Guarantee:
     """Return the (ε, δ) guarantee of a run, or of any mechanism, with ε computed for your δ.
 
@@ -115,19 +117,21 @@ def epsilon(
         method: the accounting method; "pld" by default.
         neighbouring_relation: "add_or_remove_one" (default), "replace_one" or "zero_out_one".
         tolerance: largest relative width of the proved interval; any by default.
+        time_limit: most CPU seconds that the computation may take; none by default.
 
     Raises:
         InvalidArgumentError: an argument is missing or out of range; the message names it.
-        AccountingError: the question has no answer, such as no finite ε.
+        AccountingError: the question has no answer, such as no finite ε, or takes more time.
     """
     given = locals()
     from accountant_service import calculator
     from accountant_service.api import schemas
 
-    asked = _read_mechanism_request(schemas.EpsilonRequest, given)
-    return calculator.epsilon(
-        asked.mechanism, asked.delta, asked.method, asked.neighbouring_relation, asked.tolerance
-    )
+    with limit_cpu_seconds(given.pop("time_limit")):
+        asked = _read_mechanism_request(schemas.EpsilonRequest, given)
+        return calculator.epsilon(
+            asked.mechanism, asked.delta, asked.method, asked.neighbouring_relation, asked.tolerance
+        )
 
 
 def delta(
@@ -144,6 +148,7 @@ def delta(
     method: str | None = None,
     neighbouring_relation: str | None = None,
     tolerance: float | None = None,
+    time_limit: float | None = None,
 ) -> Guarantee:
     """Return the (ε, δ) guarantee of a run, or of any mechanism, with δ computed for your ε.
 
@@ -160,6 +165,7 @@ def delta(
         method: as for `epsilon`.
         neighbouring_relation: as for `epsilon`.
         tolerance: as for `epsilon`.
+        time_limit: as for `epsilon`.
 
     Raises:
         InvalidArgumentError: an argument is missing or out of range; the message names it.
@@ -169,10 +175,15 @@ def delta(
     from accountant_service import calculator
     from accountant_service.api import schemas
 
-    asked = _read_mechanism_request(schemas.DeltaRequest, given)
-    return calculator.delta(
-        asked.mechanism, asked.epsilon, asked.method, asked.neighbouring_relation, asked.tolerance
-    )
+    with limit_cpu_seconds(given.pop("time_limit")):
+        asked = _read_mechanism_request(schemas.DeltaRequest, given)
+        return calculator.delta(
+            asked.mechanism,
+            asked.epsilon,
+            asked.method,
+            asked.neighbouring_relation,
+            asked.tolerance,
+        )
 
 
 def compare(
@@ -189,6 +200,7 @@ def compare(
     methods: Sequence[str] | None = None,
     neighbouring_relation: str | None = None,
     tolerance: float | None = None,
+    time_limit: float | None = None,
 ) -> Comparison:
     """Return the ε of several methods at δ, each checked against the proved interval.
 
@@ -205,6 +217,7 @@ def compare(
         methods: names of methods; all by default.
         neighbouring_relation: as for `epsilon`.
         tolerance: as for `epsilon`.
+        time_limit: as for `epsilon`.
 
     Raises:
         InvalidArgumentError: an argument is missing or out of range; the message names it.
@@ -214,12 +227,17 @@ def compare(
     from accountant_service import calculator
     from accountant_service.api import schemas
 
-    if methods is not None:
-        given["methods"] = list(methods)
-    asked = _read_mechanism_request(schemas.CompareRequest, given)
-    return calculator.compare(
-        asked.mechanism, asked.delta, asked.methods, asked.neighbouring_relation, asked.tolerance
-    )
+    with limit_cpu_seconds(given.pop("time_limit")):
+        if methods is not None:
+            given["methods"] = list(methods)
+        asked = _read_mechanism_request(schemas.CompareRequest, given)
+        return calculator.compare(
+            asked.mechanism,
+            asked.delta,
+            asked.methods,
+            asked.neighbouring_relation,
+            asked.tolerance,
+        )
 
 
 def noise_multiplier(
@@ -241,6 +259,7 @@ def noise_multiplier(
     false_positive_rate: float | None = None,
     mu: float | None = None,
     earlier: Mechanism | None = None,
+    time_limit: float | None = None,
 ) -> SolvedNoiseMultiplier:
     """Return the least noise multiplier with which a run meets an (ε, δ) or risk target.
 
@@ -262,6 +281,7 @@ def noise_multiplier(
         false_positive_rate: with `true_positive_rate`.
         mu: μ of Gaussian DP, instead of ε.
         earlier: releases made before the run, as JSON; they count towards the target.
+        time_limit: as for `epsilon`.
 
     Raises:
         InvalidArgumentError: an argument is missing or out of range; the message names it.
@@ -271,9 +291,10 @@ def noise_multiplier(
     from accountant_service import solver
     from accountant_service.api import schemas
 
-    asked = _validate(schemas.NoiseMultiplierRequest, given)
-    found = solver.noise_multiplier(asked.run(), asked.target())
-    return SolvedNoiseMultiplier(found.value, found.guarantee, found.risk)
+    with limit_cpu_seconds(given.pop("time_limit")):
+        asked = _validate(schemas.NoiseMultiplierRequest, given)
+        found = solver.noise_multiplier(asked.run(), asked.target())
+        return SolvedNoiseMultiplier(found.value, found.guarantee, found.risk)
 
 
 def steps(
@@ -294,6 +315,7 @@ def steps(
     false_positive_rate: float | None = None,
     mu: float | None = None,
     earlier: Mechanism | None = None,
+    time_limit: float | None = None,
 ) -> SolvedSteps:
     """Return the largest number of steps with which a run meets an (ε, δ) or risk target.
 
@@ -314,6 +336,7 @@ def steps(
         false_positive_rate: as for `noise_multiplier`.
         mu: as for `noise_multiplier`.
         earlier: releases made before the run, as JSON; they count towards the target.
+        time_limit: as for `epsilon`.
 
     Raises:
         InvalidArgumentError: an argument is missing or out of range; the message names it.
@@ -323,10 +346,13 @@ def steps(
     from accountant_service import solver
     from accountant_service.api import schemas
 
-    asked = _validate(schemas.StepsRequest, given)
-    found = solver.steps(asked.run(), asked.target())
-    assert found.next is not None
-    return SolvedSteps(int(found.value), found.guarantee, found.next, found.undecided, found.risk)
+    with limit_cpu_seconds(given.pop("time_limit")):
+        asked = _validate(schemas.StepsRequest, given)
+        found = solver.steps(asked.run(), asked.target())
+        assert found.next is not None
+        return SolvedSteps(
+            int(found.value), found.guarantee, found.next, found.undecided, found.risk
+        )
 
 
 def sample_rate(
@@ -344,6 +370,7 @@ def sample_rate(
     false_positive_rate: float | None = None,
     mu: float | None = None,
     earlier: Mechanism | None = None,
+    time_limit: float | None = None,
 ) -> SolvedSampleRate:
     """Return the largest Poisson sample rate with which a run meets an (ε, δ) or risk target.
 
@@ -361,6 +388,7 @@ def sample_rate(
         false_positive_rate: as for `noise_multiplier`.
         mu: as for `noise_multiplier`.
         earlier: releases made before the run, as JSON; they count towards the target.
+        time_limit: as for `epsilon`.
 
     Raises:
         InvalidArgumentError: an argument is missing or out of range; the message names it.
@@ -370,9 +398,10 @@ def sample_rate(
     from accountant_service import solver
     from accountant_service.api import schemas
 
-    asked = _validate(schemas.SampleRateRequest, given)
-    found = solver.sample_rate(asked.run(), asked.target())
-    return SolvedSampleRate(found.value, found.guarantee, found.risk)
+    with limit_cpu_seconds(given.pop("time_limit")):
+        asked = _validate(schemas.SampleRateRequest, given)
+        found = solver.sample_rate(asked.run(), asked.target())
+        return SolvedSampleRate(found.value, found.guarantee, found.risk)
 
 
 def plan(
@@ -390,6 +419,7 @@ def plan(
     smallest_batch_size: int | None = None,
     largest_batch_size: int | None = None,
     steps_min: int | None = None,
+    time_limit: float | None = None,
 ) -> Plan:
     """Return batch sizes, steps and noise within a budget and a compute limit, with advice.
 
@@ -407,6 +437,7 @@ def plan(
         smallest_batch_size: chosen by default.
         largest_batch_size: chosen by default.
         steps_min: fewest steps of a recommended run; 100 by default.
+        time_limit: as for `epsilon`.
 
     Raises:
         InvalidArgumentError: an argument is missing or out of range; the message names it.
@@ -416,8 +447,9 @@ def plan(
     from accountant_service import planner
     from accountant_service.api import plan_schemas
 
-    asked = _validate(plan_schemas.PlanRequest, given)
-    return planner.plan(asked.goal(), asked.samplings(), asked.batches(), asked.current())
+    with limit_cpu_seconds(given.pop("time_limit")):
+        asked = _validate(plan_schemas.PlanRequest, given)
+        return planner.plan(asked.goal(), asked.samplings(), asked.batches(), asked.current())
 
 
 def _read_mechanism_request(model: type[Model], arguments: Mapping[str, Any]) -> Model:

@@ -180,7 +180,8 @@ def _enclose_epsilon(
     if found is not None and relative_width(found) <= question.tolerance:
         return found
     return _intersection(
-        found, certified_interval.epsilon_bounds(releases, delta, question.tolerance)
+        found,
+        certified_interval.epsilon_bounds(releases, delta, question.tolerance, question.threshold),
     )
 
 

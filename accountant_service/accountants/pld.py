@@ -228,13 +228,22 @@ def _capped_by_unsampled(question: Question, bounds: Bounds, delta: float) -> Bo
     pure = release_laws.pure_epsilon(question.release_groups, question.relation)
     if pure < bounds.upper:
         bounds = _capped_at(bounds, pure)
-    if bounds.upper <= bounds.lower * (1 + question.tolerance):  # no cap is needed
-        return _bound(question, bounds)
     mu, pure, releases = _split_releases(question)
+    if total_variation(releases) > delta and _is_below_gaussian(bounds.upper, mu, pure, delta):
+        return _bound(question, bounds)  # the cap is higher, and costs more to compute
     cap = rounding.up(float(gaussian.epsilon(delta, mu)) + pure)
     if total_variation(releases) <= delta:
         cap = 0.0
     return _bound(question, _capped_at(bounds, cap))
+
+
+def _is_below_gaussian(epsilon: float, mu: float, pure: float, delta: float) -> bool:
+    """Return whether a Gaussian and a pure release have certainly a larger ε at δ than this one."""
+    if not epsilon < math.inf or not mu > 0:
+        return pure > epsilon
+    if epsilon <= pure:
+        return True
+    return float(gaussian.log_delta(epsilon - pure, mu)) > math.log(delta) + rounding.MARGIN
 
 
 def _infinite_mass(releases: Composition) -> float:

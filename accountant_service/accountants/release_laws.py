@@ -268,6 +268,25 @@ def _several_records_law(group: ReleaseGroup, relation: NeighbouringRelation) ->
     return Release(pair)
 
 
+def _several_records_cost(group: ReleaseGroup) -> tuple[float, Fraction]:
+    """Return μ² of the releases if all records of the person were in each, and 0.
+
+    Given which records are sampled, the same ones of both persons if one is replaced, the outputs
+    are normal laws at most this far apart. δ is jointly convex, so it is at most that without
+    sampling.
+    """
+    (records,) = group.atom.parameters
+    return group.count * (float(records) / group.sigma) ** 2, Fraction()  # type: ignore[arg-type]
+
+
+def _truncated_poisson_cost(group: ReleaseGroup) -> tuple[float, Fraction]:
+    """Return μ² of the releases if a record always took another one's place, and 0.
+
+    Given all samples the outputs are normal laws at most twice the clip norm apart.
+    """
+    return group.count * (2 / group.atom.noise_multiplier) ** 2, Fraction()
+
+
 def _truncated_poisson(group: ReleaseGroup, relation: NeighbouringRelation) -> ReleaseLaw:
     """Return the dominating pair of a Gaussian release on a Poisson sample of limited size."""
     size, batch = group.atom.fixed_sizes or (1, 1)
@@ -650,12 +669,14 @@ _KINDS: Final[Mapping[str, _Kind]] = {
         _several_records_law,
         "Ganesh 2024, arXiv 2401.10294v2, Theorem 3.1; proved in docs/accountants/kinds.md",
         "a person has at most the stated number of records, each clipped and sampled by itself",
+        unsampled_cost=_several_records_cost,
         samples_itself=True,
     ),
     "truncated_poisson_sampled": _Kind(
         _truncated_poisson,
         "arXiv 2508.15089; proved in docs/accountants/kinds.md",
         "the larger of two neighbouring datasets has `dataset_size` records",
+        unsampled_cost=_truncated_poisson_cost,
         is_attained=False,
         relations=frozenset(
             [NeighbouringRelation.ADD_OR_REMOVE_ONE, NeighbouringRelation.REPLACE_ONE]

@@ -232,6 +232,8 @@ def _capped_by_unsampled(question: Question, bounds: Bounds, delta: float) -> Bo
     if total_variation(releases) > delta and _is_below_gaussian(bounds.upper, mu, pure, delta):
         return _bound(question, bounds)  # the cap is higher, and costs more to compute
     cap = rounding.up(float(gaussian.epsilon(delta, mu)) + pure)
+    if cap < math.inf == bounds.lower:  # the mass of infinite loss was an allowance
+        bounds = Bounds(0.0, math.inf)
     if total_variation(releases) <= delta:
         cap = 0.0
     return _bound(question, _capped_at(bounds, cap))

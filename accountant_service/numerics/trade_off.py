@@ -36,6 +36,7 @@ from accountant_service.numerics.privacy_profile import PrivacyProfile, ProfileB
 _NARROW: Final = 1e-4  # relative width of δ at which no other tilt is tried
 _WORK_MAX: Final = 12  # line integrals for each direction
 _LINE_WORK_MAX: Final = 8  # the same, for a true-positive rate: lines are near each other
+_NARROW_RATE: Final = 1e-2  # relative width of a rate at which one direction is enough
 _LATTICE_WORK: Final = 4  # a lattice costs at least as much as this many line integrals
 _POINTS: Final = 65  # values of ε on each of two grids for a true-positive rate
 _FLATTEST: Final = 12.0  # the largest ε tried for large false-positive rates
@@ -183,7 +184,7 @@ def true_positive_rate(releases: Composition, rate: float) -> tuple[float, float
         if search.upper < upper:
             epsilon, upper = at, search.upper
         lower = max(lower, search.true_positives(np.union1d(grid, near)))
-        if first > 0.0:
+        if first > 0.0 and upper - lower <= _NARROW_RATE * upper:
             break
     return epsilon, upper, min(lower, upper)
 

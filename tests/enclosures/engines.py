@@ -301,7 +301,7 @@ def _draw_replaced_laplace(rng: random.Random, direction: Direction) -> Case | N
 
 
 def _draw_person(rng: random.Random, direction: Direction) -> Case | None:
-    k, q, mu = rng.randint(1, 12), _rate(rng), log_uniform(rng, 0.05, 2.0)
+    k, q, mu = round(log_uniform(rng, 1, 80)), _rate(rng), log_uniform(rng, 0.05, 2.0)
     law, pair = Release(SeveralRecordsPair(k, q, mu)), oracle.person(k, q, mu)
     return _of_pair("person", law, pair, rng, direction, (-6.0, k * mu + 6.0))
 

@@ -215,7 +215,7 @@ class SampledMoments:
 
     @cached_property
     def _ends(self) -> tuple[float, float]:
-        """Where the sum ends: beyond, the integrand decreases."""
+        """The ends of the sum, beyond which the integrand decreases."""
         return min(self.order, 0.0) * self.mu - 16.0, max(self.order, 1.0) * self.mu + 16.0
 
     @cached_property

@@ -46,7 +46,7 @@ from accountant_service.numerics.floats.special_functions import (
     log_normal_tail,
     log_sum_exp,
 )
-from accountant_service.numerics.laws.dominating_pair import IntervalMasses, normal_masses
+from accountant_service.numerics.laws.dominating_pair import IntervalMasses
 from accountant_service.numerics.laws.several_records import (
     SeveralRecordsPair,
     invert_increasing,
@@ -86,16 +86,8 @@ class ReplacedPersonPair:
         finite = np.isfinite(edges)
         z, error = edges.astype(float), np.zeros(len(edges))
         z[finite], error[finite] = self._outputs_at(edges[finite])
-        found = []
-        for sign in (-1.0, 1.0):
-            mass, rounding = np.zeros(len(z) - 1), np.zeros(len(z) - 1)
-            for participations, log_weight in zip(*self.person.weights(), strict=True):
-                shift, weight = participations * self.person.mu, math.exp(log_weight)
-                own, own_rounding = normal_masses(z - sign * shift, shift)
-                mass += weight * own
-                rounding += weight * own_rounding
-            found += [mass, rounding + 64 * _EPS * mass]
-        without_record, without_rounding, with_record, with_rounding = found
+        without_record, without_rounding = self.person.mixture_masses(z, -1.0)
+        with_record, with_rounding = self.person.mixture_masses(z, 1.0)
         for mass, rounding, last in (
             (without_record, without_rounding, 0),
             (with_record, with_rounding, -1),
@@ -109,8 +101,9 @@ class ReplacedPersonPair:
 
         def ratio_and_slope(z: Array) -> tuple[Array, Array]:
             """Return Λ and its slope at each output z."""
-            up, down = self.person.log_ratio(z), self.person.log_ratio(-z)
-            return up - down, self.person.slope(z, up) + self.person.slope(-z, down)
+            up, up_slope = self.person.ratio_and_slope(z)
+            down, down_slope = self.person.ratio_and_slope(-z)
+            return up - down, up_slope + down_slope
 
         end = self.person.largest_output()
         limits = (-end, end)

@@ -60,7 +60,7 @@ print("numpy" in sys.modules)
     said = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     ).stdout.splitlines()
-    ours = ("errors", "functions", "guarantee", "number_format", "version")
+    ours = ("errors", "functions", "guarantee", "number_format", "time_limit", "version")
     assert said == ["[]", str([f"accountant_service.{each}" for each in ours]), "True"]
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from accountant_service.errors import InvalidArgumentError
 from accountant_service.guarantee import Guarantee, Interval
+from accountant_service.time_limit import limit_cpu_seconds
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -121,6 +122,7 @@ def epsilon(
     method: str | None = None,
     neighbouring_relation: str | None = None,
     tolerance: float | None = None,
+    time_limit: float | None = None,
 ) -> Guarantee:
     """Return the (ε, δ) guarantee of a run, or of any mechanism, with ε computed for your δ.
 
@@ -137,19 +139,21 @@ def epsilon(
         method: the accounting method; "pld" by default.
         neighbouring_relation: "add_or_remove_one" (default), "replace_one" or "zero_out_one".
         tolerance: largest relative width of the proved interval; any by default.
+        time_limit: most CPU seconds that the computation may take; none by default.
 
     Raises:
         InvalidArgumentError: an argument is missing or out of range; the message names it.
-        AccountingError: the question has no answer, such as no finite ε.
+        AccountingError: the question has no answer, such as no finite ε, or takes more time.
     """
     given = locals()
     from accountant_service import calculator
     from accountant_service.api import schemas
 
-    asked = _read_mechanism_request(schemas.EpsilonRequest, given)
-    return calculator.epsilon(
-        asked.mechanism, asked.delta, asked.method, asked.neighbouring_relation, asked.tolerance
-    )
+    with limit_cpu_seconds(given.pop("time_limit")):
+        asked = _read_mechanism_request(schemas.EpsilonRequest, given)
+        return calculator.epsilon(
+            asked.mechanism, asked.delta, asked.method, asked.neighbouring_relation, asked.tolerance
+        )
 
 
 def delta(
@@ -166,6 +170,7 @@ def delta(
     method: str | None = None,
     neighbouring_relation: str | None = None,
     tolerance: float | None = None,
+    time_limit: float | None = None,
 ) -> Guarantee:
     """Return the (ε, δ) guarantee of a run, or of any mechanism, with δ computed for your ε.
 
@@ -182,6 +187,7 @@ def delta(
         method: as for `epsilon`.
         neighbouring_relation: as for `epsilon`.
         tolerance: as for `epsilon`.
+        time_limit: as for `epsilon`.
 
     Raises:
         InvalidArgumentError: an argument is missing or out of range; the message names it.
@@ -191,10 +197,15 @@ def delta(
     from accountant_service import calculator
     from accountant_service.api import schemas
 
-    asked = _read_mechanism_request(schemas.DeltaRequest, given)
-    return calculator.delta(
-        asked.mechanism, asked.epsilon, asked.method, asked.neighbouring_relation, asked.tolerance
-    )
+    with limit_cpu_seconds(given.pop("time_limit")):
+        asked = _read_mechanism_request(schemas.DeltaRequest, given)
+        return calculator.delta(
+            asked.mechanism,
+            asked.epsilon,
+            asked.method,
+            asked.neighbouring_relation,
+            asked.tolerance,
+        )
 
 
 def compare(
@@ -211,6 +222,7 @@ def compare(
     methods: Sequence[str] | None = None,
     neighbouring_relation: str | None = None,
     tolerance: float | None = None,
+    time_limit: float | None = None,
 ) -> Comparison:
     """Return the ε of several methods at δ, each checked against the proved interval.
 
@@ -227,6 +239,7 @@ def compare(
         methods: names of methods; all by default.
         neighbouring_relation: as for `epsilon`.
         tolerance: as for `epsilon`.
+        time_limit: as for `epsilon`.
 
     Raises:
         InvalidArgumentError: an argument is missing or out of range; the message names it.
@@ -236,12 +249,17 @@ def compare(
     from accountant_service import calculator
     from accountant_service.api import schemas
 
-    if methods is not None:
-        given["methods"] = list(methods)
-    asked = _read_mechanism_request(schemas.CompareRequest, given)
-    return calculator.compare(
-        asked.mechanism, asked.delta, asked.methods, asked.neighbouring_relation, asked.tolerance
-    )
+    with limit_cpu_seconds(given.pop("time_limit")):
+        if methods is not None:
+            given["methods"] = list(methods)
+        asked = _read_mechanism_request(schemas.CompareRequest, given)
+        return calculator.compare(
+            asked.mechanism,
+            asked.delta,
+            asked.methods,
+            asked.neighbouring_relation,
+            asked.tolerance,
+        )
 
 
 def noise_multiplier(
@@ -263,6 +281,7 @@ def noise_multiplier(
     false_positive_rate: float | None = None,
     mu: float | None = None,
     earlier: Mechanism | None = None,
+    time_limit: float | None = None,
 ) -> SolvedNoiseMultiplier:
     """Return the least noise multiplier with which a run meets an (ε, δ) or risk target.
 
@@ -284,6 +303,7 @@ def noise_multiplier(
         false_positive_rate: with `true_positive_rate`.
         mu: μ of Gaussian DP, instead of ε.
         earlier: releases made before the run, as JSON; they count towards the target.
+        time_limit: as for `epsilon`.
 
     Raises:
         InvalidArgumentError: an argument is missing or out of range; the message names it.
@@ -293,9 +313,10 @@ def noise_multiplier(
     from accountant_service import solver
     from accountant_service.api import schemas
 
-    asked = _validate(schemas.NoiseMultiplierRequest, given)
-    found = solver.noise_multiplier(asked.run(), asked.target())
-    return SolvedNoiseMultiplier(found.value, found.guarantee, found.risk)
+    with limit_cpu_seconds(given.pop("time_limit")):
+        asked = _validate(schemas.NoiseMultiplierRequest, given)
+        found = solver.noise_multiplier(asked.run(), asked.target())
+        return SolvedNoiseMultiplier(found.value, found.guarantee, found.risk)
 
 
 def steps(
@@ -316,6 +337,7 @@ def steps(
     false_positive_rate: float | None = None,
     mu: float | None = None,
     earlier: Mechanism | None = None,
+    time_limit: float | None = None,
 ) -> SolvedSteps:
     """Return the largest number of steps with which a run meets an (ε, δ) or risk target.
 
@@ -336,6 +358,7 @@ def steps(
         false_positive_rate: as for `noise_multiplier`.
         mu: as for `noise_multiplier`.
         earlier: releases made before the run, as JSON; they count towards the target.
+        time_limit: as for `epsilon`.
 
     Raises:
         InvalidArgumentError: an argument is missing or out of range; the message names it.
@@ -345,10 +368,13 @@ def steps(
     from accountant_service import solver
     from accountant_service.api import schemas
 
-    asked = _validate(schemas.StepsRequest, given)
-    found = solver.steps(asked.run(), asked.target())
-    assert found.next is not None
-    return SolvedSteps(int(found.value), found.guarantee, found.next, found.undecided, found.risk)
+    with limit_cpu_seconds(given.pop("time_limit")):
+        asked = _validate(schemas.StepsRequest, given)
+        found = solver.steps(asked.run(), asked.target())
+        assert found.next is not None
+        return SolvedSteps(
+            int(found.value), found.guarantee, found.next, found.undecided, found.risk
+        )
 
 
 def sample_rate(
@@ -366,6 +392,7 @@ def sample_rate(
     false_positive_rate: float | None = None,
     mu: float | None = None,
     earlier: Mechanism | None = None,
+    time_limit: float | None = None,
 ) -> SolvedSampleRate:
     """Return the largest Poisson sample rate with which a run meets an (ε, δ) or risk target.
 
@@ -383,6 +410,7 @@ def sample_rate(
         false_positive_rate: as for `noise_multiplier`.
         mu: as for `noise_multiplier`.
         earlier: releases made before the run, as JSON; they count towards the target.
+        time_limit: as for `epsilon`.
 
     Raises:
         InvalidArgumentError: an argument is missing or out of range; the message names it.
@@ -392,9 +420,10 @@ def sample_rate(
     from accountant_service import solver
     from accountant_service.api import schemas
 
-    asked = _validate(schemas.SampleRateRequest, given)
-    found = solver.sample_rate(asked.run(), asked.target())
-    return SolvedSampleRate(found.value, found.guarantee, found.risk)
+    with limit_cpu_seconds(given.pop("time_limit")):
+        asked = _validate(schemas.SampleRateRequest, given)
+        found = solver.sample_rate(asked.run(), asked.target())
+        return SolvedSampleRate(found.value, found.guarantee, found.risk)
 
 
 def plan(
@@ -412,6 +441,7 @@ def plan(
     smallest_batch_size: int | None = None,
     largest_batch_size: int | None = None,
     steps_min: int | None = None,
+    time_limit: float | None = None,
 ) -> Plan:
     """Return batch sizes, steps and noise within a budget and a compute limit, with advice.
 
@@ -429,6 +459,7 @@ def plan(
         smallest_batch_size: chosen by default.
         largest_batch_size: chosen by default.
         steps_min: fewest steps of a recommended run; 100 by default.
+        time_limit: as for `epsilon`.
 
     Raises:
         InvalidArgumentError: an argument is missing or out of range; the message names it.
@@ -438,8 +469,9 @@ def plan(
     from accountant_service import planner
     from accountant_service.api import plan_schemas
 
-    asked = _validate(plan_schemas.PlanRequest, given)
-    return planner.plan(asked.goal(), asked.samplings(), asked.batches(), asked.current())
+    with limit_cpu_seconds(given.pop("time_limit")):
+        asked = _validate(plan_schemas.PlanRequest, given)
+        return planner.plan(asked.goal(), asked.samplings(), asked.batches(), asked.current())
 
 
 def import_document(

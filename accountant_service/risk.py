@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import ClassVar, Final
 
 import numpy as np
@@ -34,9 +35,7 @@ from accountant_service.numerics.floats import rounding
 from accountant_service.numerics.floats.special_functions import Array
 from accountant_service.numerics.laws.dominating_pair import DIRECTIONS
 
-_POINTS: Final = 65  # values of ε on each of two grids for a true-positive rate
 _MU_POINTS: Final = 513
-_FLATTEST: Final = 12.0  # the largest ε tried for large false-positive rates
 _NARROW: Final = 1e-3  # relative width of δ at which no other engine is tried
 _NEGLIGIBLE: Final = 1e-9  # a δ below which none is tried either
 _EPSILON_MAX: Final = 600.0  # e^ε is a double
@@ -153,29 +152,18 @@ class TruePositiveRate(RiskMeasure):
 
     def proof_epsilon(self, question: Question) -> float:
         """Return the ε whose δ gives the least upper bound on the true-positive rate."""
-        return self._search(question)[0]
+        return _true_positive_rate(question, self.false_positive_rate)[0]
 
     def bounds(self, question: Question) -> Interval:
         """Return proved bounds on the true-positive rate, from bounds on δ at many ε."""
-        _, upper, lower = self._search(question)
-        return Interval(min(lower, upper), upper)
+        _, upper, lower = _true_positive_rate(question, self.false_positive_rate)
+        return Interval(lower, upper)
 
-    def _search(self, question: Question) -> tuple[float, float, float]:
-        """Return the ε that bounds the rate best, and an upper and a lower bound on the rate."""
-        steepest = min(-math.log(self.false_positive_rate), _EPSILON_MAX)
-        grid = np.union1d(*(np.linspace(0.0, most, _POINTS) for most in (steepest, _FLATTEST)))
-        first = self._search_on(question, grid)
-        width = max(steepest, _FLATTEST) / (_POINTS - 1)
-        near = np.linspace(max(0.0, first[0] - width), first[0] + width, _POINTS)
-        second = self._search_on(question, near)
-        epsilon, upper, _ = min(first, second, key=lambda found: found[1])
-        return epsilon, upper, max(first[2], second[2])
 
-    def _search_on(self, question: Question, grid: Array) -> tuple[float, float, float]:
-        """Return the grid's ε that bounds the rate best, and the upper and the lower bound."""
-        return enclosure.true_positive_rate(
-            *_both_directions(question, grid), self.false_positive_rate
-        )
+@lru_cache(maxsize=4)  # a solution asks for its risk and for the guarantee that implies it
+def _true_positive_rate(question: Question, rate: float) -> tuple[float, float, float]:
+    """Return the ε of the best bound on a true-positive rate, that bound, and a lower bound."""
+    return enclosure.true_positive_rate(dominating_pairs(question), rate)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 from accountant_service.accountants import (
     ACCOUNTANTS,
@@ -45,6 +44,7 @@ from accountant_service.risk import RiskMeasure
 
 _RELATIVE_WIDTH: Final = 1e-6  # largest relative distance of a solution from the exact boundary
 _GUESS_WIDTH: Final = 1e-2
+_NEAR: Final = 0.05  # of log(cost / allowed cost): nearer trials are evaluated as reported
 _FINER_TOLERANCES: Final = (1e-6, 1e-8, 1e-9)  # to decide whether one step more fits
 
 
@@ -68,6 +68,13 @@ class SolverTarget(ABC):
         It is infinite if the run has no finite cost or is too expensive to account for: the search
         treats such a run as one that misses the target.
         """
+
+    def quick_log_ratio(self, run: Mechanism) -> float:
+        """Return a number like `log_ratio` that costs less where it is far from 0.
+
+        It may be negative for a run whose `log_ratio` is not, if that takes a wider bound.
+        """
+        return self.log_ratio(run)
 
     @abstractmethod
     def guarantee(self, run: Mechanism) -> Guarantee:
@@ -150,8 +157,16 @@ class Target(SolverTarget):
 
     def log_ratio(self, run: Mechanism) -> float:
         """Return log(ε of the run / largest ε allowed); infinite without a finite ε."""
+        return self._log_ratio_of(self.question(run))
+
+    def quick_log_ratio(self, run: Mechanism) -> float:
+        """Return the same from bounds that need only lie on one side of the largest ε allowed."""
+        return self._log_ratio_of(replace(self.question(run), threshold=self.epsilon))
+
+    def _log_ratio_of(self, question: Question) -> float:
+        """Return log(upper bound on ε / largest ε allowed); infinite without a finite ε."""
         try:
-            epsilon = self.accountant.epsilon(self.question(run), self.delta).epsilon
+            epsilon = self.accountant.epsilon(question, self.delta).epsilon
         except (NoFiniteEpsilonError, TooExpensiveError):
             return math.inf
         return _log_ratio(epsilon, self.epsilon)
@@ -377,16 +392,20 @@ class _Whole:
     def largest(self, target: SolverTarget, start: int) -> int | None:
         """Return the largest number that meets the target; None if any number does."""
 
-        def log_ratio(count: int) -> float:
-            """Return log(privacy cost / allowed cost); ∞ for a number that is not allowed."""
-            if count < self.least:
-                return -math.inf
-            try:
-                return target.log_ratio(self.with_count(count))
-            except MechanismError:
-                return math.inf
+        def search_with(trials: _Trials[int]) -> int | None:
+            """Return the largest number whose trial meets the target."""
 
-        return search.find_largest_integer(log_ratio, self.most, min(self.most, max(1, start)))
+            def log_ratio(count: int) -> float:
+                """Return log(privacy cost / allowed cost); −∞ below the numbers allowed."""
+                return -math.inf if count < self.least else trials.log_ratio(count)
+
+            return search.find_largest_integer(log_ratio, self.most, min(self.most, max(1, start)))
+
+        trials = _Trials(self.with_count, target)
+        found = search_with(trials)
+        if found is None or found < max(self.least, 1) or trials.confirm(found):
+            return found
+        return search_with(_Trials(self.with_count, target, is_exact=True))
 
 
 def _solve_whole(whole: _Whole, target: SolverTarget) -> Solution:
@@ -450,24 +469,82 @@ def _solve(
     quantity: str,
     relative_width: float = _RELATIVE_WIDTH,
 ) -> float:
-    """Find the value closest to `least_private` that meets the target, by bracketing."""
-
-    @cache  # the final search evaluates the bracket's ends again
-    def log_ratio(value: float) -> float:
-        """Return log(privacy cost / allowed cost) of the run with this value."""
-        try:
-            return target.log_ratio(with_value(value))
-        except MechanismError:  # it contradicts another field
-            return math.inf
-
+    """Find the value closest to `least_private` that meets the target."""
     guess = _estimate(
         target,
         lambda fast_target: _solve(
             with_value, fast_target, start, most_private, least_private, quantity, _GUESS_WIDTH
         ),
     )
-    fit = unfit = start = guess or start
-    ratio = 1.1 if guess else 4.0
+    bracket = (guess or start, 1.1 if guess else 4.0, most_private, least_private)
+    trials = _Trials(with_value, target)
+    found = _boundary(trials, *bracket, quantity, relative_width)
+    if trials.confirm(found):
+        return found
+    exact = _Trials(with_value, target, is_exact=True)
+    return _boundary(exact, *bracket, quantity, relative_width)
+
+
+Number = TypeVar("Number", int, float)
+
+
+class _Trials(Generic[Number]):
+    """The trials of a search: quick until one is near the target, then as they are reported.
+
+    Near the target a quick trial may have narrower bounds than a reported answer. So the value that
+    a search ends with has to be confirmed.
+    """
+
+    def __init__(
+        self,
+        with_value: Callable[[Number], Mechanism],
+        target: SolverTarget,
+        *,
+        is_exact: bool = False,
+    ) -> None:
+        self.target = target
+        self.with_value: Callable[[Number], Mechanism] = with_value
+        self._is_exact = is_exact
+        self._found: dict[Number, float] = {}  # a search evaluates its bracket's ends again
+        self._confirmed: set[Number] = set()
+
+    def log_ratio(self, value: Number) -> float:
+        """Return log(privacy cost / allowed cost) of the run with this value; roughly, if far."""
+        if value not in self._found:
+            try:
+                self._found[value] = self._price(value)
+            except MechanismError:  # it contradicts another field
+                self._found[value] = math.inf
+        return self._found[value]
+
+    def _price(self, value: Number) -> float:
+        run = self.with_value(value)
+        found = 0.0 if self._is_exact else self.target.quick_log_ratio(run)
+        self._is_exact = self._is_exact or abs(found) < _NEAR
+        if self._is_exact:
+            found = self.target.log_ratio(run)
+            self._confirmed.add(value)
+        return found
+
+    def confirm(self, value: Number) -> bool:
+        """Return whether the run with this value meets the target, as it is reported."""
+        if value in self._confirmed:
+            return self._found[value] <= 0
+        return self.target.log_ratio(self.with_value(value)) <= 0
+
+
+def _boundary(
+    trials: _Trials[float],
+    start: float,
+    ratio: float,
+    most_private: float,
+    least_private: float,
+    quantity: str,
+    relative_width: float,
+) -> float:
+    """Return the value closest to `least_private` whose trial meets the target, by bracketing."""
+    log_ratio, target = trials.log_ratio, trials.target
+    fit = unfit = start
     if log_ratio(start) <= 0:
         while log_ratio(unfit := _step_towards(least_private, fit, ratio)) <= 0:
             if unfit == least_private:
@@ -476,9 +553,9 @@ def _solve(
     else:
         while log_ratio(fit := _step_towards(most_private, unfit, ratio)) > 0:
             if fit == most_private:
-                target.require_reachable(with_value(most_private))
+                target.require_reachable(trials.with_value(most_private))
                 # raises its own error if that is too expensive
-                target.guarantee(with_value(most_private))
+                target.guarantee(trials.with_value(most_private))
                 low, high = sorted((most_private, least_private))
                 raise UnreachableTargetError(
                     f"no {quantity} between {shown(low)} and {shown(high)} reaches {target}: "

@@ -102,12 +102,15 @@ class Question:
         adds_curves: whether `pld` may add the Rényi curves of releases that are known by them. That
             is tighter than composing one dominating pair for each, but parts of the composition can
             then not be exchanged for other releases.
+        threshold: an ε that a solver compares with. Bounds on one side of it may be as wide as they
+            are.
     """
 
     form: CanonicalForm
     relation: NeighbouringRelation
     tolerance: float = TOLERANCE
     adds_curves: bool = True
+    threshold: float | None = None
 
     @property
     def release_groups(self) -> tuple[ReleaseGroup, ...]:

@@ -272,7 +272,8 @@ def _enclose_epsilon(
     if found is not None and relative_width(found) <= question.tolerance:
         return found
     return _intersection(
-        found, certified_interval.epsilon_bounds(releases, delta, question.tolerance)
+        found,
+        certified_interval.epsilon_bounds(releases, delta, question.tolerance, question.threshold),
     )
 
 
@@ -318,9 +319,12 @@ def _capped(question: Question, cost: SimpleCost, bounds: Bounds, delta: float) 
         bounds = Bounds(0.0, bounds.upper)  # the lower end is of another pair, above the cap maybe
     if cost.bounds(rounding.as_written(delta)) and cost.epsilon < bounds.upper:
         bounds = _capped_at(bounds, cost.epsilon)
-    if bounds.upper <= bounds.lower * (1 + question.tolerance):  # no cap is needed
-        return _bound(question, bounds)
-    return _bound(question, _capped_at(bounds, cost.epsilon_at(delta)))
+    if _is_below(bounds.upper, cost, delta):
+        return _bound(question, bounds)  # the cap is higher, and costs more to compute
+    cap = cost.epsilon_at(delta)
+    if cap < math.inf == bounds.lower:  # the mass of infinite loss was an allowance
+        bounds = Bounds(0.0, math.inf)
+    return _bound(question, _capped_at(bounds, cap))
 
 
 def _explain_no_epsilon(question: Question, least: Fraction, delta: float) -> NoFiniteEpsilonError:
@@ -365,6 +369,16 @@ def _explain_no_epsilon(question: Question, least: Fraction, delta: float) -> No
 def _only_pointer(groups: Sequence[ReleaseGroup]) -> str | None:
     """Return the JSON pointer of the only release, or None if there are several."""
     return groups[0].atom.pointer if len(groups) == 1 else None
+
+
+def _is_below(epsilon: float, cost: SimpleCost, delta: float) -> bool:
+    """Return whether the simple cost at δ is certainly larger than ε."""
+    if not (epsilon < math.inf and cost.mu > 0 and delta > 0):
+        return cost.epsilon > epsilon
+    if epsilon <= cost.epsilon:
+        return True
+    log_delta = float(gaussian.log_delta(epsilon - cost.epsilon, cost.mu))
+    return log_delta > math.log(delta) + rounding.MARGIN
 
 
 def _infinite_mass(releases: Composition) -> float:

@@ -302,6 +302,25 @@ def _several_records_law(group: ReleaseGroup, relation: NeighbouringRelation) ->
     return Release(pair)
 
 
+def _squared_mu_of_records(group: ReleaseGroup) -> float:
+    """Return μ² of the releases if all records of the person were in each.
+
+    Given which records are sampled, the same ones of both persons if one is replaced, the outputs
+    are normal laws at most this far apart. δ is jointly convex, so it is at most that without
+    sampling.
+    """
+    (records,) = group.atom.parameters
+    return group.count * (float(records) / group.sigma) ** 2  # type: ignore[arg-type]
+
+
+def _squared_mu_of_replacement(group: ReleaseGroup) -> float:
+    """Return μ² of the releases if a record always took another one's place.
+
+    Given all samples the outputs are normal laws at most twice the clip norm apart.
+    """
+    return group.count * (2 / group.atom.noise_multiplier) ** 2
+
+
 def _truncated_poisson(group: ReleaseGroup, relation: NeighbouringRelation) -> ReleaseLaw:
     """Return the dominating pair of a Gaussian release on a Poisson sample of limited size."""
     size, batch = group.atom.fixed_sizes or (1, 1)
@@ -855,12 +874,14 @@ _KINDS: Final[Mapping[str, _Kind]] = {
         _several_records_law,
         "Ganesh 2024, arXiv 2401.10294v2, Theorem 3.1; proved in docs/accountants/kinds.md",
         "a person has at most the stated number of records, each clipped and sampled by itself",
+        squared_mu=_squared_mu_of_records,
         samples_itself=True,
     ),
     "truncated_poisson_sampled": _Kind(
         _truncated_poisson,
         "arXiv 2508.15089; proved in docs/accountants/kinds.md",
         "the larger of two neighbouring datasets has `dataset_size` records",
+        squared_mu=_squared_mu_of_replacement,
         is_attained=False,
         samples_itself=True,
     ),

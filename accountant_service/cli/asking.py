@@ -11,7 +11,12 @@ Json = dict[str, Any]
 
 
 def answer_or_exit(
-    path: str, options: Mapping[str, Any], names: Mapping[str, str], *, as_json: bool
+    path: str,
+    options: Mapping[str, Any],
+    names: Mapping[str, str],
+    *,
+    as_json: bool,
+    time_limit: float | None = None,
 ) -> Json:
     """Compute an endpoint's answer without HTTP; on an error, print it and exit with code 2.
 
@@ -20,6 +25,7 @@ def answer_or_exit(
         options: the fields of the request; None counts as missing.
         names: the name of a field on the command line, where it is not its own with dashes.
         as_json: whether to print the problem document as JSON.
+        time_limit: most CPU seconds of the computation; None for any.
     """
     from accountant_service.api.questions import ENDPOINTS
 
@@ -31,4 +37,5 @@ def answer_or_exit(
         """Validate the request, and compute its answer, as JSON."""
         return endpoint.answer(validate(endpoint.request, given)).model_dump(mode="json")
 
-    return run_or_exit(answer, shown, as_json=as_json)
+    shown["/time_limit"] = "--time-limit"
+    return run_or_exit(answer, shown, as_json=as_json, time_limit=time_limit)

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from accountant_service import number_format
 from accountant_service.cli.asking import answer_or_exit
-from accountant_service.cli.mechanism_options import parse_count, parse_number
+from accountant_service.cli.mechanism_options import TIME_LIMIT_HELP, parse_count, parse_number
 from accountant_service.guarantee import NeighbouringRelation
 
 Json = dict[str, Any]
@@ -128,6 +128,9 @@ def plan(
     plot: Annotated[
         Path | None, typer.Option(help="Also draw the frontier into this SVG, PNG or PDF file.")
     ] = None,
+    time_limit: Annotated[
+        Any, typer.Option(help=TIME_LIMIT_HELP, parser=parse_number, metavar="NUMBER")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the API's JSON answer.")] = False,
 ) -> None:
     """Plan a run: batch size, steps and noise within a budget and a compute limit."""
@@ -146,7 +149,7 @@ def plan(
         "largest_batch_size": largest_batch_size,
         "steps_min": steps_min,
     }
-    answer = answer_or_exit(_ENDPOINT, body, {}, as_json=as_json)
+    answer = answer_or_exit(_ENDPOINT, body, {}, as_json=as_json, time_limit=time_limit)
     if plot is not None:
         _draw(answer, plot)
     if as_json:

@@ -14,7 +14,8 @@ import typer
 from accountant_service import number_format
 from accountant_service.cli.printing import print_problem
 from accountant_service.common_names import find_field, find_value
-from accountant_service.errors import CodedError
+from accountant_service.errors import CodedError, InvalidArgumentError
+from accountant_service.time_limit import limit_cpu_seconds
 
 if TYPE_CHECKING:
     from pydantic import BaseModel, ValidationError
@@ -166,7 +167,11 @@ def _find_value(pointer: str, given: Json) -> Any:
 
 
 def run_or_exit(
-    action: Callable[[], Result], options: Mapping[str, str], *, as_json: bool
+    action: Callable[[], Result],
+    options: Mapping[str, str],
+    *,
+    as_json: bool,
+    time_limit: float | None = None,
 ) -> Result:
     """Return a call's result; if it is refused, print why and exit with code 2.
 
@@ -174,11 +179,16 @@ def run_or_exit(
         action: it may raise `CommandProblemError` or any error with a code.
         options: the option or argument that sets the value at each JSON pointer.
         as_json: whether to print the problem document as JSON.
+        time_limit: most CPU seconds of the call, the value of --time-limit; None for any.
     """
     from accountant_service.api import problems
 
     try:
-        return action()
+        with limit_cpu_seconds(time_limit):
+            return action()
+    except InvalidArgumentError as error:
+        name, message = error.faults[0]
+        exit_with(build_problem(message, f"/{name}"), options, as_json=as_json)
     except CommandProblemError as error:
         exit_with(error.document, options, as_json=as_json)
     except CodedError as error:

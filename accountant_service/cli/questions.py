@@ -24,6 +24,7 @@ from accountant_service.cli.mechanism_options import (
     OTHER_RUNS_HELP,
     OTHER_RUNS_POINTER,
     RUN_FLAGS,
+    TIME_LIMIT_HELP,
     find_dataset_size,
     join_mechanisms,
     parse_count,
@@ -128,6 +129,7 @@ _OPTIONS: Final = {
         "With --true-positive-rate, such as 0.001.", panel=_RISK_PANEL
     ),
     "mu": _number_option("Gaussian DP, up to --delta if that is given.", panel=_RISK_PANEL),
+    "time_limit": _number_option(TIME_LIMIT_HELP),
     "as_json": _option(
         bool, "Print the API's JSON answer, or its problem.", "--json", default=False
     ),
@@ -252,12 +254,14 @@ def _create_command(command: _Question) -> typer.Typer:
 
     def run(**options: Any) -> None:
         """Compute the answer to the given options, and print it."""
-        as_json = options.pop("as_json")
+        as_json, seconds = options.pop("as_json"), options.pop("time_limit")
         given = {name: value for name, value in options.items() if value is not None}
         read = partial(_read_parts, command, given)
         parts = run_or_exit(read, _PART_OPTIONS, as_json=as_json)
         pointers = _map_pointers(command, parts)
-        answer = run_or_exit(lambda: _answer(command, given, parts), pointers, as_json=as_json)
+        answer = run_or_exit(
+            lambda: _answer(command, given, parts), pointers, as_json=as_json, time_limit=seconds
+        )
         size = find_dataset_size([given, *(part.mechanism for part in parts)])
         warning = _warn_about_delta(answer, size) or _warn_about_rate(answer, parts)
         if as_json:
@@ -272,7 +276,7 @@ def _create_command(command: _Question) -> typer.Typer:
     options = _OPTIONS | (_TARGET_OPTIONS if _is_solver(command) else {})
     if command.name == "solve":
         options |= _SOLVE_OPTIONS
-    types = {name: options[name] for name in (*command.options, "as_json")}
+    types = {name: options[name] for name in (*command.options, "time_limit", "as_json")}
     run.__annotations__ = {name: type_ for name, (type_, _) in types.items()}
     run.__signature__ = Signature(  # type: ignore[attr-defined]
         [
@@ -360,6 +364,7 @@ def _map_pointers(command: _Question, parts: Sequence[_Part]) -> dict[str, str]:
     """Map each JSON pointer of the request to the option that sets its value."""
     names = {name: "--" + name.replace("_", "-") for name in command.options}
     pointers = {f"/{name}": option for name, option in names.items() if name != "mechanism"}
+    pointers["/time_limit"] = "--time-limit"
     base = "/earlier" if _is_solver(command) else "/mechanism"
     pointers |= {"": ""} if _is_solver(command) else {}
     for i, part in enumerate(parts):

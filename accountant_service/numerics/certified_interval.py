@@ -113,6 +113,10 @@ class _Question(ABC):
     def relative_width(self, bounds: Bounds) -> float:
         """Return the width of an interval around the answer, divided by the answer."""
 
+    def is_decided(self, bounds: Bounds) -> bool:  # noqa: ARG002
+        """Return whether bounds answer a question whose asker does not need the value itself."""
+        return False
+
     @abstractmethod
     def start(self, direction: Direction, other_lower_bound: float) -> _SearchStart:
         """Return the first integration point (saddle point) and Rényi bound of the search.
@@ -146,14 +150,26 @@ class _Question(ABC):
 
 @dataclass(frozen=True, slots=True)
 class _EpsilonAtDelta(_Question):
-    """Question: which is the smallest ε for which a composition is (ε, δ)-DP, at a given δ?"""
+    """Question: which is the smallest ε for which a composition is (ε, δ)-DP, at a given δ?
+
+    Attributes:
+        delta: δ.
+        undecided: the interval of ε that bounds must not touch to decide a comparison; or None.
+    """
 
     delta: float
+    undecided: tuple[float, float] | None = None
 
     @property
     def accepts_wide_bounds(self) -> bool:
         """Return whether δ is near 1, where no record is protected and any bounds will do."""
         return self.delta > _DELTA_REFINED_MAX
+
+    def is_decided(self, bounds: Bounds) -> bool:
+        """Return whether the bounds lie on one side of the ε that is compared with."""
+        if self.undecided is None:
+            return False
+        return bounds.upper < self.undecided[0] or bounds.lower > self.undecided[1]
 
     def relative_width(self, bounds: Bounds) -> float:
         """Return the width of bounds on ε, divided by max(ε, `EPSILON_NEGLIGIBLE`)."""
@@ -162,6 +178,8 @@ class _EpsilonAtDelta(_Question):
     def start(self, direction: Direction, other_lower_bound: float) -> _SearchStart:
         """Return the integration point (saddle point) for ε at this δ, and the Rényi bound on ε."""
         log_delta = math.log(self.delta)
+        if self.undecided is not None:
+            other_lower_bound = max(other_lower_bound, self.undecided[0])
         saddle = saddle_point.find_at_delta(self.releases, direction, log_delta, other_lower_bound)
         return _SearchStart(saddle, max(saddle.bound, 0.0), saddle.log_delta)
 
@@ -182,9 +200,15 @@ class _EpsilonAtDelta(_Question):
         return profile.epsilon(self.delta)
 
     def rare_event_guesses(self, saddle: SaddlePoint) -> list[SaddlePoint]:
-        """Return integration points at guesses of ε; none if the rare-event engine is unusable."""
+        """Return integration points at guesses of ε; none if the rare-event engine is unusable.
+
+        To compare with an ε, δ at that ε is enough.
+        """
         with contextlib.suppress(SlowDecayError):
-            return rare_events.guess_saddle_points(self.releases, saddle)
+            guesses = rare_events.guess_saddle_points(self.releases, saddle)
+            if self.undecided is None:
+                return guesses
+            return [replace(saddle, epsilon=self.undecided[1]), *guesses]
         return []
 
 
@@ -235,19 +259,24 @@ class _DeltaAtEpsilon(_Question):
         return [saddle]
 
 
-def epsilon_bounds(releases: Composition, delta: float, tolerance: float) -> Bounds:
+def epsilon_bounds(
+    releases: Composition, delta: float, tolerance: float, threshold: float | None = None
+) -> Bounds:
     """Return a proved interval around the smallest ε for which a composition is (ε, δ)-DP.
 
     Args:
         releases: each release with its count (≥ 1), at least one.
         delta: in (0, 1).
         tolerance: the width to reach, relative to max(ε, `EPSILON_NEGLIGIBLE`).
+        threshold: an ε; the search ends as soon as the interval lies on one side of it.
 
     Returns:
-        The interval. It is wider than the tolerance if the work limit ends the search, or if δ is
-        so large that nobody is protected.
+        The interval. It is wider than the tolerance if the work limit ends the search, if δ is so
+        large that nobody is protected, or if a threshold is given.
     """
-    return _narrow_to_tolerance(_EpsilonAtDelta(tuple(releases), delta), tolerance)
+    margin = max(tolerance, rounding.MARGIN)  # more than the final widening
+    undecided = None if threshold is None else (threshold * (1 - margin), threshold * (1 + margin))
+    return _narrow_to_tolerance(_EpsilonAtDelta(tuple(releases), delta, undecided), tolerance)
 
 
 def delta_bounds(releases: Composition, epsilon: float, tolerance: float) -> Bounds:
@@ -307,6 +336,7 @@ def _narrow_to_tolerance(question: _Question, tolerance: float) -> Bounds:
         width = question.relative_width(found)
         if (
             question.accepts_wide_bounds
+            or question.is_decided(found)
             or width <= tolerance
             or (width > target_width and found == before)
         ):
@@ -446,6 +476,8 @@ class _DirectionSearch:
         """
         if self.upper <= other_lower_bound:
             return True
+        if self.question.is_decided(Bounds(other_lower_bound, math.inf)):
+            return True
         return self.width_ratio(self.lower, stop_width) <= 1
 
     def _integrals_to_try(
@@ -519,9 +551,13 @@ class _DirectionSearch:
     def width_ratio(self, best_lower: float, width: float) -> float:
         """Return the relative width of the bounds on ε or δ, divided by the `width` aimed at.
 
-        The interval reaches from the best lower bound to this direction's upper bound.
+        The interval reaches from the best lower bound to this direction's upper bound. The ratio is
+        0 if the interval is as narrow as the question needs.
         """
-        return self.question.relative_width(Bounds(best_lower, max(best_lower, self.upper))) / width
+        bounds = Bounds(best_lower, max(best_lower, self.upper))
+        if self.question.is_decided(bounds):
+            return 0.0
+        return self.question.relative_width(bounds) / width
 
     def locate_by_lattice(self, best_lower: float, stop_width: float) -> None:
         """Find about where the answer is, from an upper bound on a coarse grid of losses.

@@ -13,6 +13,7 @@ bound. Both are exact at the ε and thresholds used, and second-order close betw
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -25,12 +26,21 @@ from accountant_service.numerics.floats import rounding
 from accountant_service.numerics.floats.bounds import check_bounds
 from accountant_service.numerics.floats.special_functions import Array
 from accountant_service.numerics.laws import gaussian
-from accountant_service.numerics.laws.dominating_pair import Composition, Direction
-from accountant_service.numerics.privacy_profile import bounds_near
+from accountant_service.numerics.laws.dominating_pair import (
+    DIRECTIONS,
+    Composition,
+    Direction,
+)
+from accountant_service.numerics.privacy_profile import PrivacyProfile, ProfileBounds, bounds_near
 
 _NARROW: Final = 1e-4  # relative width of δ at which no other tilt is tried
 _WORK_MAX: Final = 12  # line integrals for each direction
+_LINE_WORK_MAX: Final = 8  # the same, for a true-positive rate: lines are near each other
+_NARROW_RATE: Final = 1e-2  # relative width of a rate at which one direction is enough
 _LATTICE_WORK: Final = 4  # a lattice costs at least as much as this many line integrals
+_POINTS: Final = 65  # values of ε on each of two grids for a true-positive rate
+_FLATTEST: Final = 12.0  # the largest ε tried for large false-positive rates
+_EPSILON_MAX: Final = 600.0  # e^ε is a double
 _SLACK: Final = 1e-12  # for the rounding of lines and chords
 _MU_WIDTH: Final = 1e-7  # relative width of the bracket around μ
 _MU_MIN: Final = 1e-9
@@ -94,10 +104,7 @@ def direction_curve(releases: Composition, direction: Direction, epsilons: Array
         work += 1 if isinstance(found, EvaluatedIntegral) else _LATTICE_WORK
         if found is None:
             continue
-        low, high = found.delta(epsilons)
-        lower, upper = np.maximum(lower, low), np.minimum(upper, high)
-        for least, most in zip(lower, upper, strict=True):
-            check_bounds(rounding.down(float(least)), rounding.up(float(most)))
+        lower, upper = _intersection(lower, upper, *found.delta(epsilons))
         found_false_positives, found_true_positives = found.attack_rates(epsilons)
         false_positives.append(found_false_positives)
         true_positives.append(found_true_positives)
@@ -170,29 +177,116 @@ def _attack_hull(removing: DirectionCurve, adding: DirectionCurve) -> Array:
     return _lower_hull(points)
 
 
-def true_positive_rate(
-    removing: DirectionCurve, adding: DirectionCurve, false_positive_rate: float
-) -> tuple[float, float, float]:
+def true_positive_rate(releases: Composition, rate: float) -> tuple[float, float, float]:
     """Return the ε whose bound is best, and an upper and a lower bound on the true-positive rate.
 
+    δ is bounded only near the ε at which a line may be the least. Where the best line of "removing"
+    has an ε above 0 it is about the tangent of the trade-off curve, with a slope above 1, and the
+    lines of "adding", whose slopes are below 1, are no better.
+
     Args:
-        removing: δ and attacks of the direction "removing".
-        adding: δ and attacks of the direction "adding".
-        false_positive_rate: in (0, 1).
+        releases: with their counts.
+        rate: the false-positive rate, in (0, 1).
 
     Returns:
         The ε of the best line, the upper bound that it gives, and a lower bound from the attacks.
     """
-    rate = false_positive_rate
-    steep = removing.upper + np.exp(removing.epsilons) * rate
-    flat = 1 - np.exp(-adding.epsilons) * (1 - adding.upper - rate)
-    lines = np.concatenate([steep, flat])
-    best = int(np.argmin(lines))
-    upper = min(1.0, float(lines[best]) * (1 + _SLACK) + _SLACK)
-    epsilon = float(np.concatenate([removing.epsilons, adding.epsilons])[best])
-    hull = _attack_hull(removing, adding)
-    lower = 1 - float(np.interp(rate, hull[:, 0], hull[:, 1])) - _SLACK
-    return epsilon, upper, max(0.0, lower)
+    steepest = min(-math.log(rate), _EPSILON_MAX)
+    grid = np.union1d(*(np.linspace(0.0, most, _POINTS) for most in (steepest, _FLATTEST)))
+    step = max(steepest, _FLATTEST) / (_POINTS - 1)
+    epsilon, upper, lower = 0.0, 1.0, rate
+    for direction in DIRECTIONS:
+        search = _LineSearch(releases, direction, rate)
+        first = search.best_line(grid)
+        near = np.linspace(max(0.0, first - step), first + step, _POINTS)
+        at = search.best_line(near)
+        if search.upper < upper:
+            epsilon, upper = at, search.upper
+        lower = max(lower, search.true_positives(np.union1d(grid, near)))
+        if first > 0.0 and upper - lower <= _NARROW_RATE * upper:
+            break
+    return epsilon, upper, min(lower, upper)
+
+
+class _LineSearch:
+    """A search for the ε whose line gives the least upper bound on a true-positive rate."""
+
+    def __init__(self, releases: Composition, direction: Direction, rate: float) -> None:
+        self._releases, self._direction, self._rate = releases, direction, rate
+        self._found: list[ProfileBounds] = []
+        self._work = 0
+        self.upper, self._best = 1.0, 0.0
+
+    def best_line(self, grid: Array) -> float:
+        """Return the ε of the best line that is found; `upper` is its bound on the rate.
+
+        δ is bounded near the best line, and then near any line that may be better by more than
+        `_NARROW`.
+        """
+        tried = np.zeros(len(grid), dtype=bool)
+        lower, upper = np.zeros_like(grid), self._renyi_bound(grid)
+        for found in self._found:
+            lower, upper = _intersection(lower, upper, *found.delta(grid))
+        while True:
+            least, most = self._lines(grid, lower), self._lines(grid, upper)
+            at = int(np.argmin(most))
+            if most[at] * (1 + _SLACK) + _SLACK < self.upper:
+                self.upper, self._best = float(most[at]) * (1 + _SLACK) + _SLACK, float(grid[at])
+            better = ~tried & (least < most[at] * (1 - _NARROW) - _SLACK)
+            if not better.any() or self._work >= _LINE_WORK_MAX:
+                return self._best
+            at = int(np.argmin(np.where(better, most, math.inf)))
+            tried[at] = True
+            added = self._add_near(float(grid[at]))
+            if added is not None:
+                lower, upper = _intersection(lower, upper, *added.delta(grid))
+
+    def true_positives(self, thresholds: Array) -> float:
+        """Return a lower bound on the rate, from attacks with these thresholds."""
+        false, true = [np.array([0.0, 1.0])], [np.array([0.0, 1.0])]
+        for found in self._found:
+            rates = found.attack_rates(thresholds)
+            false.append(rates[0])
+            true.append(rates[1])
+        one, other = np.concatenate(false), 1 - np.concatenate(true)
+        if self._direction == "adding":  # an event of "adding" clears the record
+            one, other = other, one
+        hull = _lower_hull(np.stack([one, other], axis=1))
+        return max(0.0, 1 - float(np.interp(self._rate, hull[:, 0], hull[:, 1])) - _SLACK)
+
+    def _lines(self, epsilons: Array, delta: Array) -> Array:
+        """Return the bound on the true-positive rate that each ε gives with its δ."""
+        if self._direction == "removing":
+            steep: Array = delta + np.exp(epsilons) * self._rate
+            return steep
+        flat: Array = 1 - np.exp(-epsilons) * (1 - delta - self._rate)
+        return flat
+
+    def _renyi_bound(self, grid: Array) -> Array:
+        """Return upper bounds on δ at each ε that cost little."""
+        profile = PrivacyProfile(self._releases, self._direction)
+        bound: Array = np.minimum(profile.renyi_bound(grid)[0], 1.0)
+        return bound
+
+    def _add_near(self, epsilon: float) -> ProfileBounds | None:
+        """Bound δ near one ε, and keep the bounds."""
+        found = bounds_near(self._releases, self._direction, epsilon)
+        self._work += 1 if isinstance(found, EvaluatedIntegral) else _LATTICE_WORK
+        if found is not None:
+            self._found.append(found)
+        return found
+
+
+def _intersection(lower: Array, upper: Array, low: Array, high: Array) -> tuple[Array, Array]:
+    """Return the intersection of proved intervals.
+
+    Raises:
+        ContradictionError: one of them is empty.
+    """
+    lower, upper = np.maximum(lower, low), np.minimum(upper, high)
+    for least, most in zip(lower, upper, strict=True):
+        check_bounds(rounding.down(float(least)), rounding.up(float(most)))
+    return lower, upper
 
 
 def least_mu(curves: Sequence[DirectionCurve], slack: float, largest: float) -> tuple[float, float]:

@@ -8,7 +8,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from accountant_service.numerics.engines import fft_lattice
 from accountant_service.numerics.engines.fft_lattice import LatticeProfile
+from accountant_service.numerics.laws.dominating_pair import LossCells
 
 
 @settings(max_examples=60, deadline=None)
@@ -45,3 +47,18 @@ def test_a_peak_far_from_a_plateau_is_found() -> None:
     p[points // 2 + 8 :] = 1e-5
     profile = LatticeProfile(p, q, 0.0, 0.0, floor=-1.0)
     assert profile.delta(0.0) >= 1e-3
+
+
+def test_an_outcome_beyond_its_edge_counts_with_its_loss() -> None:
+    """A cell whose edges are off by e holds losses up to e above its upper edge."""
+    spacing, off = 0.1, 0.01
+    loss = spacing + off
+    p, q = np.array([0.0, 1.0, 0.0]), np.array([0.0, math.exp(-loss), 0.0])
+    none, edge_error = np.zeros(3), np.full(2, off)
+    cells = LossCells(0, p, q, 1 - q[1:-1], none, none, none[1:-1], np.ones(1), edge_error)
+    # private: the discretised pair is a step of the upper profile
+    first, mass, infinite = fft_lattice._connect_the_dots(cells, spacing)
+    losses = spacing * (first + np.arange(len(mass)))
+    for epsilon in (0.0, 0.05, spacing, spacing + 0.5 * off):
+        found = mass @ np.maximum(-np.expm1(epsilon - losses), 0.0) + infinite
+        assert found >= -math.expm1(epsilon - loss), epsilon

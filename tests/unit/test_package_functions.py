@@ -6,6 +6,7 @@ import inspect
 import json
 import subprocess
 import sys
+import time
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,11 @@ from accountant_service import (
     steps,
 )
 from accountant_service.accountants import ACCOUNTANTS
-from accountant_service.errors import InvalidArgumentError, NoFiniteEpsilonError
+from accountant_service.errors import (
+    InvalidArgumentError,
+    NoFiniteEpsilonError,
+    TooExpensiveError,
+)
 from accountant_service.guarantee import Guarantee, NeighbouringRelation
 
 FUNCTIONS = {
@@ -56,6 +61,7 @@ def test_importing_a_function_imports_nothing_heavy() -> None:
     """NumPy, SciPy and pydantic take most of a second: the first call imports them."""
     code = """
 import sys
+import time
 from accountant_service import compare, delta, epsilon, noise_multiplier, plan, sample_rate, steps
 heavy = {"numpy", "scipy", "pydantic", "fastapi", "sqlalchemy", "typer"}
 print(sorted(heavy & set(sys.modules)))
@@ -66,7 +72,7 @@ print("numpy" in sys.modules)
     said = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     ).stdout.splitlines()
-    ours = ("errors", "functions", "guarantee", "number_format", "version")
+    ours = ("errors", "functions", "guarantee", "number_format", "time_limit", "version")
     assert said == ["[]", str([f"accountant_service.{each}" for each in ours]), "True"]
 
 
@@ -167,3 +173,53 @@ def test_an_argument_that_is_unknown_or_too_much_is_refused() -> None:
         epsilon(delta=1e-9, mechanism={"kind": "approximate_dp", "epsilon": 1.0, "delta": 0.5})
     with pytest.raises(TypeError, match="noise"):
         epsilon(delta=1e-5, noise=1.1)  # type: ignore[call-arg]
+
+
+SLOW: dict[str, Any] = {
+    "sampling": "balls_in_bins",
+    "steps": 1000,
+    "sample_rate": 0.01,
+    "true_positive_rate": 0.01,
+    "false_positive_rate": 0.001,
+}
+
+
+def test_a_time_limit_ends_a_computation() -> None:
+    with pytest.raises(TooExpensiveError, match=r"time limit of 0\.05 s"):
+        noise_multiplier(**SLOW, time_limit=0.05)
+    for limit in (0.0, -1.0, float("nan")):
+        with pytest.raises(InvalidArgumentError, match="time_limit must be above 0"):
+            epsilon(**RUN, delta=1e-5, time_limit=limit)
+    options = [f"--{name.replace('_', '-')}={value}" for name, value in SLOW.items()]
+    for limit, message in (("0.05", "needs more than the time limit"), ("0", "must be above 0")):
+        found = CliRunner().invoke(
+            cli.app, ["noise-multiplier", *options, "--time-limit", limit, "--json"]
+        )
+        assert found.exit_code == 2
+        assert message in found.output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("solve", "asked", "seconds"),
+    [
+        (noise_multiplier, SLOW, 2.0),
+        (sample_rate, {"noise_multiplier": 0.4, "steps": 100} | TARGET, 2.0),
+        (
+            sample_rate,
+            {"noise_multiplier": 0.6, "steps": 100, "epsilon": 1.0, "delta": 1e-5},
+            2.0,
+        ),
+    ],
+)
+def test_a_solve_far_from_its_guess_is_quick(solve: Any, asked: Any, seconds: float) -> None:
+    """These took 7, 7 and 3 CPU seconds. The answer meets its target when it is asked again."""
+    before = time.process_time()
+    found = solve(**asked)
+    assert time.process_time() - before < 2 * seconds  # on a busy machine
+    if "epsilon" in asked:
+        run = {"noise_multiplier": asked["noise_multiplier"], "steps": asked["steps"]}
+        again = epsilon(**run, sample_rate=found.sample_rate, delta=asked["delta"])
+        assert again.epsilon <= asked["epsilon"]
+    else:
+        assert found.risk.upper <= asked["true_positive_rate"]

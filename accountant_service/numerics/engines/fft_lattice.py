@@ -324,15 +324,21 @@ def _connect_the_dots(cells: LossCells, spacing: float) -> tuple[int, Array, flo
 
     A cell's share for its upper edge is θ = (P − Q·e^{low})/(P·(1 − e^{−h})); rounding moves mass
     up, never down. What lies below the first edge moves up to it.
+
+    If the outcomes were divided at losses up to e from the edges, their ends are low − e and
+    high + e. The first moves up to the edge. The second is split between the edge and the next one,
+    whose share is at most (1 − e^{−e})/(1 − e^{−h}).
     """
     inner, rounding = cells.p[1:-1] + cells.p_rounding[1:-1], cells.p_rounding
-    upward = (cells.gap + cells.gap_rounding) / -math.expm1(-spacing) + rounding[1:-1]
-    upward = np.clip(upward, 0.0, inner)
-    mass = np.zeros(len(inner) + 1)
+    edge_error = np.maximum(cells.edge_error[:-1], cells.edge_error[1:])
+    gap = cells.gap + cells.gap_rounding + edge_error * (inner + np.abs(cells.gap))
+    upward = np.clip(gap / -math.expm1(-spacing) + rounding[1:-1], 0.0, inner)
+    from_below = np.concatenate([cells.p[:1] + rounding[:1], upward])
+    beyond = from_below * np.minimum(np.expm1(-cells.edge_error) / math.expm1(-spacing), 1.0)
+    mass = from_below - beyond
     mass[:-1] += inner - upward
-    mass[1:] += upward
-    mass[0] += cells.p[0] + rounding[0]
-    return cells.first, mass, float(cells.p[-1] + rounding[-1])
+    mass[1:] += beyond[:-1]
+    return cells.first, mass, float(cells.p[-1] + rounding[-1] + beyond[-1])
 
 
 def _compose(

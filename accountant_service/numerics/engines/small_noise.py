@@ -53,7 +53,13 @@ from accountant_service.numerics.floats.special_functions import (
     log_normal_tail,
 )
 from accountant_service.numerics.laws import gaussian
-from accountant_service.numerics.laws.dominating_pair import Composition, GaussianPair, Release
+from accountant_service.numerics.laws.dominating_pair import (
+    DIRECTIONS,
+    Composition,
+    Direction,
+    GaussianPair,
+    Release,
+)
 
 _TERMS_MAX: Final = 1 << 18  # of one sum
 _MARGINS: Final = (24.0, 18.0, 12.0)  # x less log ΣT: the least accurate one is good to 1e-5 in ε
@@ -226,23 +232,30 @@ class _SmallNoiseProfile:
         return float(gaussian.epsilon(delta, math.sqrt(total)))
 
     def log_lower(self, epsilon: float) -> float:
-        """Return a lower bound on log δ(ε), rounded down; −∞ if δ may be 0.
-
-        Where δ hardly falls with ε, an error of δ would be a large one of ε.
-        """
-        removing = self.participations.log_mixture_delta(epsilon, 1.0)
-        taken = float(self.sampled.counts @ np.exp(self.sampled.log_false_presence(self.margin)))
-        if taken >= 0.5:
-            return removing - rounding.MARGIN
-        adding = self._log_delta_adding(epsilon + self._loss_error, 1.0)
-        return max(removing, adding + math.log1p(-rounding.up(taken))) - rounding.MARGIN
+        """Return a lower bound on log δ(ε), rounded down; −∞ if δ may be 0."""
+        return max(self.log_bounds(each, epsilon)[0] for each in DIRECTIONS)
 
     def log_upper(self, epsilon: float) -> float:
         """Return an upper bound on log δ(ε), rounded up."""
-        removing = float(
-            np.logaddexp(self._log_delta_removing(epsilon), self.participations.log_outside)
-        )
-        return min(0.0, max(removing, self._log_delta_adding(epsilon, -1.0))) + rounding.MARGIN
+        return max(self.log_bounds(each, epsilon)[1] for each in DIRECTIONS)
+
+    def log_bounds(self, direction: Direction, epsilon: float) -> tuple[float, float]:
+        """Return a lower and an upper bound on log δ(ε) of one direction, rounded outward.
+
+        Where δ hardly falls with ε, an error of δ would be a large one of ε.
+        """
+        if direction == "removing":
+            lower = self.participations.log_mixture_delta(epsilon, 1.0)
+            mixed = self._log_delta_removing(epsilon)
+            upper = float(np.logaddexp(mixed, self.participations.log_outside))
+        else:
+            false = np.exp(self.sampled.log_false_presence(self.margin))
+            taken, lower = float(self.sampled.counts @ false), -math.inf
+            if taken < 0.5:
+                lower = self._log_delta_adding(epsilon + self._loss_error, 1.0)
+                lower += math.log1p(-rounding.up(taken))
+            upper = self._log_delta_adding(epsilon, -1.0)
+        return lower - rounding.MARGIN, min(0.0, upper) + rounding.MARGIN
 
     @property
     def _loss_error(self) -> float:

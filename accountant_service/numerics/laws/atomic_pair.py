@@ -70,7 +70,9 @@ class AtomicPair(ABC):
         with_record = np.bincount(index, np.exp(atoms.log_with), intervals).astype(float)
         without_record[np.searchsorted(edges, -math.inf, side="right") - 1] += atoms.only_without
         with_record[-1] += atoms.only_with
-        return IntervalMasses.with_relative_error(atoms.error, without_record, with_record)
+        return IntervalMasses.with_relative_error(
+            atoms.error, without_record, with_record, edge_error=atoms.error
+        )
 
     def limits(self, tail_deviations: float) -> tuple[float, float]:
         """Return limits of the log-likelihood ratio; `tail_deviations` sets the mass outside."""

@@ -217,6 +217,7 @@ def _group_by_loss(first: int, edges: Array, loss: Array, p: Array, q: Array) ->
         terms * q_sums,
         terms[1:-1] * np.abs(gaps),
         np.exp(-edges[:-1]),
+        np.zeros(count + 1),  # each point is in the interval of the loss that it was given
     )
 
 

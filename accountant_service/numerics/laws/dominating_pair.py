@@ -39,16 +39,28 @@ _EPS: Final = float(np.finfo(float).eps)
 
 @dataclass(frozen=True, slots=True)
 class IntervalMasses:
-    """Probabilities of intervals without and with the record, with bounds on rounding errors."""
+    """Probabilities of intervals without and with the record, with bounds on rounding errors.
+
+    Attributes:
+        without_record, with_record: the probabilities.
+        without_record_rounding, with_record_rounding: bounds on their errors.
+        edge_error: an upper bound, for each edge or for all, on the distance from the edge of the
+            ratio Λ at which the outcomes are divided.
+    """
 
     without_record: Array
     with_record: Array
     without_record_rounding: Array
     with_record_rounding: Array
+    edge_error: Array | float = 0.0
 
     @classmethod
     def with_relative_error(
-        cls, relative_error: float, without_record: Array, with_record: Array
+        cls,
+        relative_error: float,
+        without_record: Array,
+        with_record: Array,
+        edge_error: float = 0.0,
     ) -> Self:
         """Return masses whose rounding errors are bounded by a relative error."""
         return cls(
@@ -56,6 +68,7 @@ class IntervalMasses:
             with_record,
             relative_error * without_record + _UNDERFLOW,
             relative_error * with_record + _UNDERFLOW,
+            edge_error,
         )
 
 
@@ -258,6 +271,8 @@ class LossCells:
         p_rounding, q_rounding: bounds on the floating-point error of each mass.
         gap_rounding: the same for `gap`.
         shrink: e^{−l} at the edge the gap was taken at.
+        edge_error: an upper bound for each edge: the outcomes are divided at a loss that is at most
+            this far from it. A lower bound on δ does not need it, as any event is an attack.
         infinite: the part of the last of `p` that Q excludes for certain, rounded down.
     """
 
@@ -269,6 +284,7 @@ class LossCells:
     q_rounding: Array
     gap_rounding: Array
     shrink: Array
+    edge_error: Array
     infinite: float = 0.0
 
     def reversed(self, infinite: float = 0.0) -> LossCells:
@@ -286,6 +302,7 @@ class LossCells:
             self.p_rounding[back],
             (self.gap_rounding * self.shrink)[back],
             (1 / self.shrink)[back],
+            self.edge_error[back],
             infinite,
         )
 
@@ -421,8 +438,11 @@ class Release:
         q·(N₁ − N₀) − N₀·(e^l − 1) when removing and, when adding, minus that times e^{−l}:
         `reversed` supplies the sign and the factor.
         """
-        cuts = np.concatenate([[-np.inf], self._log_ratio_at(edges), [np.inf]])
-        masses, q = self.base_pair.masses(cuts), self.sample_rate
+        log_ratios = self._log_ratio_at(edges)
+        masses = self.base_pair.masses(np.concatenate([[-np.inf], log_ratios, [np.inf]]))
+        edge_error = np.broadcast_to(masses.edge_error, len(edges) + 2)[1:-1]  # dl ≤ dΛ
+        edge_error = edge_error + self._inverse_error(edges, log_ratios)
+        q = self.sample_rate
         mixed = (1 - q) * masses.without_record + q * masses.with_record
         mixed_rounding = (
             (1 - q) * masses.without_record_rounding
@@ -447,6 +467,7 @@ class Release:
             masses.without_record_rounding,
             gap_rounding,
             np.exp(-anchor),
+            edge_error,
             rounding.down(self._infinite_mass("removing")) if is_certain else 0.0,
         )
 
@@ -455,13 +476,32 @@ class Release:
         return sampled_gaussian.privacy_loss(log_ratio, self.sample_rate)
 
     def _log_ratio_at(self, loss: Array) -> Array:
-        """Return the log-likelihood ratio at each privacy loss; −∞ if no loss is that low."""
-        if self.sample_rate == 1.0:
+        """Return about the log-likelihood ratio at each privacy loss; −∞ if no loss is that low.
+
+        It is log((e^l − (1 − q))/q). Each range of losses has the form that loses no digits there.
+        """
+        q = self.sample_rate
+        if q == 1.0:
             return loss
-        capped = np.minimum(loss, 500.0)
-        relative = np.maximum(np.expm1(capped) / self.sample_rate, -1.0)
         with np.errstate(divide="ignore"):
-            return np.log1p(relative) + (loss - capped)
+            middle = np.log1p(np.maximum(np.expm1(np.minimum(loss, 1.0)) / q, -1.0))
+            high = loss + np.log1p(-(1 - q) * np.exp(-np.maximum(loss, 1.0))) - math.log(q)
+            found = np.where(loss > 1.0, high, middle)
+            if q <= 0.5:  # then no loss is below −log 2
+                return found
+            low = np.log(np.maximum(np.exp(np.minimum(loss, 0.0)) - (1 - q), 0.0) / q)
+        return np.where(loss < -0.5, low, found)
+
+    def _inverse_error(self, loss: Array, log_ratio: Array) -> Array:
+        """Return upper bounds on the errors of lattice points and of their computed inverses.
+
+        They are distances of losses. However a ratio was computed, its loss is at most this far
+        from the lattice point.
+        """
+        lowest = math.log1p(-self.sample_rate) if self.sample_rate < 1.0 else -math.inf
+        distance = np.abs(self.loss(log_ratio) - np.maximum(loss, lowest))
+        error: Array = distance + sampled_gaussian.loss_error(loss, log_ratio, self.sample_rate)
+        return error + 2 * _EPS * np.abs(loss)
 
 
 Composition = Sequence[tuple[ReleaseLaw, int]]  # different releases with their counts

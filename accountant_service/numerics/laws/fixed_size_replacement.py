@@ -127,7 +127,8 @@ class _Replacement(ABC):
         error = above.p_rounding[1:-1] + above.q_rounding[1:-1] + 4 * _EPS * mass
         gap = -mass * math.expm1(-half)
         shrink = np.array([math.exp(half)])
-        return LossCells(0, mass, mass, gap, error, error, error + 4 * _EPS * gap, shrink)
+        off, exact = error + 4 * _EPS * np.abs(gap), np.zeros(2)
+        return LossCells(0, mass, mass, gap, error, error, off, shrink, exact)
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +246,13 @@ def _join_cells(
     added = mass_at_zero * (1 - 1 / shrink[at])  # P − Q·e^{low edge} of the loss 0
     gap[at] += added
     gap_rounding[at] += _ATOM_ROUNDING * (abs(gap[at]) + added)
-    return LossCells(first, p, q, gap, p_rounding, q_rounding, gap_rounding, shrink, upper.infinite)
+    low, high = lower.edge_error, upper.edge_error
+    if middle is None:  # they share the edge 0
+        low, high = low[:-1], np.append(max(low[-1], high[0]), high[1:])
+    edge_error = np.concatenate([low, high])
+    return LossCells(
+        first, p, q, gap, p_rounding, q_rounding, gap_rounding, shrink, edge_error, upper.infinite
+    )
 
 
 def _log_expm1(x: Array) -> Array:

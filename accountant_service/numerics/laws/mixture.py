@@ -62,6 +62,7 @@ class MixedRelease:
         sums = {
             field.name: sum(weight * getattr(each, field.name) for weight, each in cut)
             for field in fields(LossCells)
-            if field.name not in ("first", "shrink")
+            if field.name not in ("first", "shrink", "edge_error")
         }
-        return LossCells(first=first, shrink=cut[0][1].shrink, **sums)
+        edge_error = np.maximum.reduce([each.edge_error for _, each in cut])
+        return LossCells(first=first, shrink=cut[0][1].shrink, edge_error=edge_error, **sums)

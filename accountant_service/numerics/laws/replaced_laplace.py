@@ -75,6 +75,7 @@ class ReplacedLaplacePair:
             with_record,
             error + q * minus_rounding + 8 * _EPS * without_record,
             error + q * plus_rounding + 8 * _EPS * with_record,
+            self._edge_error(edges, position),
         )
 
     def _scaled_output(self, loss: Array) -> Array:
@@ -83,6 +84,24 @@ class ReplacedLaplacePair:
         rise = self._least_ratio * np.expm1(np.abs(loss)) / self.sampled
         scaled = 0.5 * (beta + np.log(math.exp(-beta) + rise))
         return np.copysign(np.clip(scaled, 0.0, beta), loss)
+
+    def _loss(self, scaled: Array) -> Array:
+        """Return the privacy loss at each output, divided by the noise scale, within ±β."""
+        size = np.abs(scaled)
+        rise = np.exp(2 * size - self.inverse_scale) * -np.expm1(-2 * size)
+        loss: Array = np.log1p(self.sampled * rise / self._least_ratio)
+        return np.copysign(loss, scaled)
+
+    def _edge_error(self, edges: Array, scaled: Array) -> Array:
+        """Return upper bounds on the distances of the edges from the losses at these outputs.
+
+        The loss of an output, and the greatest of all, are off by a few eps of (1 + β) times
+        themselves.
+        """
+        inside = np.clip(edges, -self.largest_loss, self.largest_loss)
+        rounding = 32 * _EPS * (1 + self.inverse_scale) * np.abs(inside)
+        error: Array = np.abs(self._loss(scaled) - inside) + rounding
+        return error
 
     def limits(self, tail_deviations: float) -> tuple[float, float]:  # noqa: ARG002
         """Return the least and the greatest privacy loss."""

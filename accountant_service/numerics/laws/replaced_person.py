@@ -46,10 +46,11 @@ from accountant_service.numerics.floats.special_functions import (
     log_normal_tail,
     log_sum_exp,
 )
-from accountant_service.numerics.laws.dominating_pair import IntervalMasses, normal_masses
+from accountant_service.numerics.laws.dominating_pair import IntervalMasses
 from accountant_service.numerics.laws.several_records import (
     SeveralRecordsPair,
     invert_increasing,
+    total_variation_of,
 )
 
 _EPS: Final = float(np.finfo(float).eps)
@@ -85,33 +86,24 @@ class ReplacedPersonPair:
         finite = np.isfinite(edges)
         z, error = edges.astype(float), np.zeros(len(edges))
         z[finite], error[finite] = self._outputs_at(edges[finite])
-        # a cell whose edges are off in Λ is one of a pair with masses that are off as much
-        off = np.maximum(error[:-1], error[1:]) + 64 * _EPS
-        found = []
-        for sign in (-1.0, 1.0):
-            mass, rounding = np.zeros(len(z) - 1), np.zeros(len(z) - 1)
-            for participations, log_weight in zip(*self.person.weights(), strict=True):
-                shift, weight = participations * self.person.mu, math.exp(log_weight)
-                own, own_rounding = normal_masses(z - sign * shift, shift)
-                mass += weight * own
-                rounding += weight * own_rounding
-            found += [mass, rounding + off * mass]
-        without_record, without_rounding, with_record, with_rounding = found
+        without_record, without_rounding = self.person.mixture_masses(z, -1.0)
+        with_record, with_rounding = self.person.mixture_masses(z, 1.0)
         for mass, rounding, last in (
             (without_record, without_rounding, 0),
             (with_record, with_rounding, -1),
         ):
             mass[last] += self.infinite_masses[1]
             rounding[last] += self.infinite_masses[1]
-        return IntervalMasses(without_record, with_record, without_rounding, with_rounding)
+        return IntervalMasses(without_record, with_record, without_rounding, with_rounding, error)
 
     def _outputs_at(self, log_ratios: Array) -> tuple[Array, Array]:
         """Return the output z at each log-likelihood ratio, and bounds on the ratios' errors."""
 
         def ratio_and_slope(z: Array) -> tuple[Array, Array]:
             """Return Λ and its slope at each output z."""
-            up, down = self.person.log_ratio(z), self.person.log_ratio(-z)
-            return up - down, self.person.slope(z, up) + self.person.slope(-z, down)
+            up, up_slope = self.person.ratio_and_slope(z)
+            down, down_slope = self.person.ratio_and_slope(-z)
+            return up - down, up_slope + down_slope
 
         end = self.person.largest_output()
         limits = (-end, end)
@@ -165,8 +157,4 @@ class ReplacedPersonPair:
 
     def total_variation(self) -> float:
         """Return an upper bound on the total variation of the outputs before and after."""
-        masses = self.masses(np.array([-np.inf, 0.0, np.inf]))
-        difference = float(masses.with_record[1] - masses.without_record[1])
-        return difference + float(
-            masses.with_record_rounding[1] + masses.without_record_rounding[1]
-        )
+        return total_variation_of(self.masses(np.array([-np.inf, 0.0, np.inf])))

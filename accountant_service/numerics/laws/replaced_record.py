@@ -246,7 +246,10 @@ class ReplacedRecord:
         q·(N(μ) − N(−μ)) − Q·(e^{loss} − 1).
         """
         edges = lattice_points(first, count + 1, spacing, offset)
-        z = np.concatenate([[-np.inf], self._output_at(edges), [np.inf]])
+        outputs = self._output_at(edges)
+        at_outputs = self.loss(outputs)
+        edge_error = np.abs(at_outputs - edges) + self.loss_rounding(outputs, at_outputs)
+        z = np.concatenate([[-np.inf], outputs, [np.inf]])
         absent, absent_rounding = normal_masses(z, self.mu)
         plus, plus_rounding = normal_masses(z - self.mu, self.mu)
         minus, minus_rounding = normal_masses(z + self.mu, self.mu)
@@ -270,6 +273,7 @@ class ReplacedRecord:
             other_rounding,
             gap_rounding,
             np.exp(-edges[:-1]),
+            edge_error + 2 * _EPS * np.abs(edges),
         )
 
 

@@ -64,6 +64,7 @@ class RevealedSamplePair:
             with_record,
             q * inner.without_record_rounding + 4 * _EPS * without_record,
             q * inner.with_record_rounding + 4 * _EPS * with_record,
+            inner.edge_error,
         )
 
     def limits(self, tail_deviations: float) -> tuple[float, float]:

@@ -40,6 +40,7 @@ _LOG_ERROR: Final = -80.0  # natural log of the quadrature's relative error
 _TAIL_DEVIATIONS: Final = 13.0  # integrated beyond either mode; the rest is bounded and added
 _SMALL_MOMENT: Final = 1e-2  # below this, E − 1 is summed directly
 _ELEMENTS_MAX: Final = 1 << 20  # of one block of orders × nodes (8 MiB)
+_EPS: Final = float(np.finfo(float).eps)
 
 
 def _spacing(order: float, sigma: float) -> float:
@@ -137,6 +138,18 @@ def privacy_loss(ratio: Array, q: float) -> Array:
         return loss
     sums = np.logaddexp(math.log1p(-q), math.log(q) + np.minimum(ratio, 0.0))  # 1 − q is exact
     return np.where(ratio < -0.7, sums, loss)
+
+
+def loss_error(loss: Array, ratio: Array, q: float) -> Array:
+    """Return upper bounds on the errors of the values of `privacy_loss` at exact ratios.
+
+    A value is off by a few eps of itself, and of the terms of log q + Λ where that is used.
+    """
+    if q == 1.0:
+        return np.zeros_like(loss)
+    terms = np.where(ratio < 300.0, 0.0, abs(math.log(q)))
+    error: Array = 16 * _EPS * (np.abs(loss) + terms)
+    return error
 
 
 def _group_orders(orders: Array, nodes: int) -> list[NDArray[np.intp]]:

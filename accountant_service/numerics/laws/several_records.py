@@ -48,6 +48,7 @@ from accountant_service.numerics.laws.dominating_pair import (
     IntervalMasses,
     normal_masses,
 )
+from accountant_service.numerics.time_limit import check_time
 
 RECORDS_MAX: Final = 256
 _EPS: Final = float(np.finfo(float).eps)
@@ -57,6 +58,10 @@ _STRIP: Final = np.linspace(0.02, 0.98, 49)
 _WEIGHT_MIN: Final = -100.0  # log of the least weight that is kept of many sampled records
 _TABLE: Final = 4096  # nodes from which Newton's method starts
 _NEWTON_STEPS: Final = 6
+_BLOCK: Final = 1 << 13  # outputs whose terms are computed together
+_LOG_OMITTED: Final = -50.0  # log of the share of the largest term, below which terms are left out
+_OMITTED: Final = (RECORDS_MAX + 1) * math.exp(_LOG_OMITTED)
+_TILTS: Final = 10  # about how many moments share the nodes
 LEAST_OUTPUT: Final = 41.0  # distance from 0 beyond which a normal law has no mass
 
 
@@ -95,22 +100,52 @@ class SeveralRecordsPair:
         z = np.concatenate([np.full(below, -np.inf), inner, np.full(above, np.inf)])
         error = np.concatenate([np.zeros(below), residual, np.zeros(above)])
         without_record, rounding = normal_masses(z, self.mu)
-        with_record, with_rounding = np.zeros_like(without_record), np.zeros_like(rounding)
-        for participations, log_weight in zip(*self.weights(), strict=True):
-            shift, weight = participations * self.mu, math.exp(log_weight)
-            mass, own = normal_masses(z - shift, shift)
-            with_record += weight * mass
-            with_rounding += weight * own
+        with_record, with_rounding = self.mixture_masses(z, 1.0)
         with_record[-1] += self.infinite_masses[1]
         with_rounding[-1] += self.infinite_masses[1]
-        # a cell whose edges are off in Λ is one of a pair with masses that are off as much
-        off = np.maximum(error[:-1], error[1:]) + 64 * _EPS
         return IntervalMasses(
             without_record,
             with_record,
-            rounding + off * without_record,
-            with_rounding + off * with_record,
+            rounding + 64 * _EPS * without_record,
+            with_rounding,
+            error,
         )
+
+    def mixture_masses(self, z: Array, sign: float) -> tuple[Array, Array]:
+        """Return the masses of Σ w_j·N(sign·jμ) between increasing outputs, and their errors.
+
+        In each block of outputs, numbers j whose density is below e^−50 of the largest are left
+        out.
+        """
+        participations, log_weight = self.weights()
+        mass, rounding = np.zeros(len(z) - 1), np.zeros(len(z) - 1)
+        for start in range(0, len(mass), _BLOCK):
+            edges = z[start : start + _BLOCK + 1]
+            part = slice(start, start + len(edges) - 1)
+            for j in range(*self._window(sign * edges)):
+                shift, weight = float(participations[j]) * self.mu, math.exp(log_weight[j])
+                own, own_rounding = normal_masses(edges - sign * shift, max(shift, self.mu))
+                mass[part] += weight * own
+                rounding[part] += weight * own_rounding
+        return mass, rounding + (64 * _EPS + _OMITTED) * mass
+
+    def _window(self, z: Array) -> tuple[int, int]:
+        """Return the range of the numbers j that count at outputs between the least and greatest.
+
+        The log of the term of j is concave in j, and the difference of those of two numbers i < j
+        increases with z. So a number that is too small at the least output is so at all others, and
+        one that is too large at the greatest output as well.
+        """
+        check_time()
+        participations, log_weight = self.weights()
+        shift = participations * self.mu
+        ends = np.array([z.min(), z.max()])
+        terms = np.multiply.outer(np.where(np.isfinite(ends), ends, 0.0), shift)
+        terms += log_weight - 0.5 * shift * shift
+        counts = terms >= terms.max(axis=1, keepdims=True) + _LOG_OMITTED
+        first = 0 if math.isinf(ends[0]) else int(np.argmax(counts[0]))
+        last = 0 if math.isinf(ends[1]) else int(np.argmax(counts[1][::-1]))
+        return first, len(shift) - last
 
     def weights(self) -> tuple[Array, Array]:
         """Return the numbers of records that may be sampled, and the log probability of each."""
@@ -118,20 +153,27 @@ class SeveralRecordsPair:
 
     def log_ratio(self, z: Array) -> Array:
         """Return the log-likelihood ratio Λ at each output z."""
+        return self.ratio_and_slope(z)[0]
+
+    def ratio_and_slope(self, z: Array) -> tuple[Array, Array]:
+        """Return the log-likelihood ratio Λ at each output z, and its slope dΛ/dz.
+
+        Blocks of outputs are fastest if the outputs increase or decrease.
+        """
         participations, log_weight = self.weights()
         shift = participations * self.mu
-        total = np.full_like(z, -np.inf)
-        for at, weight in zip(shift, log_weight, strict=True):
-            total = np.logaddexp(total, weight + at * z - 0.5 * at * at)
-        return total
-
-    def slope(self, z: Array, log_ratio: Array) -> Array:
-        """Return the slope dΛ/dz of the log-likelihood ratio Λ at each output z."""
-        slope = np.zeros_like(z)
-        for participations, weight in zip(*self.weights(), strict=True):
-            at = participations * self.mu
-            slope += at * np.exp(weight + at * z - 0.5 * at * at - log_ratio)
-        return slope
+        ratio, slope = np.empty_like(z), np.empty_like(z)
+        for start in range(0, len(z), _BLOCK):
+            part = slice(start, start + _BLOCK)
+            window = slice(*self._window(z[part]))
+            terms = np.multiply.outer(shift[window], z[part])
+            terms += (log_weight[window] - 0.5 * shift[window] ** 2)[:, None]
+            peak = terms.max(axis=0)
+            terms -= peak
+            np.exp(terms, out=terms)
+            total = terms.sum(axis=0)
+            ratio[part], slope[part] = peak + np.log(total), (shift[window] @ terms) / total
+        return ratio, slope
 
     def ratio_rounding(self, z: Array) -> Array:
         """Return bounds on the rounding errors of `log_ratio` at each output z."""
@@ -151,14 +193,8 @@ class SeveralRecordsPair:
         Λ is increasing and convex, and at least k·log(1 − q): smaller values have no output.
         """
         lowest = self.log_ratio(np.array([-LEAST_OUTPUT]))[0]
-
-        def ratio_and_slope(z: Array) -> tuple[Array, Array]:
-            """Return Λ and its slope at each output z."""
-            ratio = self.log_ratio(z)
-            return ratio, self.slope(z, ratio)
-
         limits = (-LEAST_OUTPUT, self.largest_output())
-        z = invert_increasing(ratio_and_slope, log_ratios, limits, self.largest_shift)
+        z = invert_increasing(self.ratio_and_slope, log_ratios, limits, self.largest_shift)
         off = np.abs(self.log_ratio(z) - log_ratios) + self.ratio_rounding(z)
         unreached = log_ratios <= lowest
         return np.where(unreached, -np.inf, z), np.where(unreached, 0.0, off)
@@ -171,18 +207,19 @@ class SeveralRecordsPair:
 
     def log_moments(self, orders: Array, sample_rate: float) -> Array:  # noqa: ARG002
         """Return upper bounds on log E[e^{a·loss}] of outputs without the person, per order a."""
+        spacing = min(self._spacing(float(order)) for order in orders)
+        first = -math.ceil(_TAIL_DEVIATIONS / spacing)
+        last = math.ceil(self._last_node(float(orders.max())) / spacing)
+        z = spacing * np.arange(first, last + 1, dtype=float)
+        ratio = self.log_ratio(z)
         found = np.empty_like(orders)
         for i, order in enumerate(orders):
-            found[i] = self._log_moment(float(order))
+            nodes = math.ceil(self._last_node(float(order)) / spacing) - first + 1
+            found[i] = self._log_moment(float(order), z[:nodes], ratio[:nodes], spacing)
         return np.maximum(found, 0.0)
 
-    def _log_moment(self, order: float) -> float:
-        """Return an upper bound on log E[e^{`order`·loss}] without the person."""
-        spacing, last = self._spacing(order), self._last_node(order)
-        z = spacing * np.arange(
-            -math.ceil(_TAIL_DEVIATIONS / spacing), math.ceil(last / spacing) + 1, dtype=float
-        )
-        ratio = self.log_ratio(z)
+    def _log_moment(self, order: float, z: Array, ratio: Array, spacing: float) -> float:
+        """Return an upper bound on log E[e^{`order`·loss}] without the person, from nodes z."""
         exponent = order * ratio - 0.5 * z * z
         total = float(log_sum_exp(exponent)) + math.log(spacing) - LOG_SQRT_TWO_PI
         slope = max(order, 0.0) * self.largest_shift
@@ -209,15 +246,21 @@ class SeveralRecordsPair:
         nodes = (self._last_node(tilt + 1) + _TAIL_DEVIATIONS) / min(
             self._spacing(tilt + 1), self._spacing(-tilt)
         )
-        return nodes * (len(self.weights()[0]) + 1)
+        return nodes * (2 + min(len(self.weights()[0]), 20 / self.mu) / _TILTS)
 
     def total_variation(self) -> float:
         """Return an upper bound on the total variation of outputs without and with the person."""
-        masses = self.masses(np.array([-np.inf, 0.0, np.inf]))
-        difference = float(masses.with_record[1] - masses.without_record[1])
-        return difference + float(
-            masses.with_record_rounding[1] + masses.without_record_rounding[1]
-        )
+        return total_variation_of(self.masses(np.array([-np.inf, 0.0, np.inf])))
+
+
+def total_variation_of(masses: IntervalMasses) -> float:
+    """Return an upper bound on a total variation distance, from masses of Λ < 0 and Λ > 0.
+
+    Outcomes with |Λ| up to the edge's error may be on the wrong side: they add their mass times Λ.
+    """
+    difference = float(masses.with_record[1] - masses.without_record[1])
+    rounding = float(masses.with_record_rounding[1] + masses.without_record_rounding[1])
+    return difference + rounding + 2 * float(np.max(masses.edge_error))
 
 
 def invert_increasing(

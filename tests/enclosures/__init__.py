@@ -1,0 +1,1 @@
+"""Comparisons of every engine, in each direction by itself, with balls that hold the truth."""

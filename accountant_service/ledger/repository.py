@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any, Final
 
 from sqlalchemy import (
@@ -43,10 +44,11 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from accountant_service import mechanisms
 from accountant_service.canonical_json import read_json
 from accountant_service.guarantee import NeighbouringRelation
-from accountant_service.ledger import filters, hash_chain, rules, webhooks
+from accountant_service.ledger import filters, hash_chain, rules, schema_revision, webhooks
 from accountant_service.ledger.errors import (
     DatabaseAwayError,
     DatabaseReadOnlyError,
+    DatabaseSchemaError,
     StoredRowError,
     UnauthenticatedError,
 )
@@ -103,6 +105,8 @@ _READ_ONLY_REASONS: Final[dict[Any, str]] = {
     sqlite3.SQLITE_CORRUPT: "its file is damaged",
     sqlite3.SQLITE_NOTADB: "its file is damaged",
 }
+_NO_SUCH_SQLSTATES: Final = ("42P01", "42703")  # of a table, of a column
+_NO_SUCH: Final = ("no such table", "no such column", "has no column named")  # SQLite's words
 _UNDECODABLE: Final = "Could not decode to UTF-8"  # of SQLite's driver, with the column's name
 _RETRY_WRITE: Final = (
     "nothing is granted; retry with the same Idempotency-Key: retries take effect once"
@@ -206,7 +210,6 @@ def connect(url: str) -> Engine:
         pool_size=8,
         max_overflow=16,
         pool_timeout=10,
-        pool_pre_ping=True,
         hide_parameters=True,
         connect_args={"connect_timeout": 5, "options": f"{url_options} {timeouts}"},
     )
@@ -239,11 +242,37 @@ def _convert_failures(advice: str) -> Iterator[None]:
             raise DatabaseReadOnlyError(
                 f"the database takes no writes: {reason}; {advice}"
             ) from error
-        if isinstance(error, _CONNECTION_FAILURES) or getattr(
-            error, "connection_invalidated", False
-        ):
+        if _lacks_table_or_column(error):
+            raise DatabaseSchemaError(
+                f"the database's tables are not those of this server ({_describe(error)}): start "
+                f"the newest server; {advice}"
+            ) from error
+        if _is_connection_failure(error):
             raise DatabaseAwayError(f"the database does not answer; {advice}") from error
         raise
+
+
+def _lacks_table_or_column(error: Exception) -> bool:
+    """Return whether the database refused a statement about a table or column that it lacks."""
+    driver_error = getattr(error, "orig", None)
+    if isinstance(driver_error, sqlite3.Error):
+        return any(words in str(driver_error) for words in _NO_SUCH)
+    return _driver_code(driver_error) in _NO_SUCH_SQLSTATES
+
+
+def _describe(error: Exception) -> str:
+    """Return the first line of a driver's message."""
+    return str(getattr(error, "orig", error)).partition("\n")[0]
+
+
+def _is_connection_failure(error: Exception) -> bool:
+    """Return whether the database did not answer, or not in time; not if it refused a statement."""
+    driver_error = getattr(error, "orig", None)
+    if isinstance(driver_error, sqlite3.Error):
+        refused = _driver_code(driver_error) == sqlite3.SQLITE_ERROR
+        return isinstance(error, OperationalError) and not refused
+    is_invalidated = getattr(error, "connection_invalidated", False)
+    return isinstance(error, _CONNECTION_FAILURES) or is_invalidated
 
 
 def _begin_sqlite(connection: Connection) -> None:
@@ -326,10 +355,16 @@ class StoredEntry:
 
 
 class Repository:
-    """Access to the ledger's database through transactions."""
+    """Access to the ledger's database through transactions.
 
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
+    Args:
+        engine: of the database.
+        is_checked: whether each connection checks first that the database's revision is this
+            program's. Only who migrates or moves a database may leave this out.
+    """
+
+    def __init__(self, engine: Engine, *, is_checked: bool = False) -> None:
+        self.engine, self._is_checked = engine, is_checked
         # SQLite has one writer: threads wait here instead of polling its lock
         one_writer = engine.dialect.name == "sqlite"
         self._writer_lock = threading.Lock() if one_writer else contextlib.nullcontext()
@@ -347,7 +382,8 @@ class Repository:
         with (
             _convert_failures(_RETRY_WRITE),
             self._writer_lock,
-            self.engine.begin() as connection,
+            self._connect() as connection,
+            connection.get_transaction() or connection.begin(),
         ):
             yield Transaction(connection)
 
@@ -358,21 +394,45 @@ class Repository:
         No writer waits for it, however long it lasts: SQLite's write-ahead log keeps the state that
         it began with.
         """
-        if self.engine.dialect.name == "sqlite":
-            with self.reading() as reading:
-                yield reading
-            return
-        with _convert_failures("try again"), self.engine.connect() as connection:
-            yield Transaction(connection.execution_options(isolation_level="REPEATABLE READ"))
+        options = {"postgresql": {"isolation_level": "REPEATABLE READ"}}
+        with self._read(options.get(self.engine.dialect.name, {_READING: True})) as reading:
+            yield reading
 
     @contextmanager
     def reading(self) -> Iterator[Transaction]:
         """Context manager of a connection that reads committed data; it locks nothing."""
-        options: Any = {_READING: True}
-        if self.engine.dialect.name == "postgresql":  # each statement alone
-            options = {"isolation_level": "AUTOCOMMIT"}
-        with _convert_failures("try again"), self.engine.connect() as connection:
-            yield Transaction(connection.execution_options(**options))
+        options = {"postgresql": {"isolation_level": "AUTOCOMMIT"}}  # each statement alone
+        with self._read(options.get(self.engine.dialect.name, {_READING: True})) as reading:
+            yield reading
+
+    @contextmanager
+    def _read(self, options: Mapping[str, Any]) -> Iterator[Transaction]:
+        """Context manager of a connection with execution options, which changes nothing."""
+        with _convert_failures("try again"), self._connect(options) as connection:
+            yield Transaction(connection)
+
+    def _connect(self, options: Mapping[str, Any] = MappingProxyType({})) -> Connection:
+        """Return a connection that is alive, after a check of the database's revision.
+
+        The check is the first statement. If it shows that the connection was lost while it waited
+        in the pool, a new one takes its place: nothing was done on it.
+        """
+        try:
+            return self._check(self.engine.connect().execution_options(**options))
+        except DBAPIError as error:
+            if not error.connection_invalidated:
+                raise
+        return self._check(self.engine.connect().execution_options(**options))
+
+    def _check(self, connection: Connection) -> Connection:
+        """Return a connection after a check of the database's revision; close it on an error."""
+        try:
+            if self._is_checked:
+                schema_revision.require_current(connection)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
 
     def get_or_create_secret(self, name: str) -> bytes:
         """Return the server secret of this name; create it if it does not exist."""
@@ -393,7 +453,7 @@ class Repository:
         with (
             _convert_failures("try again"),
             self._writer_lock,
-            self.engine.connect() as connection,
+            self._connect() as connection,
             context(connection),
         ):
             connection.exec_driver_sql(statement)
@@ -514,8 +574,11 @@ class Transaction:
         head = hash_chain.hash_entry(dataset.head, body)
         self.connection.execute(
             _INSERT_ENTRY,
-            {"dataset": dataset.identifier, "number": number, "body": body, "hash": head},
-        )
+            {
+                "dataset": dataset.identifier, "number": number, "body": body, "hash": head,
+                "kind": kind.value, "at": at,
+            },
+        )  # fmt: skip
         self.connection.execute(
             _UPDATE_DATASET,
             {
@@ -645,9 +708,9 @@ class Transaction:
     # --- entries
 
     def list_entries(self, dataset: Dataset, after: int, limit: int = PAGE_SIZE) -> Sequence[Any]:
-        """Return a page of entries after number `after`, each as number, body and hash."""
+        """Return a page of the rows of a dataset's entries after number `after`."""
         return self.connection.execute(
-            select(ENTRY.c.number, ENTRY.c.body, ENTRY.c.hash)
+            select(ENTRY)
             .where(ENTRY.c.dataset == dataset.identifier)
             .where(ENTRY.c.number > after)
             .order_by(ENTRY.c.number)

@@ -913,6 +913,7 @@ def test_a_database_from_the_future_is_refused(tmp_path: Path) -> None:
     opening.open_repository(url).close()
     with closing(sqlite3.connect(tmp_path / "ledger.db")) as connection, connection:
         connection.execute("UPDATE alembic_version SET version_num = '9999'")
+        connection.execute("UPDATE ledger_schema SET oldest_writer = '9998'")
     with pytest.raises(opening.NewerDatabaseError, match="newer"):
         opening.open_repository(url)
 
@@ -923,6 +924,7 @@ def test_migrations_and_create_all_make_the_same_tables(make: str, url: str) -> 
     from alembic.autogenerate import compare_metadata
     from alembic.migration import MigrationContext
 
+    from accountant_service.ledger.schema_revision import SCHEMA
     from accountant_service.ledger.tables import METADATA
 
     with (
@@ -935,7 +937,7 @@ def test_migrations_and_create_all_make_the_same_tables(make: str, url: str) -> 
             # private: `upgrade` creates the tables of an empty database at once
             opening._run_migrations(transaction.connection)
         context = MigrationContext.configure(transaction.connection)
-        assert compare_metadata(context, METADATA) == []
+        assert compare_metadata(context, [METADATA, SCHEMA.metadata]) == []
         before, after = opening.upgrade(transaction.connection)
         assert before == after == context.get_current_revision()
 

@@ -14,7 +14,7 @@ import sqlite3
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -23,11 +23,13 @@ from typing import Any, Final
 
 from sqlalchemy import (
     BigInteger,
+    ColumnElement,
     Connection,
     Engine,
     ExceptionContext,
     Select,
     String,
+    and_,
     bindparam,
     create_engine,
     event,
@@ -36,6 +38,7 @@ from sqlalchemy import (
     or_,
     select,
     text,
+    true,
     tuple_,
 )
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
@@ -158,6 +161,13 @@ _COUNT_REQUEST: Final = text(
     "OR quota_empty_at > :plausible)"
 ).bindparams(*(bindparam(each, type_=BigInteger) for each in ("at", "interval", "plausible")))
 _INSERT_ENTRY: Final = ENTRY.insert()
+_DERIVE_ENTRY: Final = (
+    ENTRY.update()
+    .where(ENTRY.c.dataset == bindparam("of_dataset"))
+    .where(ENTRY.c.number == bindparam("of_number"))
+    .where(ENTRY.c.at.is_(None))
+    .values(kind=bindparam("new_kind"), at=bindparam("new_at"))
+)
 # every write stores its answer: one statement also finds out that its key was revoked meanwhile
 _REVOKED_KEY: Final = (
     select(API_KEY.c.id)
@@ -352,6 +362,39 @@ class StoredEntry:
     number: int
     body: str
     hash: str
+
+
+@dataclass(frozen=True, slots=True)
+class EntryFilter:
+    """The entries to export: of which datasets, of which kinds, and from which time.
+
+    Attributes:
+        datasets: names; None for all datasets.
+        kinds: none of them means entries of every kind.
+        since: microseconds since 1970, included; None for no limit.
+        until: excluded; None for no limit.
+    """
+
+    datasets: tuple[str, ...] | None = None
+    kinds: tuple[str, ...] = ()
+    since: int | None = None
+    until: int | None = None
+
+    @property
+    def is_partial(self) -> bool:
+        """Return whether it may leave out entries of its datasets."""
+        return bool(self.kinds) or self.since is not None or self.until is not None
+
+    def conditions(self) -> list[ColumnElement[bool]]:
+        """Return the conditions on the kind and time of an entry."""
+        found: list[ColumnElement[bool]] = []
+        if self.kinds:
+            found.append(ENTRY.c.kind.in_(self.kinds))
+        if self.since is not None:
+            found.append(ENTRY.c.at >= self.since)
+        if self.until is not None:
+            found.append(ENTRY.c.at < self.until)
+        return found
 
 
 class Repository:
@@ -718,27 +761,143 @@ class Transaction:
         ).all()
 
     def list_all_entries(
-        self, datasets: Sequence[str] | None, after: tuple[str, int], limit: int
-    ) -> list[StoredEntry]:
-        """Return a page of several datasets' entries, ordered by dataset name and entry number.
+        self, wanted: EntryFilter, after: tuple[str, int], limit: int
+    ) -> tuple[list[StoredEntry], tuple[str, int] | None]:
+        """Return a page of several datasets' entries, by dataset name and entry number.
+
+        Each page is found by indexes, so it takes as long after a million entries as at the start.
 
         Args:
-            datasets: names; None for all datasets.
-            after: the name and number of the last entry of the page before.
+            wanted: a page may have others, too: entries whose kind and time are not derived yet.
+            after: the name and number at which the page before ended.
             limit: the length of the page.
+
+        Returns:
+            The entries, and where the next page begins after; None if this is the last page.
         """
-        order = (DATASET.c.name, ENTRY.c.number)
+        heads = self._list_heads(wanted, after[0], limit + 1)
+        if not heads:
+            return [], None
+        found: list[StoredEntry] = []
+        done = 0  # of the heads: no entry of these is left
+        if heads[0].name == after[0]:
+            found, done = self._list_entries_of(heads[0], wanted, after[1], limit), 1
+        small = _take_small(heads[done:], limit - len(found))
+        together = self._list_entries_of_all(small, wanted, limit - len(found))
+        if together:
+            found += together
+        if together is not None and small:
+            done += len(small)
+        elif len(found) < limit and done < len(heads):
+            found += self._list_entries_of(heads[done], wanted, 0, limit - len(found))
+            done += 1
+        if done == len(heads) <= limit and len(found) < limit:
+            return found, None
+        last = heads[done - 1]
+        number = after[1] if last.name == after[0] else 0
+        if found and found[-1].dataset == last.name:
+            number = found[-1].number
+        return found, (last.name, number if len(found) == limit else max(number, last.version))
+
+    def _list_heads(self, wanted: EntryFilter, name: str, limit: int) -> Sequence[Any]:
+        """Return the id, name and number of entries of the wanted datasets from a name on."""
         query = (
-            select(DATASET.c.name, ENTRY.c.number, ENTRY.c.body, ENTRY.c.hash)
-            .join(ENTRY, ENTRY.c.dataset == DATASET.c.id)
+            select(DATASET.c.id, DATASET.c.name, DATASET.c.version)
+            .where(DATASET.c.name >= name)
+            .order_by(DATASET.c.name)
+            .limit(limit)
+        )
+        if wanted.datasets is not None:
+            query = query.where(DATASET.c.name.in_(wanted.datasets))
+        return self.connection.execute(query).all()
+
+    def _list_entries_of(
+        self, head: Any, wanted: EntryFilter, after: int, limit: int
+    ) -> list[StoredEntry]:
+        """Return the first of a dataset's wanted entries after a number."""
+        page = select(ENTRY).where(ENTRY.c.dataset == head.id).order_by(ENTRY.c.number).limit(limit)
+        if not wanted.is_partial:
+            queries = [page]
+        else:
+            queries = [page.where(ENTRY.c.at.is_(None))]
+            kinds = [ENTRY.c.kind == kind for kind in wanted.kinds] or [true()]
+            if after == 0 and wanted.since is not None:  # by the index of times, in one step
+                after = self._find_number_before(head, wanted.since)
+            queries += [page.where(each, *wanted.conditions()) for each in kinds]
+        rows = [
+            StoredEntry(head.name, row.number, row.body, row.hash)
+            for query in queries
+            for row in self.connection.execute(query.where(ENTRY.c.number > after))
+        ]
+        if len(queries) > 1:
+            rows.sort(key=lambda row: row.number)
+        return rows[:limit]
+
+    def _find_number_before(self, head: Any, since: int) -> int:
+        """Return a number after which all of a dataset's entries are that may be at `since`."""
+        of_dataset = select(func.min(ENTRY.c.number)).where(ENTRY.c.dataset == head.id)
+        found = [
+            self.connection.execute(of_dataset.where(condition)).scalar()
+            for condition in (ENTRY.c.at >= since, ENTRY.c.at.is_(None))
+        ]
+        return min((number for number in found if number is not None), default=1) - 1
+
+    def _list_entries_of_all(
+        self, heads: Sequence[Any], wanted: EntryFilter, limit: int
+    ) -> list[StoredEntry] | None:
+        """Return all wanted entries of several datasets, in the order of the datasets.
+
+        Returns:
+            None if there are more than `limit`: then a dataset's row states too few.
+        """
+        if not heads:
+            return []
+        query = select(ENTRY).where(ENTRY.c.dataset.in_([head.id for head in heads]))
+        if wanted.is_partial:
+            query = query.where(or_(ENTRY.c.at.is_(None), and_(*wanted.conditions())))
+        rows = self.connection.execute(
+            query.order_by(ENTRY.c.dataset, ENTRY.c.number).limit(limit + 1)
+        ).all()
+        if len(rows) > limit:
+            return None
+        found: dict[str, list[Any]] = {head.id: [] for head in heads}
+        for row in rows:
+            found[row.dataset].append(row)
+        return [
+            StoredEntry(head.name, row.number, row.body, row.hash)
+            for head in heads
+            for row in found[head.id]
+        ]
+
+    def derive_entry_columns(self, after: tuple[str, int], limit: int) -> tuple[str, int] | None:
+        """Derive the kind and time of entries that lack them, from the entries themselves.
+
+        A server of revision 0006 wrote them. One that cannot be read stays as it is.
+
+        Args:
+            after: the identifier of a dataset and a number: entries up to there are left out.
+            limit: at most so many.
+
+        Returns:
+            Where to go on; None if there are no more.
+        """
+        order = (ENTRY.c.dataset, ENTRY.c.number)
+        rows = self.connection.execute(
+            select(ENTRY)
+            .where(ENTRY.c.at.is_(None))
             .where(tuple_(*order) > after)
             .order_by(*order)
             .limit(limit)
-        )
-        if datasets is not None:
-            query = query.where(DATASET.c.name.in_(datasets))
-        rows = self.connection.execute(query)
-        return [StoredEntry(row.name, row.number, row.body, row.hash) for row in rows]
+        ).all()
+        derived = []
+        for row in rows:
+            with contextlib.suppress(StoredRowError):
+                entry = read_entry(row.dataset, row.number, row.body)
+                place = {"of_dataset": row.dataset, "of_number": row.number}
+                derived.append(place | {"new_kind": entry["kind"][:12], "new_at": entry["at"]})
+        if derived:
+            self.connection.execute(_DERIVE_ENTRY, derived)
+        return (rows[-1].dataset, rows[-1].number) if len(rows) == limit else None
 
     def find_last_run(self, dataset: Dataset) -> Reservation | None:
         """Return the reservation that was changed last, if there is one."""
@@ -1009,14 +1168,40 @@ class Transaction:
         )  # fmt: skip
 
     def list_audit_events(
-        self, after: tuple[int, str] = (-1, ""), limit: int | None = None
+        self,
+        after: tuple[int, str] = (-1, ""),
+        limit: int | None = None,
+        *,
+        actions: Collection[str] = (),
+        until: int | None = None,
     ) -> list[dict[str, Any]]:
-        """Return the audit events after a time and identifier, the oldest first."""
+        """Return the audit events after a time and identifier, the oldest first.
+
+        Args:
+            after: the time and identifier of the last event of the page before.
+            limit: at most so many; None for all.
+            actions: none of them means every action.
+            until: the time before which they are; None for no limit.
+        """
         order = (AUDIT_EVENT.c.at, AUDIT_EVENT.c.id)
-        rows = self.connection.execute(
-            select(AUDIT_EVENT).where(tuple_(*order) > after).order_by(*order).limit(limit)
-        )
+        query = select(AUDIT_EVENT).where(tuple_(*order) > after).order_by(*order).limit(limit)
+        if actions:
+            query = query.where(AUDIT_EVENT.c.action.in_(actions))
+        if until is not None:
+            query = query.where(AUDIT_EVENT.c.at < until)
+        rows = self.connection.execute(query)
         return [read_row(AUDIT_EVENT, row, _read_audit_event) for row in rows.mappings()]
+
+
+def _take_small(heads: Sequence[Any], limit: int) -> list[Any]:
+    """Return the first datasets that have at most `limit` entries together."""
+    taken: list[Any] = []
+    for head in heads:
+        limit -= max(head.version, 0)
+        if limit < 0:
+            break
+        taken.append(head)
+    return taken
 
 
 def _read_audit_event(row: Mapping[Any, Any]) -> dict[str, Any]:

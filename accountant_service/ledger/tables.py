@@ -129,6 +129,7 @@ AUDIT_EVENT: Final = Table(
     Column("action", String(40), nullable=False),
     Column("subject", String(200), nullable=False),
     Column("detail", Text, nullable=False),
+    Index("ix_audit_event_order", "at", "id"),
 )
 
 WEBHOOK: Final = Table(

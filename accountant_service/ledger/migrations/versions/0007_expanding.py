@@ -16,7 +16,7 @@ oldest_writer = "0006"
 
 
 def upgrade() -> None:
-    """Create the table, and add the columns and their indexes."""
+    """Create the table, and add the columns and the indexes for exports."""
     schema = op.create_table(
         "ledger_schema", sa.Column("oldest_writer", sa.String(32), primary_key=True)
     )
@@ -25,6 +25,7 @@ def upgrade() -> None:
     op.add_column("entry", sa.Column("at", sa.BigInteger, nullable=True))
     op.create_index("ix_entry_kind", "entry", ["dataset", "kind", "number"])
     op.create_index("ix_entry_at", "entry", ["dataset", "at", "number"])
+    op.create_index("ix_audit_event_order", "audit_event", ["at", "id"])
     empty = sa.text("at IS NULL")
     op.create_index(
         "ix_entry_underived", "entry", ["dataset", "number"], sqlite_where=empty,

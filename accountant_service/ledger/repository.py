@@ -57,6 +57,7 @@ from accountant_service.ledger.errors import (
 )
 from accountant_service.ledger.filters import PrivacyFilter
 from accountant_service.ledger.filters.base import Amounts, Charge, add
+from accountant_service.ledger.fingerprints import fingerprint
 from accountant_service.ledger.quotas import Quota
 from accountant_service.ledger.reading_rows import (
     UNREADABLE,
@@ -116,6 +117,8 @@ _RETRY_WRITE: Final = (
 )
 _REVOKED_MEANWHILE: Final = "this API key was revoked while the request waited; it had no effect"
 PAGE_SIZE: Final = 200  # entries
+SECRET_BYTES: Final = 32
+SYSTEM: Final = "system"  # who acts if no key does: expired leases, new secrets
 Row = dict[str, Any]  # a table row, by column
 
 
@@ -525,11 +528,20 @@ class Transaction:
         ).first()
         return None if row is None else _read_stored_dataset(row._mapping)
 
-    def list_datasets(self, limit: int | None = None) -> list[Dataset]:
-        """Return the datasets sorted by name, at most `limit` of them."""
-        query = select(DATASET).order_by(DATASET.c.name).limit(limit)
-        rows = self.connection.execute(query)
-        return [_read_stored_dataset(row) for row in rows.mappings()]
+    def list_datasets(
+        self, after: str = "", limit: int | None = None, names: Collection[str] | None = None
+    ) -> list[Dataset]:
+        """Return the datasets sorted by name.
+
+        Args:
+            after: the last name of the page before.
+            limit: at most so many; None for all.
+            names: only these; None for all.
+        """
+        query = select(DATASET).order_by(DATASET.c.name).limit(limit).where(DATASET.c.name > after)
+        if names is not None:
+            query = query.where(DATASET.c.name.in_(names))
+        return [_read_stored_dataset(row) for row in self.connection.execute(query).mappings()]
 
     def list_dataset_rows(self) -> list[Row]:
         """Return the rows of all datasets as they are stored, sorted by name."""
@@ -654,10 +666,10 @@ class Transaction:
         if dataset is not None:
             query = query.where(or_(WEBHOOK.c.dataset.is_(None), WEBHOOK.c.dataset == dataset))
         rows = self.connection.execute(query)
-        return [read_row(WEBHOOK, row, _read_webhook) for row in rows.mappings()]
+        return [read_row(WEBHOOK, row, read_webhook) for row in rows.mappings()]
 
-    def add_webhook(self, webhook: Webhook) -> None:
-        """Store a new webhook."""
+    def add_webhook(self, webhook: Webhook, by: str) -> None:
+        """Store a new webhook, and record who added it."""
         self.connection.execute(
             WEBHOOK.insert().values(
                 id=webhook.identifier, url=webhook.url, secret=webhook.secret,
@@ -665,13 +677,21 @@ class Transaction:
                 created_at=webhook.created_at,
             )
         )  # fmt: skip
+        detail = f"{webhook.url} {webhook_fingerprint(webhook)}"
+        self.record_audit_event(by, "webhook-added", webhook.identifier, detail)
 
-    def remove_webhook(self, identifier: str) -> bool:
-        """Remove a webhook and its waiting events; return whether it existed."""
+    def remove_webhook(self, identifier: str, by: str) -> bool:
+        """Remove a webhook and its waiting events, and record who did; return whether it existed.
+
+        Args:
+            identifier: the webhook's.
+            by: who removes it, for the audit events.
+        """
         self.connection.execute(WEBHOOK_EVENT.delete().where(WEBHOOK_EVENT.c.webhook == identifier))
-        return (
-            self.connection.execute(WEBHOOK.delete().where(WEBHOOK.c.id == identifier)).rowcount > 0
-        )
+        removed = self.connection.execute(WEBHOOK.delete().where(WEBHOOK.c.id == identifier))
+        if removed.rowcount:
+            self.record_audit_event(by, "webhook-removed", identifier)
+        return removed.rowcount > 0
 
     def _add_event(self, webhook_event: Event) -> None:
         """Store an event that is to be posted to a webhook."""
@@ -966,14 +986,25 @@ class Transaction:
         )
         return removed.rowcount > 0
 
-    def list_cap_uses(self, dataset: Dataset) -> list[CapUse]:
-        """Return a dataset's caps, each with the amounts that its holder has spent or held."""
+    def list_cap_uses(
+        self, dataset: Dataset, after: tuple[str, str] = ("", ""), limit: int | None = None
+    ) -> list[CapUse]:
+        """Return a dataset's caps, each with the amounts that its holder has spent or held.
+
+        Args:
+            dataset: the dataset.
+            after: the kind and the holder of the last cap of the page before.
+            limit: at most so many; None for all.
+        """
+        order = (CAP.c.kind, CAP.c.holder)
         rows = self.connection.execute(
             select(CAP)
             .where(CAP.c.dataset == dataset.identifier)
-            .order_by(CAP.c.kind, CAP.c.holder)
+            .where(tuple_(*order) > after)
+            .order_by(*order)
+            .limit(limit)
         ).mappings()
-        caps = [read_row(CAP, row, _read_cap) for row in rows.all()]
+        caps = [read_row(CAP, row, read_cap) for row in rows.all()]
         return [CapUse(cap, self._sum_taken(dataset, cap)) for cap in caps]
 
     def find_cap_uses(self, dataset: Dataset, key: str, team: str | None) -> list[CapUse]:
@@ -991,7 +1022,7 @@ class Transaction:
             )
             .order_by(CAP.c.kind)
         ).mappings()
-        caps = [read_row(CAP, row, _read_cap) for row in rows.all()]
+        caps = [read_row(CAP, row, read_cap) for row in rows.all()]
         return [CapUse(cap, self._sum_taken(dataset, cap)) for cap in caps]
 
     def _sum_taken(self, dataset: Dataset, cap: Cap) -> Amounts:
@@ -1075,9 +1106,11 @@ class Transaction:
         """Return a server secret; create it if it does not exist."""
         found = self.find_secret(name)
         if found is None:  # of several servers at once, the first to write decides
-            self.connection.execute(
-                _INSERT_SECRET, {"name": name, "value": secrets.token_bytes(32)}
-            )
+            value = secrets.token_bytes(SECRET_BYTES)
+            written = self.connection.execute(_INSERT_SECRET, {"name": name, "value": value})
+            if written.rowcount:
+                shown = secret_fingerprint(name, value)
+                self.record_audit_event(SYSTEM, "secret-created", name, shown)
             return self.get_or_create_secret(name)
         return found
 
@@ -1088,15 +1121,36 @@ class Transaction:
     def find_key(self, identifier: str) -> KeyRecord | None:
         """Return an API key by its identifier."""
         row = self.connection.execute(select(API_KEY).where(API_KEY.c.id == identifier)).first()
-        return None if row is None else read_row(API_KEY, row._mapping, _read_key)
+        return None if row is None else read_row(API_KEY, row._mapping, read_key)
 
-    def list_keys(self) -> list[KeyRecord]:
-        """Return all API keys, the oldest first."""
-        rows = self.connection.execute(select(API_KEY).order_by(API_KEY.c.created_at))
-        return [read_row(API_KEY, row, _read_key) for row in rows.mappings()]
+    def list_keys(
+        self, after: tuple[int, str] = (-1, ""), limit: int | None = None
+    ) -> list[KeyRecord]:
+        """Return the API keys, the oldest first.
 
-    def add_key(self, key: KeyRecord) -> None:
-        """Store a new API key."""
+        Args:
+            after: the time of creation and the identifier of the last key of the page before.
+            limit: at most so many; None for all.
+        """
+        order = (API_KEY.c.created_at, API_KEY.c.id)
+        rows = self.connection.execute(
+            select(API_KEY).where(tuple_(*order) > after).order_by(*order).limit(limit)
+        )
+        return [read_row(API_KEY, row, read_key) for row in rows.mappings()]
+
+    def list_limited_keys(self, limit: int) -> list[KeyRecord]:
+        """Return the oldest API keys that have a quota and are not revoked."""
+        rows = self.connection.execute(
+            select(API_KEY)
+            .where(API_KEY.c.revoked_at.is_(None))
+            .where(API_KEY.c.requests_per_minute.is_not(None))
+            .order_by(API_KEY.c.created_at)
+            .limit(limit)
+        )
+        return [read_row(API_KEY, row, read_key) for row in rows.mappings()]
+
+    def add_key(self, key: KeyRecord, by: str) -> None:
+        """Store a new API key, and record who created it."""
         self.connection.execute(
             API_KEY.insert().values(
                 id=key.identifier, name=key.name, digest=key.digest,
@@ -1107,6 +1161,7 @@ class Transaction:
                 requests_per_minute=key.requests_per_minute, quota_empty_at=None,
             )
         )  # fmt: skip
+        self.record_audit_event(by, "key-created", key.identifier, key_fingerprint(key))
 
     def revoke_key(self, identifier: str) -> None:
         """Revoke an API key from now on."""
@@ -1190,7 +1245,7 @@ class Transaction:
         if until is not None:
             query = query.where(AUDIT_EVENT.c.at < until)
         rows = self.connection.execute(query)
-        return [read_row(AUDIT_EVENT, row, _read_audit_event) for row in rows.mappings()]
+        return [read_row(AUDIT_EVENT, row, read_audit_event) for row in rows.mappings()]
 
 
 def _take_small(heads: Sequence[Any], limit: int) -> list[Any]:
@@ -1204,13 +1259,35 @@ def _take_small(heads: Sequence[Any], limit: int) -> list[Any]:
     return taken
 
 
-def _read_audit_event(row: Mapping[Any, Any]) -> dict[str, Any]:
+def read_audit_event(row: Mapping[Any, Any]) -> dict[str, Any]:
     """Return the audit event that a table row describes."""
     names = {"id": "id", "at": "at", "key": "key_id", "action": "action", "subject": "subject"}
     return {name: row[column] for name, column in names.items()} | {"detail": row["detail"]}
 
 
-def _read_webhook(row: Mapping[Any, Any]) -> Webhook:
+def key_fingerprint(key: KeyRecord) -> str:
+    """Return the fingerprint of what never changes in an API key."""
+    return fingerprint(
+        id=key.identifier, name=key.name, digest=key.digest, scopes=sorted(key.scopes),
+        datasets=None if key.datasets is None else list(key.datasets),
+        created_at=key.created_at, expires_at=key.expires_at, team=key.team,
+    )  # fmt: skip
+
+
+def webhook_fingerprint(webhook: Webhook) -> str:
+    """Return the fingerprint of a webhook."""
+    return fingerprint(
+        id=webhook.identifier, url=webhook.url, secret=webhook.secret, dataset=webhook.dataset,
+        shares=list(webhook.shares), created_at=webhook.created_at,
+    )  # fmt: skip
+
+
+def secret_fingerprint(name: str, value: bytes) -> str:
+    """Return the fingerprint of a server secret."""
+    return fingerprint(name=name, value=value)
+
+
+def read_webhook(row: Mapping[Any, Any]) -> Webhook:
     """Return the webhook that a table row describes."""
     shares = json.loads(row["shares"])
     if type(shares) is not list or any(type(each) not in (int, float) for each in shares):
@@ -1256,7 +1333,7 @@ def _read_stored_reservation(row: Mapping[Any, Any]) -> Reservation:
 
 def read_dataset(row: Mapping[Any, Any]) -> Dataset:
     """Return the dataset that a table row describes."""
-    policy = _read_policy(row["policy"], row["epsilon"], row["delta"], row["relation"])
+    policy = read_filter(row)
     balance = Balance(read_integers(row["spent"]), read_integers(row["held"]))
     if not len(policy.nothing) == len(balance.spent) == len(balance.held):
         raise ValueError(f"spent and held must have {len(policy.nothing)} amounts each")
@@ -1264,6 +1341,11 @@ def read_dataset(row: Mapping[Any, Any]) -> Dataset:
         row["id"], row["name"], row["size"], row["privacy_unit"], policy, balance, row["version"],
         row["head"], row["created_at"], row["closed_at"],
     )  # fmt: skip
+
+
+def read_filter(row: Mapping[Any, Any]) -> PrivacyFilter:
+    """Return the privacy filter that a dataset's row describes."""
+    return _read_policy(row["policy"], row["epsilon"], row["delta"], row["relation"])
 
 
 def write_dataset(dataset: Dataset) -> Row:
@@ -1326,12 +1408,12 @@ def _write_progress(run: Reservation) -> Row:
     }
 
 
-def _read_cap(row: Mapping[Any, Any]) -> Cap:
+def read_cap(row: Mapping[Any, Any]) -> Cap:
     """Return the cap that a table row describes."""
     return Cap(HolderKind(row["kind"]), row["holder"], row["share"])
 
 
-def _read_key(row: Mapping[Any, Any]) -> KeyRecord:
+def read_key(row: Mapping[Any, Any]) -> KeyRecord:
     """Return the API key that a table row describes."""
     datasets = None if row["datasets"] is None else read_texts(row["datasets"])
     return KeyRecord(

@@ -86,7 +86,9 @@ def record(url: str) -> None:
     writer = Writer(repository)
     Keys(repository).create([Scope.RUN], "trainer", requests_per_minute=600)
     with repository.transaction() as transaction:
-        transaction.add_webhook(create_webhook("https://example.org/budgets", None, (0.1,), 0))
+        transaction.add_webhook(
+            create_webhook("https://example.org/budgets", None, (0.1,), 0), "test"
+        )
     relation = NeighbouringRelation.ADD_OR_REMOVE_ONE
     for new in (
         NewDataset("first", 60_000, 3.0, 1e-5, relation, "record"),

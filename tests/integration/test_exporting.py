@@ -226,7 +226,7 @@ def test_a_page_reads_no_more_rows_after_many_entries(url: str) -> None:
 def test_audit_events_are_exported(service: Audited) -> None:
     events = service.auditor.read("/v1/events?format=jsonl").splitlines()
     actions = [json.loads(line)["action"] for line in events]
-    assert actions[:2] == ["key-created", "key-created"]
+    assert actions[:3] == ["secret-created", "key-created", "key-created"]
     assert "dataset-closed" in actions
     paged = service.auditor.read("/v1/events")
     assert paged["items"] == [json.loads(line) for line in events[:3]]

@@ -51,7 +51,9 @@ def running(file: Path) -> Iterator[Service]:
                 admin.commit(service.run)  # type: ignore[attr-defined]
         service.caller(requests_per_minute=60)
         with service.repository.transaction() as transaction:
-            transaction.add_webhook(create_webhook("http://127.0.0.1:9", "closed", (0.5,), 0))
+            transaction.add_webhook(
+                create_webhook("http://127.0.0.1:9", "closed", (0.5,), 0), "test"
+            )
         admin.dataset("closed", filter="renyi")
         admin.make("/v1/datasets/closed/close")
         yield service

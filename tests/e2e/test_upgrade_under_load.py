@@ -151,7 +151,7 @@ def test_nothing_is_lost_while_the_previous_server_writes_beside_this_one(
         assert verify(repository).faults == []
         entry_columns.derive_all(repository)
         assert repair(repository, is_trial=True).mended == []
-    print(f"{len(runs)} runs, {grants} grants")
+    print(f"{len(runs)} runs, {grants} grants, {left} entries by the older server")
 
 
 def _create_key(previous: Path, url: str, folder: Path) -> str:

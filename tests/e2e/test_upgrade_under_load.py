@@ -141,10 +141,8 @@ def test_nothing_is_lost_while_the_previous_server_writes_beside_this_one(
     with closing(opening.open_repository(url)) as repository:
         with repository.reading() as reading:
             assert read_revision(reading.connection) == REVISION
-            empty = reading.connection.exec_driver_sql(
-                "SELECT count(*) FROM entry WHERE at IS NULL"
-            )
-            print(f"{empty.scalar_one()} entries without the new columns")
+            count = "SELECT count(*) FROM entry WHERE at IS NULL"
+            left = reading.connection.exec_driver_sql(count).scalar_one()
             query = EntryQuery(None, frozenset([EntryKind.GRANT]))
             grants = len(list(exporting.iterate_entries(reading, query)))
         assert grants == counts["grants"] >= 2 * len(runs)

@@ -47,8 +47,8 @@ def keys_of(request: Request) -> Keys:
     return found
 
 
-def ledger_of(request: Request) -> AsyncLedger:
-    """Return the application's ledger."""
+async def ledger_of(request: Request) -> AsyncLedger:
+    """Return the application's ledger; FastAPI would call a plain function in a thread."""
     found: AsyncLedger = request.app.state.async_ledger
     return found
 
@@ -58,7 +58,9 @@ async def authenticate(
 ) -> KeyRecord:
     """Return the API key of a request, and count the request against its rate limit."""
     scheme, _, token = (authorization or "").partition(" ")
-    key = await ledger_of(request).authenticate(token if scheme.lower() == "bearer" else None)
+    key = await request.app.state.async_ledger.authenticate(
+        token if scheme.lower() == "bearer" else None
+    )
     request.app.state.key_limiter.admit(key.identifier)
     return key
 

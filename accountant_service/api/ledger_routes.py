@@ -58,9 +58,8 @@ async def authenticate(
 ) -> KeyRecord:
     """Return the API key of a request, and count the request against its rate limit."""
     scheme, _, token = (authorization or "").partition(" ")
-    key = await request.app.state.async_ledger.authenticate(
-        token if scheme.lower() == "bearer" else None
-    )
+    ledger = await ledger_of(request)
+    key = await ledger.authenticate(token if scheme.lower() == "bearer" else None)
     request.app.state.key_limiter.admit(key.identifier)
     return key
 

@@ -1,7 +1,7 @@
 """Faults of keys, caps, webhooks and secrets: their rows beside the audit events about them.
 
-These rows are in no hash chain. Anyone who can write to the database can also forge audit events; but
-a row that was altered alone, by a program or by hand, shows.
+These rows are in no hash chain. Anyone who can write to the database can also forge audit events;
+but a row that was altered alone, by a program or by hand, shows.
 """
 
 from __future__ import annotations

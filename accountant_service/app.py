@@ -32,6 +32,7 @@ from accountant_service.api.static_documents import StaticDocument, StaticDocume
 from accountant_service.ledger.api_keys import Keys
 from accountant_service.ledger.caps import Caps
 from accountant_service.ledger.database import open_repository
+from accountant_service.ledger.entry_columns import EntryColumns
 from accountant_service.ledger.idempotency_cleanup import IdempotencyCleanup
 from accountant_service.ledger.quotas import RunQuota
 from accountant_service.ledger.rules import EntryKind
@@ -69,8 +70,17 @@ def create_app(settings: Settings | None = None) -> FastAPI:
 
     closing = ExitStack()  # closes in reverse order
     housekeeping = IdempotencyCleanup(repository, settings.idempotency_days)
+    columns = EntryColumns(repository)
     webhooks = WebhookDelivery(repository, _make_delivery_counter(metrics))
-    for resource in (repository, ledger_probe, computations, async_ledger, housekeeping, webhooks):
+    for resource in (
+        repository,
+        ledger_probe,
+        computations,
+        async_ledger,
+        housekeeping,
+        columns,
+        webhooks,
+    ):
         closing.callback(resource.close)
 
     @asynccontextmanager
@@ -78,6 +88,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         """Start background work with the application, and stop it at the end."""
         with closing:
             housekeeping.start()
+            columns.start()
             webhooks.start()
             yield
 

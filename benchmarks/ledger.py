@@ -70,7 +70,8 @@ class Workload:
         _, self.key = Keys(repository).create([Scope.ADMIN])
         self.name = uuid.uuid4().hex
         relation = NeighbouringRelation.ADD_OR_REMOVE_ONE
-        new = NewDataset(self.name, 1000, 100.0, 1e-5, relation, "record")
+        # its budget takes no computation
+        new = NewDataset(self.name, 1000, 100.0, 1e-5, relation, "record", None, "renyi")
         self.ledger.create_dataset(make_write_request(self.key, self.name), new)
         with repository.reading() as reading:
             found = reading.find_dataset(self.name)

@@ -18,10 +18,12 @@ from anyio import CapacityLimiter, to_thread
 
 from accountant_service.api.fair_queue import FairQueue, QueueLimits
 from accountant_service.api.ledger_views import (
+    LIST_PAGE_SIZE,
     Json,
     cap_view,
     dataset_view,
     entries_view,
+    page_view,
     reservation_view,
 )
 from accountant_service.computation_processes import ProcessPool
@@ -174,13 +176,14 @@ class AsyncLedger:
         _remember(self._previews, (policy, planned), found)
         return found
 
-    async def list_datasets(self, key: KeyRecord) -> list[Json]:
-        """Return the datasets that the key may see."""
-        return await self._read(self._read_datasets, key)
+    async def list_datasets(self, key: KeyRecord, cursor: str = "") -> Json:
+        """Return a page of the datasets that the key may see; the cursor is the last name."""
+        return await self._read(self._read_datasets, key, cursor)
 
-    def _read_datasets(self, key: KeyRecord) -> list[Json]:
-        """Read the datasets that the key may see; return them as JSON."""
-        return [dataset_view(dataset) for dataset in self._ledger.list_datasets(key)]
+    def _read_datasets(self, key: KeyRecord, cursor: str) -> Json:
+        """Read a page of the datasets that the key may see; return it as JSON."""
+        found = self._ledger.list_datasets(key, cursor, LIST_PAGE_SIZE + 1)
+        return page_view(found, dataset_view, lambda last: last.name)
 
     async def get_dataset(self, key: KeyRecord, name: str) -> Json:
         """Return a dataset as JSON, after ending the reservations whose lease has ended."""
@@ -275,11 +278,17 @@ class AsyncLedger:
 
     # --- caps
 
-    async def list_caps(self, key: KeyRecord, name: str) -> list[Json]:
-        """Return a dataset's caps as JSON, each with the budget that its key or team has taken."""
+    async def list_caps(self, key: KeyRecord, name: str, cursor: str = "") -> Json:
+        """Return a page of a dataset's caps, each with the budget that its holder has taken."""
         await self._read(self._ledger.find_dataset, key, name)
-        dataset, uses = await self._read(self._caps.list_uses, name)
-        return [cap_view(dataset.policy, use) for use in uses]
+        kind, _, holder = cursor.partition(":")
+        after, limit = (kind, holder), LIST_PAGE_SIZE + 1
+        dataset, uses = await self._read(self._caps.list_uses, name, after, limit)
+        return page_view(
+            uses,
+            lambda use: cap_view(dataset.policy, use),
+            lambda last: f"{last.cap.kind}:{last.cap.holder}",
+        )
 
     async def set_cap(self, key: KeyRecord, name: str, cap: Cap) -> Json:
         """Set the cap of a key or team; return it as JSON, with the budget taken under it."""

@@ -47,8 +47,8 @@ def keys_of(request: Request) -> Keys:
     return found
 
 
-def ledger_of(request: Request) -> AsyncLedger:
-    """Return the application's ledger."""
+async def ledger_of(request: Request) -> AsyncLedger:
+    """Return the application's ledger; FastAPI would call a plain function in a thread."""
     found: AsyncLedger = request.app.state.async_ledger
     return found
 
@@ -58,7 +58,8 @@ async def authenticate(
 ) -> KeyRecord:
     """Return the API key of a request, and count the request against its rate limit."""
     scheme, _, token = (authorization or "").partition(" ")
-    key = await ledger_of(request).authenticate(token if scheme.lower() == "bearer" else None)
+    ledger = await ledger_of(request)
+    key = await ledger.authenticate(token if scheme.lower() == "bearer" else None)
     request.app.state.key_limiter.admit(key.identifier)
     return key
 
@@ -70,6 +71,9 @@ async def require_any_scope(key: Annotated[KeyRecord, Depends(authenticate)]) ->
 
 Key = Annotated[KeyRecord, Depends(authenticate)]
 Name = Annotated[str, Path(max_length=200, pattern=bodies.NAME_PATTERN)]
+DatasetCursor = Annotated[str, Query(max_length=200, pattern=f"({bodies.NAME_PATTERN})|^$")]
+CapCursor = Annotated[str, Query(max_length=205, pattern=r"^((key|team):[A-Za-z0-9._-]+)?$")]
+KeyCursor = Annotated[str, Query(pattern=r"^(\d{1,18}:[0-9a-f]{1,32})?$")]
 TheLedger = Annotated[AsyncLedger, Depends(ledger_of)]
 Idempotency = Annotated[
     str | None,
@@ -109,6 +113,17 @@ _REPORT_HEADERS: Final = {  # a report has its styles inside and loads nothing
     "X-Content-Type-Options": "nosniff",
     "Cache-Control": "no-store",
 }
+
+
+def parse_key_cursor(cursor: str) -> tuple[int, str]:
+    """Return the time and the identifier of the key after which a page of keys begins."""
+    at, _, identifier = cursor.partition(":")
+    return (int(at), identifier) if cursor else (-1, "")
+
+
+def write_key_cursor(last: KeyRecord) -> str:
+    """Return the cursor of the page of keys after a key."""
+    return f"{last.created_at}:{last.identifier}"
 
 
 def report_response(report: bytes, wanted: Format) -> Response:
@@ -168,9 +183,9 @@ async def create_dataset(
 
 
 @router.get("/v1/datasets", response_model=bodies.DatasetsView)
-async def datasets(key: Key, ledger: TheLedger) -> Response:
-    """List the datasets that this key may see."""
-    return _json_response({"items": await ledger.list_datasets(key)})
+async def datasets(key: Key, ledger: TheLedger, cursor: DatasetCursor = "") -> Response:
+    """List the datasets that this key may see page by page, sorted by name."""
+    return _json_response(await ledger.list_datasets(key, cursor))
 
 
 @router.get("/v1/datasets/{name}", response_model=bodies.DatasetView)
@@ -347,9 +362,9 @@ async def entries(name: Name, key: Key, ledger: TheLedger, cursor: str = "") -> 
 
 
 @router.get("/v1/datasets/{name}/caps", response_model=bodies.CapsView)
-async def caps(name: Name, key: Key, ledger: TheLedger) -> Response:
-    """List the caps of a dataset, with what each holder has taken."""
-    return _json_response({"items": await ledger.list_caps(key, name)})
+async def caps(name: Name, key: Key, ledger: TheLedger, cursor: CapCursor = "") -> Response:
+    """List the caps of a dataset page by page, with what each holder has taken."""
+    return _json_response(await ledger.list_caps(key, name, cursor))
 
 
 @router.put("/v1/datasets/{name}/caps/teams/{team}", response_model=bodies.CapView)
@@ -402,12 +417,11 @@ def create_key(body: bodies.KeyRequest, request: Request, key: Key) -> Response:
 
 
 @router.get("/v1/keys", response_model=bodies.KeysView, tags=["keys"])
-def list_keys(request: Request, key: Key) -> Response:
-    """List all API keys, without their secrets."""
+def list_keys(request: Request, key: Key, cursor: KeyCursor = "") -> Response:
+    """List the API keys page by page, the oldest first, without their secrets."""
     require_unbound(key)
-    return _json_response(
-        {"items": [ledger_views.key_view(record) for record in keys_of(request).list_keys()]}
-    )
+    found = keys_of(request).list_keys(parse_key_cursor(cursor), ledger_views.LIST_PAGE_SIZE + 1)
+    return _json_response(ledger_views.page_view(found, ledger_views.key_view, write_key_cursor))
 
 
 @router.patch("/v1/keys/{identifier}", response_model=bodies.KeyView, tags=["keys"])

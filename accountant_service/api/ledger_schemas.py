@@ -304,9 +304,10 @@ class NewDatasetView(DatasetView):
 
 
 class DatasetsView(BaseModel):
-    """The datasets that the key may see."""
+    """A page of the datasets that the key may see."""
 
     items: list[DatasetView]
+    next_cursor: str | None
 
 
 class QuoteView(BaseModel):
@@ -402,9 +403,10 @@ class NewKeyView(KeyView):
 
 
 class KeysView(BaseModel):
-    """All API keys, without their secrets."""
+    """A page of API keys, without their secrets."""
 
     items: list[KeyView]
+    next_cursor: str | None
 
 
 class CapView(BaseModel):
@@ -420,9 +422,10 @@ class CapView(BaseModel):
 
 
 class CapsView(BaseModel):
-    """The caps of a dataset."""
+    """A page of the caps of a dataset."""
 
     items: list[CapView]
+    next_cursor: str | None
 
 
 _RUN: Final = {"kind": "dp_sgd", "noise_multiplier": 1.1, "sample_rate": 0.01, "steps": 1000}

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeVar
 
 from accountant_service import mechanisms
 from accountant_service.api import views
@@ -16,7 +17,9 @@ from accountant_service.ledger.rules import CapUse, Dataset, HolderKind, Reserva
 from accountant_service.ledger.service import BurnDownPoint, EntriesPage, Subject
 from accountant_service.numerics.floats import rounding
 
+LIST_PAGE_SIZE: Final = 200  # datasets, keys or caps
 Json = dict[str, Any]
+Item = TypeVar("Item")
 
 
 class _Answers:
@@ -174,6 +177,21 @@ def entries_view(page: EntriesPage) -> Json:
         "items": entries,
         "next_cursor": str(entries[-1]["number"]) if page.has_more else None,
     }
+
+
+def page_view(
+    found: Sequence[Item], view: Callable[[Item], Json], cursor: Callable[[Item], str]
+) -> Json:
+    """Return a page of a list as JSON, with the cursor of the next page if there is one.
+
+    Args:
+        found: the items of the page, and one more if there are more.
+        view: returns the JSON of an item.
+        cursor: returns the cursor after an item.
+    """
+    page = found[:LIST_PAGE_SIZE]
+    following = cursor(page[-1]) if len(found) > LIST_PAGE_SIZE else None
+    return {"items": [view(item) for item in page], "next_cursor": following}
 
 
 def burn_down_view(points: list[BurnDownPoint]) -> list[Json]:

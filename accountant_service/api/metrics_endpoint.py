@@ -66,7 +66,7 @@ class _LedgerState:
     """The datasets and API keys of the ledger at one moment.
 
     Attributes:
-        datasets: the first by name.
+        datasets: the first by name; none if nobody may see them.
         keys: the oldest with a quota that are not revoked.
         events_waiting: the number of events not delivered to their webhook.
     """
@@ -87,25 +87,33 @@ class LedgerProbe:
     def __init__(self, repository: Repository, metrics: Metrics) -> None:
         self._repository = repository
         self._thread = ThreadPoolExecutor(1, "scrape")
-        self._pending: Future[_LedgerState] | None = None
+        self._pending: dict[bool, Future[_LedgerState]] = {}
         _count_connections(repository, metrics)
 
-    def read_state(self) -> _LedgerState | None:
-        """Return the ledger's state, or None if the database is slow, read-only or damaged."""
-        if self._pending is None or self._pending.done():  # at most one query at a time
-            self._pending = self._thread.submit(self._query_state)
+    def read_state(self, *, has_key: bool) -> _LedgerState | None:
+        """Return the ledger's state, or None if the database is slow, read-only or damaged.
+
+        Args:
+            has_key: whether budgets may be shown. Without a key no dataset is read, so that anyone
+                may ask.
+        """
+        pending = self._pending.get(has_key)
+        if pending is None or pending.done():  # at most one query of each at a time
+            pending = self._pending[has_key] = self._thread.submit(self._query_state, has_key)
         try:
-            return self._pending.result(_SECONDS_MAX)
+            return pending.result(_SECONDS_MAX)
         except (AnswerTimeoutError, DatabaseAwayError, StoredRowError):
             return None
 
-    def _query_state(self) -> _LedgerState:
+    def _query_state(self, has_key: bool) -> _LedgerState:
         """Check that the database accepts writes; read the ledger's state for the metrics."""
         self._repository.ping()
+        if not has_key:
+            return _LedgerState([], [], 0)
         with self._repository.reading() as reading:
-            keys = [key for key in reading.list_keys() if key.revoked_at is None and key.quota]
-            datasets, waiting = reading.list_datasets(_DATASETS_MAX), reading.count_waiting_events()
-            return _LedgerState(datasets, keys[:_KEYS_MAX], waiting)
+            datasets = reading.list_datasets(limit=_DATASETS_MAX)
+            keys, waiting = reading.list_limited_keys(_KEYS_MAX), reading.count_waiting_events()
+            return _LedgerState(datasets, keys, waiting)
 
     def close(self) -> None:
         """Stop the thread that reads the ledger."""
@@ -122,7 +130,8 @@ class _LedgerCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield metrics: whether the database is up, and budgets that the caller's key may see."""
-        state, key = self._probe.read_state(), self._key
+        key = self._key
+        state = self._probe.read_state(has_key=key is not None)
         yield GaugeMetricFamily(
             "accountant_ledger_up",
             "1 if the database answers and accepts writes",

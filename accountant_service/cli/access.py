@@ -119,9 +119,8 @@ class ServiceAccess(LedgerAccess):
         return self._call(f"/v1/datasets/{quote(name, safe='')}/close", {}, is_write=True)
 
     def list_datasets(self) -> list[Json]:
-        """Return all datasets that the key may see."""
-        found: list[Json] = self._call("/v1/datasets")["items"]
-        return found
+        """Return all datasets that the key may see, page by page."""
+        return self._read_pages("/v1/datasets")
 
     def get_dataset(self, name: str) -> Json:
         """Return a dataset."""
@@ -137,13 +136,17 @@ class ServiceAccess(LedgerAccess):
 
     def list_runs(self, name: str) -> list[Json]:
         """Return all reservations of a dataset, page by page."""
-        path, found, cursor = f"/v1/datasets/{quote(name, safe='')}/reservations", [], ""
-        while True:
-            page = self._call(f"{path}?{urlencode({'cursor': cursor})}")
+        return self._read_pages(f"/v1/datasets/{quote(name, safe='')}/reservations")
+
+    def _read_pages(self, path: str) -> list[Json]:
+        """Return the items of all pages of a list; earlier services answer some lists whole."""
+        found: list[Json] = []
+        cursor: str | None = ""
+        while cursor is not None:
+            page = self._call(f"{path}?{urlencode({'cursor': cursor})}" if cursor else path)
             found += page["items"]
-            if page["next_cursor"] is None:
-                return found
-            cursor = page["next_cursor"]
+            cursor = page.get("next_cursor")
+        return found
 
     def get_run(self, identifier: str) -> Json:
         """Return a reservation."""

@@ -85,6 +85,36 @@ def _verify_export(file: Iterable[str], as_json: bool) -> None:
         raise typer.Exit(1)
 
 
+@ledger.command("repair")
+def repair(
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only say what would be mended.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Derive anew what the entries determine: balances, runs, columns. Exit code 1 if faults stay.
+
+    Entries are never changed. A dataset whose entries are not sound stays as it is: restore a
+    backup.
+    """
+    from accountant_service.ledger import verification
+    from accountant_service.ledger.repair import repair as mend
+
+    with open_repository() as repository:
+        report = mend(repository, is_trial=dry_run)
+        faults = verification.verify(repository).faults
+    if as_json:
+        print(json.dumps({"mended": report.mended, "left": report.left, "faults": faults}))
+    else:
+        for each in report.mended:
+            print(f"{'would mend' if dry_run else 'mended'}: {each}")
+        for fault in dict.fromkeys([*report.left, *faults]):
+            print(fault, file=sys.stderr)
+        print(f"{'to mend' if dry_run else 'mended'}: {len(report.mended)}, wrong: {len(faults)}")
+    if report.left or faults:
+        raise typer.Exit(1)
+
+
 @ledger.command("show")
 def show(as_json: AsJson = False) -> None:
     """Show every dataset's budget: spent, held, and left in steps like the last run's."""

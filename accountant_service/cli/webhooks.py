@@ -50,8 +50,7 @@ def add(
     with open_repository() as repository, repository.transaction() as transaction:
         if dataset is not None and transaction.find_dataset(dataset) is None:
             raise UnknownSubjectError(f"there is no dataset {dataset!r}")
-        transaction.add_webhook(made)
-        transaction.record_audit_event(COMMAND_LINE, "webhook-added", made.identifier, url)
+        transaction.add_webhook(made, COMMAND_LINE)
     print(made.secret)
 
 
@@ -83,9 +82,8 @@ def remove(identifier: Identifier) -> None:
     from accountant_service.ledger.errors import UnknownSubjectError
 
     with open_repository() as repository, repository.transaction() as transaction:
-        if not transaction.remove_webhook(identifier):
+        if not transaction.remove_webhook(identifier, COMMAND_LINE):
             raise UnknownSubjectError(f"there is no webhook {identifier!r}")
-        transaction.record_audit_event(COMMAND_LINE, "webhook-removed", identifier)
     print(f"removed {identifier}")
 
 

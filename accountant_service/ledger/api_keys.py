@@ -63,8 +63,7 @@ class Keys:
             datasets, now(), expires_at, None, None, team, requests_per_minute,
         )  # fmt: skip
         with self._repository.transaction() as transaction:
-            transaction.add_key(record)
-            transaction.record_audit_event(by, "key-created", identifier)
+            transaction.add_key(record, by)
             transaction.announce_key("key.created", identifier)
         return token, record
 
@@ -143,10 +142,17 @@ class Keys:
         except DatabaseReadOnlyError:
             self._next_use_record = at + _USE_RECORD_INTERVAL
 
-    def list_keys(self) -> list[KeyRecord]:
-        """Return all keys, the oldest first."""
+    def list_keys(
+        self, after: tuple[int, str] = (-1, ""), limit: int | None = None
+    ) -> list[KeyRecord]:
+        """Return the keys, the oldest first.
+
+        Args:
+            after: the time of creation and the identifier of the last key of the page before.
+            limit: at most so many; None for all.
+        """
         with self._repository.reading() as reading:
-            return reading.list_keys()
+            return reading.list_keys(after, limit)
 
     def revoke(self, identifier: str, by: str) -> KeyRecord | None:
         """Revoke a key from now on; return the key, or None if there is no such key."""

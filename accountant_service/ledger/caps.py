@@ -56,8 +56,15 @@ class Caps:
                 raise UnknownSubjectError(f"dataset {dataset!r} has no cap of {kind} {holder!r}")
             transaction.record_audit_event(by, "cap-removed", dataset, f"{kind} {holder}")
 
-    def list_uses(self, dataset: str) -> tuple[Dataset, list[CapUse]]:
+    def list_uses(
+        self, dataset: str, after: tuple[str, str] = ("", ""), limit: int | None = None
+    ) -> tuple[Dataset, list[CapUse]]:
         """Return a dataset and its caps, each with the budget that its holder has spent or held.
+
+        Args:
+            dataset: the dataset's name.
+            after: the kind and the holder of the last cap of the page before.
+            limit: at most so many; None for all.
 
         Raises:
             UnknownSubjectError: there is no such dataset.
@@ -66,7 +73,7 @@ class Caps:
             found = reading.find_dataset(dataset)
             if found is None:
                 raise UnknownSubjectError(f"there is no dataset {dataset!r}")
-            return found, reading.list_cap_uses(found)
+            return found, reading.list_cap_uses(found, after, limit)
 
     def list_by_holder(self) -> dict[tuple[HolderKind, str], list[tuple[str, float]]]:
         """Return each key's and team's caps, as pairs (dataset name, share of its budget)."""

@@ -5,18 +5,13 @@ from __future__ import annotations
 import sqlite3
 from contextlib import closing
 from pathlib import Path
-from typing import Final
 
-from sqlalchemy import Column, Connection, MetaData, String, Table, inspect, make_url, text
+from sqlalchemy import Connection, make_url, text
 
+from accountant_service.ledger import schema_revision
 from accountant_service.ledger.repository import Repository, connect
+from accountant_service.ledger.schema_revision import MIGRATIONS, MOVED, REVISION, REVISIONS
 from accountant_service.ledger.tables import METADATA
-
-_MIGRATION_LOCK: Final = 7_071_967  # an arbitrary number for an advisory lock
-_MIGRATIONS: Final = Path(__file__).parent / "migrations"
-
-
-MOVED: Final = "moved"  # the revision of a database whose ledger is in another one now
 
 
 class DatabaseRefusedError(RuntimeError):
@@ -53,17 +48,18 @@ def open_repository(url: str, *, create: bool = True) -> Repository:
     """
     if not create:
         _require_sqlite_ledger(url)  # to connect would create or change the file
-    repository = Repository(connect(url))
-    with repository.transaction() as transaction:
-        connection = transaction.connection
-        if connection.dialect.name == "postgresql":  # SQLite is locked by BEGIN IMMEDIATE
-            connection.execute(
-                text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _MIGRATION_LOCK}
-            )
-        if not create and current_revision(connection) is None:
-            raise NoLedgerError("the database has no tables of a ledger")
-        upgrade(connection)
-    return repository
+    engine = connect(url)
+    try:
+        with Repository(engine).transaction() as transaction:
+            connection = transaction.connection
+            schema_revision.lock_for_migration(connection)
+            if not create and schema_revision.read_revision(connection) is None:
+                raise NoLedgerError("the database has no tables of a ledger")
+            upgrade(connection)
+    except BaseException:
+        engine.dispose()
+        raise
+    return Repository(engine, is_checked=True)
 
 
 def _require_sqlite_ledger(url: str) -> None:
@@ -113,43 +109,31 @@ def back_up(url: str, copy: Path) -> None:
         source.backup(target)
 
 
-def current_revision(connection: Connection) -> str | None:
-    """Return the revision of a database's tables; None if it has none."""
-    if not inspect(connection).has_table("alembic_version"):
-        return None
-    found = connection.execute(text("SELECT version_num FROM alembic_version")).scalar()
-    return None if found is None else str(found)
-
-
 def upgrade(connection: Connection) -> tuple[str | None, str]:
-    """Run the missing migrations; return the revision before and after."""
-    known = sorted(path.stem.split("_")[0] for path in _MIGRATIONS.glob("versions/[0-9]*.py"))
-    before = current_revision(connection)
+    """Run the missing migrations; return the revision before and after.
+
+    A database that a newer version has upgraded stays as it is, if that version lets servers of
+    this one go on writing.
+    """
+    before = schema_revision.read_revision(connection)
     if before == MOVED:
         raise MovedDatabaseError(
             "the ledger was moved from this database to another one: use that one, by setting "
             "ACCOUNTANT_DATABASE_URL to it"
         )
-    if before is not None and before not in known:
+    if before is not None and before not in REVISIONS:
+        if schema_revision.is_writable_by(connection, REVISION):
+            return before, before
         raise NewerDatabaseError(
             f"the database is at revision {before}, which this version does not know: "
             "a newer version made it. Start that version, or restore a backup"
         )
     if before is None:
-        _create_tables(connection, known[-1])
-    elif before != known[-1]:
+        METADATA.create_all(connection)  # equal to what the migrations create
+        schema_revision.create_tables(connection)
+    elif before != REVISION:
         _run_migrations(connection)
-    return before, known[-1]
-
-
-def _create_tables(connection: Connection, revision: str) -> None:
-    """Create all tables of a new database at once, equal to what the migrations create."""
-    METADATA.create_all(connection)
-    version = Table(
-        "alembic_version", MetaData(), Column("version_num", String(32), primary_key=True)
-    )
-    version.create(connection)
-    connection.execute(version.insert().values(version_num=revision))
+    return before, REVISION
 
 
 def _run_migrations(connection: Connection) -> None:
@@ -158,8 +142,9 @@ def _run_migrations(connection: Connection) -> None:
     from alembic.config import Config
 
     config = Config()
-    config.set_main_option("script_location", str(_MIGRATIONS))
+    config.set_main_option("script_location", str(MIGRATIONS))
     config.attributes["connection"] = connection
     if connection.dialect.name == "postgresql":  # an index of a large table takes long to build
         connection.execute(text("SET LOCAL statement_timeout = 0"))
+    schema_revision.block_transactions(connection)
     command.upgrade(config, "head")

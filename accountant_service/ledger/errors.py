@@ -18,7 +18,8 @@ LedgerError
 ├── QuotaExceededError         the key has sent more requests than its quota allows
 ├── StoredRowError             a row of the database cannot be read: nothing is granted
 └── DatabaseAwayError          the database does not answer: nothing is granted
-    └── DatabaseReadOnlyError  the database answers but takes no writes: nothing is granted
+    ├── DatabaseReadOnlyError  the database answers but takes no writes: nothing is granted
+    └── DatabaseSchemaError    the database's tables are not those of this server
 """
 
 from __future__ import annotations
@@ -185,3 +186,13 @@ class DatabaseReadOnlyError(
     DatabaseAwayError, code="database-read-only", title="The database takes no writes"
 ):
     """The database takes no writes; no budget was spent."""
+
+
+class DatabaseSchemaError(
+    DatabaseAwayError, code="database-schema", title="This server must not use the database"
+):
+    """The database's tables are not those of this server; no budget was spent.
+
+    A newer server upgraded them, the ledger was moved to another database, or an older backup was
+    restored.
+    """

@@ -13,13 +13,20 @@ from typing import Any, Final
 
 from accountant_service.ledger.errors import StoredRowError
 from accountant_service.ledger.reading_rows import read_entry
-from accountant_service.ledger.repository import PAGE_SIZE, Repository, StoredEntry, Transaction
+from accountant_service.ledger.repository import (
+    PAGE_SIZE,
+    EntryFilter,
+    Repository,
+    StoredEntry,
+    Transaction,
+)
 from accountant_service.ledger.rules import EntryKind
 
 EntryCursor = tuple[str, int]  # a dataset's name and an entry's number
 EventCursor = tuple[int, str]  # the time and the identifier of an event
 ENTRIES_START: Final[EntryCursor] = ("", 0)
 EVENTS_START: Final[EventCursor] = (-1, "")
+_EMPTY_PAGES_MAX: Final = 20  # that are read in search of an entry, before an empty one is answered
 Json = dict[str, Any]
 
 
@@ -59,6 +66,11 @@ class EntryQuery:
         is_kind = not self.kinds or entry.get("kind") in self.kinds
         return is_kind and self.period.contains(entry["at"])
 
+    def to_filter(self) -> EntryFilter:
+        """Return the conditions that the database evaluates."""
+        kinds = tuple(sorted(kind.value for kind in self.kinds))
+        return EntryFilter(self.datasets, kinds, self.period.since, self.period.until)
+
 
 @dataclass(frozen=True, slots=True)
 class ExportedEntry:
@@ -93,10 +105,15 @@ def find_entries(
     reading: Transaction, query: EntryQuery, after: EntryCursor
 ) -> tuple[list[ExportedEntry], EntryCursor | None]:
     """Return a page of entries read in this transaction, and the next page's cursor if any."""
-    rows = reading.list_all_entries(query.datasets, after, PAGE_SIZE)
-    found = [_read_entry(row) for row in rows]
-    matching = [entry for entry in found if query.matches(entry.fields)]
-    return matching, _next_cursor(rows)
+    wanted, cursor = query.to_filter(), after
+    for _ in range(_EMPTY_PAGES_MAX):
+        rows, following = reading.list_all_entries(wanted, cursor, PAGE_SIZE)
+        read = [_read_entry(row) for row in rows]
+        found = [entry for entry in read if query.matches(entry.fields)]
+        if found or following is None:
+            break
+        cursor = following
+    return found, following
 
 
 def _read_entry(row: StoredEntry) -> ExportedEntry:
@@ -111,11 +128,6 @@ def _read_entry(row: StoredEntry) -> ExportedEntry:
     return ExportedEntry(row.dataset, row.body, row.hash, fields)
 
 
-def _next_cursor(rows: list[StoredEntry]) -> EntryCursor | None:
-    """Return the cursor after a page of rows; None if it was the last page."""
-    return (rows[-1].dataset, rows[-1].number) if len(rows) == PAGE_SIZE else None
-
-
 def read_events(
     repository: Repository, actions: frozenset[str], period: Period, after: EventCursor
 ) -> tuple[list[Json], EventCursor | None]:
@@ -127,14 +139,11 @@ def read_events(
         period: the time of the events.
         after: the cursor of the page.
     """
+    if period.since is not None:
+        after = max(after, (period.since, ""))  # no identifier is empty
     with repository.reading() as reading:
-        rows = reading.list_audit_events(after, PAGE_SIZE)
-    found = [
-        row
-        for row in rows
-        if (not actions or row["action"] in actions) and period.contains(row["at"])
-    ]
-    return found, (rows[-1]["at"], rows[-1]["id"]) if len(rows) == PAGE_SIZE else None
+        found = reading.list_audit_events(after, PAGE_SIZE, actions=actions, until=period.until)
+    return found, (found[-1]["at"], found[-1]["id"]) if len(found) == PAGE_SIZE else None
 
 
 def iterate_entries(transaction: Transaction, query: EntryQuery) -> Iterator[ExportedEntry]:

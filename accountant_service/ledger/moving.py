@@ -34,8 +34,9 @@ from sqlalchemy import (
 from sqlalchemy.exc import DBAPIError
 
 from accountant_service.ledger import verification
-from accountant_service.ledger.database import MOVED, current_revision, open_repository, upgrade
+from accountant_service.ledger.database import open_repository, upgrade
 from accountant_service.ledger.repository import Repository, Transaction, connect
+from accountant_service.ledger.schema_revision import MOVED, read_revision
 from accountant_service.ledger.tables import METADATA
 
 _MOVED: Final = "_moved"  # at the end of every table's name: a running server finds none of them
@@ -178,7 +179,7 @@ def _begin(source: Transaction, target: Repository, url: str, is_unfinished: boo
     Raises:
         MoveRefusedError: the source has faults, or must not move to this target.
     """
-    is_closed = current_revision(source.connection) == MOVED
+    is_closed = read_revision(source.connection) == MOVED
     earlier = _find_mark(source.connection)
     if not is_closed:
         _require_sound(source)

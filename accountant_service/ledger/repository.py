@@ -15,19 +15,22 @@ import sqlite3
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any, Final
 
 from sqlalchemy import (
     BigInteger,
+    ColumnElement,
     Connection,
     Engine,
     ExceptionContext,
     Select,
     String,
+    and_,
     bindparam,
     create_engine,
     event,
@@ -36,6 +39,7 @@ from sqlalchemy import (
     or_,
     select,
     text,
+    true,
     tuple_,
 )
 from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError
@@ -44,15 +48,17 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from accountant_service import mechanisms
 from accountant_service.canonical_json import read_json
 from accountant_service.guarantee import NeighbouringRelation
-from accountant_service.ledger import filters, hash_chain, rules, webhooks
+from accountant_service.ledger import filters, hash_chain, rules, schema_revision, webhooks
 from accountant_service.ledger.errors import (
     DatabaseAwayError,
     DatabaseReadOnlyError,
+    DatabaseSchemaError,
     StoredRowError,
     UnauthenticatedError,
 )
 from accountant_service.ledger.filters import PrivacyFilter
 from accountant_service.ledger.filters.base import Amounts, Charge, add
+from accountant_service.ledger.fingerprints import fingerprint
 from accountant_service.ledger.quotas import Quota
 from accountant_service.ledger.reading_rows import (
     UNREADABLE,
@@ -105,6 +111,8 @@ _READ_ONLY_REASONS: Final[dict[Any, str]] = {
     sqlite3.SQLITE_NOTADB: "its file is damaged",
 }
 _BACKENDS: Final = ("sqlite", "postgresql")
+_NO_SUCH_SQLSTATES: Final = ("42P01", "42703")  # of a table, of a column
+_NO_SUCH: Final = ("no such table", "no such column", "has no column named")  # SQLite's words
 _UNDECODABLE: Final = "Could not decode to UTF-8"  # of SQLite's driver, with the column's name
 _RETRY_WRITE: Final = (
     "nothing is granted; retry with the same Idempotency-Key: retries take effect once"
@@ -113,6 +121,8 @@ _REVOKED_MEANWHILE: Final = "this API key was revoked while the request waited; 
 PAGE_SIZE: Final = 200  # entries
 _PAGE_CHARACTERS_MAX: Final = 1 << 18  # of a page's plans or entries
 _DAY_MICROSECONDS: Final = 86_400_000_000
+SECRET_BYTES: Final = 32
+SYSTEM: Final = "system"  # who acts if no key does: expired leases, new secrets
 Row = dict[str, Any]  # a table row, by column
 
 
@@ -158,6 +168,13 @@ _COUNT_REQUEST: Final = text(
     "OR quota_empty_at > :plausible)"
 ).bindparams(*(bindparam(each, type_=BigInteger) for each in ("at", "interval", "plausible")))
 _INSERT_ENTRY: Final = ENTRY.insert()
+_DERIVE_ENTRY: Final = (
+    ENTRY.update()
+    .where(ENTRY.c.dataset == bindparam("of_dataset"))
+    .where(ENTRY.c.number == bindparam("of_number"))
+    .where(ENTRY.c.at.is_(None))
+    .values(kind=bindparam("new_kind"), at=bindparam("new_at"))
+)
 # every write stores its answer: one statement also finds out that its key was revoked meanwhile
 _REVOKED_KEY: Final = (
     select(API_KEY.c.id)
@@ -225,7 +242,6 @@ def _create_engine(url: str) -> Engine:
         pool_size=8,
         max_overflow=16,
         pool_timeout=10,
-        pool_pre_ping=True,
         hide_parameters=True,
         connect_args={"connect_timeout": 5, "options": f"{url_options} {timeouts}"},
     )
@@ -258,11 +274,37 @@ def _convert_failures(advice: str) -> Iterator[None]:
             raise DatabaseReadOnlyError(
                 f"the database takes no writes: {reason}; {advice}"
             ) from error
-        if isinstance(error, _CONNECTION_FAILURES) or getattr(
-            error, "connection_invalidated", False
-        ):
+        if _lacks_table_or_column(error):
+            raise DatabaseSchemaError(
+                f"the database's tables are not those of this server ({_describe(error)}): start "
+                f"the newest server; {advice}"
+            ) from error
+        if _is_connection_failure(error):
             raise DatabaseAwayError(f"the database does not answer; {advice}") from error
         raise
+
+
+def _lacks_table_or_column(error: Exception) -> bool:
+    """Return whether the database refused a statement about a table or column that it lacks."""
+    driver_error = getattr(error, "orig", None)
+    if isinstance(driver_error, sqlite3.Error):
+        return any(words in str(driver_error) for words in _NO_SUCH)
+    return _driver_code(driver_error) in _NO_SUCH_SQLSTATES
+
+
+def _describe(error: Exception) -> str:
+    """Return the first line of a driver's message."""
+    return str(getattr(error, "orig", error)).partition("\n")[0]
+
+
+def _is_connection_failure(error: Exception) -> bool:
+    """Return whether the database did not answer, or not in time; not if it refused a statement."""
+    driver_error = getattr(error, "orig", None)
+    if isinstance(driver_error, sqlite3.Error):
+        refused = _driver_code(driver_error) == sqlite3.SQLITE_ERROR
+        return isinstance(error, OperationalError) and not refused
+    is_invalidated = getattr(error, "connection_invalidated", False)
+    return isinstance(error, _CONNECTION_FAILURES) or is_invalidated
 
 
 def _begin_sqlite(connection: Connection) -> None:
@@ -344,11 +386,50 @@ class StoredEntry:
     hash: str
 
 
-class Repository:
-    """Access to the ledger's database through transactions."""
+@dataclass(frozen=True, slots=True)
+class EntryFilter:
+    """The entries to export: of which datasets, of which kinds, and from which time.
 
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
+    Attributes:
+        datasets: names; None for all datasets.
+        kinds: none of them means entries of every kind.
+        since: microseconds since 1970, included; None for no limit.
+        until: excluded; None for no limit.
+    """
+
+    datasets: tuple[str, ...] | None = None
+    kinds: tuple[str, ...] = ()
+    since: int | None = None
+    until: int | None = None
+
+    @property
+    def is_partial(self) -> bool:
+        """Return whether it may leave out entries of its datasets."""
+        return bool(self.kinds) or self.since is not None or self.until is not None
+
+    def conditions(self) -> list[ColumnElement[bool]]:
+        """Return the conditions on the kind and time of an entry."""
+        found: list[ColumnElement[bool]] = []
+        if self.kinds:
+            found.append(ENTRY.c.kind.in_(self.kinds))
+        if self.since is not None:
+            found.append(ENTRY.c.at >= self.since)
+        if self.until is not None:
+            found.append(ENTRY.c.at < self.until)
+        return found
+
+
+class Repository:
+    """Access to the ledger's database through transactions.
+
+    Args:
+        engine: of the database.
+        is_checked: whether each connection checks first that the database's revision is this
+            program's. Only who migrates or moves a database may leave this out.
+    """
+
+    def __init__(self, engine: Engine, *, is_checked: bool = False) -> None:
+        self.engine, self._is_checked = engine, is_checked
         # SQLite has one writer: threads wait here instead of polling its lock
         one_writer = engine.dialect.name == "sqlite"
         self._writer_lock = threading.Lock() if one_writer else contextlib.nullcontext()
@@ -366,7 +447,8 @@ class Repository:
         with (
             _convert_failures(_RETRY_WRITE),
             self._writer_lock,
-            self.engine.begin() as connection,
+            self._connect() as connection,
+            connection.get_transaction() or connection.begin(),
         ):
             yield Transaction(connection)
 
@@ -377,21 +459,45 @@ class Repository:
         No writer waits for it, however long it lasts: SQLite's write-ahead log keeps the state that
         it began with.
         """
-        if self.engine.dialect.name == "sqlite":
-            with self.reading() as reading:
-                yield reading
-            return
-        with _convert_failures("try again"), self.engine.connect() as connection:
-            yield Transaction(connection.execution_options(isolation_level="REPEATABLE READ"))
+        options = {"postgresql": {"isolation_level": "REPEATABLE READ"}}
+        with self._read(options.get(self.engine.dialect.name, {_READING: True})) as reading:
+            yield reading
 
     @contextmanager
     def reading(self) -> Iterator[Transaction]:
         """Context manager of a connection that reads committed data; it locks nothing."""
-        options: Any = {_READING: True}
-        if self.engine.dialect.name == "postgresql":  # each statement alone
-            options = {"isolation_level": "AUTOCOMMIT"}
-        with _convert_failures("try again"), self.engine.connect() as connection:
-            yield Transaction(connection.execution_options(**options))
+        options = {"postgresql": {"isolation_level": "AUTOCOMMIT"}}  # each statement alone
+        with self._read(options.get(self.engine.dialect.name, {_READING: True})) as reading:
+            yield reading
+
+    @contextmanager
+    def _read(self, options: Mapping[str, Any]) -> Iterator[Transaction]:
+        """Context manager of a connection with execution options, which changes nothing."""
+        with _convert_failures("try again"), self._connect(options) as connection:
+            yield Transaction(connection)
+
+    def _connect(self, options: Mapping[str, Any] = MappingProxyType({})) -> Connection:
+        """Return a connection that is alive, after a check of the database's revision.
+
+        The check is the first statement. If it shows that the connection was lost while it waited
+        in the pool, a new one takes its place: nothing was done on it.
+        """
+        try:
+            return self._check(self.engine.connect().execution_options(**options))
+        except DBAPIError as error:
+            if not error.connection_invalidated:
+                raise
+        return self._check(self.engine.connect().execution_options(**options))
+
+    def _check(self, connection: Connection) -> Connection:
+        """Return a connection after a check of the database's revision; close it on an error."""
+        try:
+            if self._is_checked:
+                schema_revision.require_current(connection)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
 
     def get_or_create_secret(self, name: str) -> bytes:
         """Return the server secret of this name; create it if it does not exist."""
@@ -412,7 +518,7 @@ class Repository:
         with (
             _convert_failures("try again"),
             self._writer_lock,
-            self.engine.connect() as connection,
+            self._connect() as connection,
             context(connection),
         ):
             connection.exec_driver_sql(statement)
@@ -441,11 +547,20 @@ class Transaction:
         ).first()
         return None if row is None else _read_stored_dataset(row._mapping)
 
-    def list_datasets(self, limit: int | None = None) -> list[Dataset]:
-        """Return the datasets sorted by name, at most `limit` of them."""
-        query = select(DATASET).order_by(DATASET.c.name).limit(limit)
-        rows = self.connection.execute(query)
-        return [_read_stored_dataset(row) for row in rows.mappings()]
+    def list_datasets(
+        self, after: str = "", limit: int | None = None, names: Collection[str] | None = None
+    ) -> list[Dataset]:
+        """Return the datasets sorted by name.
+
+        Args:
+            after: the last name of the page before.
+            limit: at most so many; None for all.
+            names: only these; None for all.
+        """
+        query = select(DATASET).order_by(DATASET.c.name).limit(limit).where(DATASET.c.name > after)
+        if names is not None:
+            query = query.where(DATASET.c.name.in_(names))
+        return [_read_stored_dataset(row) for row in self.connection.execute(query).mappings()]
 
     def list_dataset_rows(self) -> list[Row]:
         """Return the rows of all datasets as they are stored, sorted by name."""
@@ -533,8 +648,11 @@ class Transaction:
         head = hash_chain.hash_entry(dataset.head, body)
         self.connection.execute(
             _INSERT_ENTRY,
-            {"dataset": dataset.identifier, "number": number, "body": body, "hash": head},
-        )
+            {
+                "dataset": dataset.identifier, "number": number, "body": body, "hash": head,
+                "kind": kind.value, "at": at,
+            },
+        )  # fmt: skip
         self.connection.execute(
             _UPDATE_DATASET,
             {
@@ -567,10 +685,10 @@ class Transaction:
         if dataset is not None:
             query = query.where(or_(WEBHOOK.c.dataset.is_(None), WEBHOOK.c.dataset == dataset))
         rows = self.connection.execute(query)
-        return [read_row(WEBHOOK, row, _read_webhook) for row in rows.mappings()]
+        return [read_row(WEBHOOK, row, read_webhook) for row in rows.mappings()]
 
-    def add_webhook(self, webhook: Webhook) -> None:
-        """Store a new webhook."""
+    def add_webhook(self, webhook: Webhook, by: str) -> None:
+        """Store a new webhook, and record who added it."""
         self.connection.execute(
             WEBHOOK.insert().values(
                 id=webhook.identifier, url=webhook.url, secret=webhook.secret,
@@ -578,13 +696,21 @@ class Transaction:
                 created_at=webhook.created_at,
             )
         )  # fmt: skip
+        detail = f"{webhook.url} {webhook_fingerprint(webhook)}"
+        self.record_audit_event(by, "webhook-added", webhook.identifier, detail)
 
-    def remove_webhook(self, identifier: str) -> bool:
-        """Remove a webhook and its waiting events; return whether it existed."""
+    def remove_webhook(self, identifier: str, by: str) -> bool:
+        """Remove a webhook and its waiting events, and record who did; return whether it existed.
+
+        Args:
+            identifier: the webhook's.
+            by: who removes it, for the audit events.
+        """
         self.connection.execute(WEBHOOK_EVENT.delete().where(WEBHOOK_EVENT.c.webhook == identifier))
-        return (
-            self.connection.execute(WEBHOOK.delete().where(WEBHOOK.c.id == identifier)).rowcount > 0
-        )
+        removed = self.connection.execute(WEBHOOK.delete().where(WEBHOOK.c.id == identifier))
+        if removed.rowcount:
+            self.record_audit_event(by, "webhook-removed", identifier)
+        return removed.rowcount > 0
 
     def _add_event(self, webhook_event: Event) -> None:
         """Store an event that is to be posted to a webhook."""
@@ -665,9 +791,9 @@ class Transaction:
     # --- entries
 
     def list_entries(self, dataset: Dataset, after: int, limit: int = PAGE_SIZE) -> Sequence[Any]:
-        """Return a page of entries after number `after`, each as number, body and hash."""
+        """Return a page of the rows of a dataset's entries after number `after`."""
         return self.connection.execute(
-            select(ENTRY.c.number, ENTRY.c.body, ENTRY.c.hash)
+            select(ENTRY)
             .where(ENTRY.c.dataset == dataset.identifier)
             .where(ENTRY.c.number > after)
             .order_by(ENTRY.c.number)
@@ -692,27 +818,143 @@ class Transaction:
         return found[:limit], len(found) > limit
 
     def list_all_entries(
-        self, datasets: Sequence[str] | None, after: tuple[str, int], limit: int
-    ) -> list[StoredEntry]:
-        """Return a page of several datasets' entries, ordered by dataset name and entry number.
+        self, wanted: EntryFilter, after: tuple[str, int], limit: int
+    ) -> tuple[list[StoredEntry], tuple[str, int] | None]:
+        """Return a page of several datasets' entries, by dataset name and entry number.
+
+        Each page is found by indexes, so it takes as long after a million entries as at the start.
 
         Args:
-            datasets: names; None for all datasets.
-            after: the name and number of the last entry of the page before.
+            wanted: a page may have others, too: entries whose kind and time are not derived yet.
+            after: the name and number at which the page before ended.
             limit: the length of the page.
+
+        Returns:
+            The entries, and where the next page begins after; None if this is the last page.
         """
-        order = (DATASET.c.name, ENTRY.c.number)
+        heads = self._list_heads(wanted, after[0], limit + 1)
+        if not heads:
+            return [], None
+        found: list[StoredEntry] = []
+        done = 0  # of the heads: no entry of these is left
+        if heads[0].name == after[0]:
+            found, done = self._list_entries_of(heads[0], wanted, after[1], limit), 1
+        small = _take_small(heads[done:], limit - len(found))
+        together = self._list_entries_of_all(small, wanted, limit - len(found))
+        if together:
+            found += together
+        if together is not None and small:
+            done += len(small)
+        elif len(found) < limit and done < len(heads):
+            found += self._list_entries_of(heads[done], wanted, 0, limit - len(found))
+            done += 1
+        if done == len(heads) <= limit and len(found) < limit:
+            return found, None
+        last = heads[done - 1]
+        number = after[1] if last.name == after[0] else 0
+        if found and found[-1].dataset == last.name:
+            number = found[-1].number
+        return found, (last.name, number if len(found) == limit else max(number, last.version))
+
+    def _list_heads(self, wanted: EntryFilter, name: str, limit: int) -> Sequence[Any]:
+        """Return the id, name and number of entries of the wanted datasets from a name on."""
         query = (
-            select(DATASET.c.name, ENTRY.c.number, ENTRY.c.body, ENTRY.c.hash)
-            .join(ENTRY, ENTRY.c.dataset == DATASET.c.id)
+            select(DATASET.c.id, DATASET.c.name, DATASET.c.version)
+            .where(DATASET.c.name >= name)
+            .order_by(DATASET.c.name)
+            .limit(limit)
+        )
+        if wanted.datasets is not None:
+            query = query.where(DATASET.c.name.in_(wanted.datasets))
+        return self.connection.execute(query).all()
+
+    def _list_entries_of(
+        self, head: Any, wanted: EntryFilter, after: int, limit: int
+    ) -> list[StoredEntry]:
+        """Return the first of a dataset's wanted entries after a number."""
+        page = select(ENTRY).where(ENTRY.c.dataset == head.id).order_by(ENTRY.c.number).limit(limit)
+        if not wanted.is_partial:
+            queries = [page]
+        else:
+            queries = [page.where(ENTRY.c.at.is_(None))]
+            kinds = [ENTRY.c.kind == kind for kind in wanted.kinds] or [true()]
+            if after == 0 and wanted.since is not None:  # by the index of times, in one step
+                after = self._find_number_before(head, wanted.since)
+            queries += [page.where(each, *wanted.conditions()) for each in kinds]
+        rows = [
+            StoredEntry(head.name, row.number, row.body, row.hash)
+            for query in queries
+            for row in self.connection.execute(query.where(ENTRY.c.number > after))
+        ]
+        if len(queries) > 1:
+            rows.sort(key=lambda row: row.number)
+        return rows[:limit]
+
+    def _find_number_before(self, head: Any, since: int) -> int:
+        """Return a number after which all of a dataset's entries are that may be at `since`."""
+        of_dataset = select(func.min(ENTRY.c.number)).where(ENTRY.c.dataset == head.id)
+        found = [
+            self.connection.execute(of_dataset.where(condition)).scalar()
+            for condition in (ENTRY.c.at >= since, ENTRY.c.at.is_(None))
+        ]
+        return min((number for number in found if number is not None), default=1) - 1
+
+    def _list_entries_of_all(
+        self, heads: Sequence[Any], wanted: EntryFilter, limit: int
+    ) -> list[StoredEntry] | None:
+        """Return all wanted entries of several datasets, in the order of the datasets.
+
+        Returns:
+            None if there are more than `limit`: then a dataset's row states too few.
+        """
+        if not heads:
+            return []
+        query = select(ENTRY).where(ENTRY.c.dataset.in_([head.id for head in heads]))
+        if wanted.is_partial:
+            query = query.where(or_(ENTRY.c.at.is_(None), and_(*wanted.conditions())))
+        rows = self.connection.execute(
+            query.order_by(ENTRY.c.dataset, ENTRY.c.number).limit(limit + 1)
+        ).all()
+        if len(rows) > limit:
+            return None
+        found: dict[str, list[Any]] = {head.id: [] for head in heads}
+        for row in rows:
+            found[row.dataset].append(row)
+        return [
+            StoredEntry(head.name, row.number, row.body, row.hash)
+            for head in heads
+            for row in found[head.id]
+        ]
+
+    def derive_entry_columns(self, after: tuple[str, int], limit: int) -> tuple[str, int] | None:
+        """Derive the kind and time of entries that lack them, from the entries themselves.
+
+        A server of revision 0006 wrote them. One that cannot be read stays as it is.
+
+        Args:
+            after: the identifier of a dataset and a number: entries up to there are left out.
+            limit: at most so many.
+
+        Returns:
+            Where to go on; None if there are no more.
+        """
+        order = (ENTRY.c.dataset, ENTRY.c.number)
+        rows = self.connection.execute(
+            select(ENTRY)
+            .where(ENTRY.c.at.is_(None))
             .where(tuple_(*order) > after)
             .order_by(*order)
             .limit(limit)
-        )
-        if datasets is not None:
-            query = query.where(DATASET.c.name.in_(datasets))
-        rows = self.connection.execute(query)
-        return [StoredEntry(row.name, row.number, row.body, row.hash) for row in rows]
+        ).all()
+        derived = []
+        for row in rows:
+            with contextlib.suppress(StoredRowError):
+                entry = read_entry(row.dataset, row.number, row.body)
+                place = {"of_dataset": row.dataset, "of_number": row.number}
+                derived.append(place | {"new_kind": entry["kind"][:12], "new_at": entry["at"]})
+        if derived:
+            self.connection.execute(_DERIVE_ENTRY, derived)
+        return (rows[-1].dataset, rows[-1].number) if len(rows) == limit else None
 
     def find_last_run(self, dataset: Dataset) -> Reservation | None:
         """Return the reservation that was changed last, if there is one."""
@@ -803,14 +1045,25 @@ class Transaction:
         )
         return removed.rowcount > 0
 
-    def list_cap_uses(self, dataset: Dataset) -> list[CapUse]:
-        """Return a dataset's caps, each with the amounts that its holder has spent or held."""
+    def list_cap_uses(
+        self, dataset: Dataset, after: tuple[str, str] = ("", ""), limit: int | None = None
+    ) -> list[CapUse]:
+        """Return a dataset's caps, each with the amounts that its holder has spent or held.
+
+        Args:
+            dataset: the dataset.
+            after: the kind and the holder of the last cap of the page before.
+            limit: at most so many; None for all.
+        """
+        order = (CAP.c.kind, CAP.c.holder)
         rows = self.connection.execute(
             select(CAP)
             .where(CAP.c.dataset == dataset.identifier)
-            .order_by(CAP.c.kind, CAP.c.holder)
+            .where(tuple_(*order) > after)
+            .order_by(*order)
+            .limit(limit)
         ).mappings()
-        caps = [read_row(CAP, row, _read_cap) for row in rows.all()]
+        caps = [read_row(CAP, row, read_cap) for row in rows.all()]
         return [CapUse(cap, self._sum_taken(dataset, cap)) for cap in caps]
 
     def find_cap_uses(self, dataset: Dataset, key: str, team: str | None) -> list[CapUse]:
@@ -828,7 +1081,7 @@ class Transaction:
             )
             .order_by(CAP.c.kind)
         ).mappings()
-        caps = [read_row(CAP, row, _read_cap) for row in rows.all()]
+        caps = [read_row(CAP, row, read_cap) for row in rows.all()]
         return [CapUse(cap, self._sum_taken(dataset, cap)) for cap in caps]
 
     def _sum_taken(self, dataset: Dataset, cap: Cap) -> Amounts:
@@ -912,9 +1165,11 @@ class Transaction:
         """Return a server secret; create it if it does not exist."""
         found = self.find_secret(name)
         if found is None:  # of several servers at once, the first to write decides
-            self.connection.execute(
-                _INSERT_SECRET, {"name": name, "value": secrets.token_bytes(32)}
-            )
+            value = secrets.token_bytes(SECRET_BYTES)
+            written = self.connection.execute(_INSERT_SECRET, {"name": name, "value": value})
+            if written.rowcount:
+                shown = secret_fingerprint(name, value)
+                self.record_audit_event(SYSTEM, "secret-created", name, shown)
             return self.get_or_create_secret(name)
         return found
 
@@ -925,15 +1180,36 @@ class Transaction:
     def find_key(self, identifier: str) -> KeyRecord | None:
         """Return an API key by its identifier."""
         row = self.connection.execute(select(API_KEY).where(API_KEY.c.id == identifier)).first()
-        return None if row is None else read_row(API_KEY, row._mapping, _read_key)
+        return None if row is None else read_row(API_KEY, row._mapping, read_key)
 
-    def list_keys(self) -> list[KeyRecord]:
-        """Return all API keys, the oldest first."""
-        rows = self.connection.execute(select(API_KEY).order_by(API_KEY.c.created_at))
-        return [read_row(API_KEY, row, _read_key) for row in rows.mappings()]
+    def list_keys(
+        self, after: tuple[int, str] = (-1, ""), limit: int | None = None
+    ) -> list[KeyRecord]:
+        """Return the API keys, the oldest first.
 
-    def add_key(self, key: KeyRecord) -> None:
-        """Store a new API key."""
+        Args:
+            after: the time of creation and the identifier of the last key of the page before.
+            limit: at most so many; None for all.
+        """
+        order = (API_KEY.c.created_at, API_KEY.c.id)
+        rows = self.connection.execute(
+            select(API_KEY).where(tuple_(*order) > after).order_by(*order).limit(limit)
+        )
+        return [read_row(API_KEY, row, read_key) for row in rows.mappings()]
+
+    def list_limited_keys(self, limit: int) -> list[KeyRecord]:
+        """Return the oldest API keys that have a quota and are not revoked."""
+        rows = self.connection.execute(
+            select(API_KEY)
+            .where(API_KEY.c.revoked_at.is_(None))
+            .where(API_KEY.c.requests_per_minute.is_not(None))
+            .order_by(API_KEY.c.created_at)
+            .limit(limit)
+        )
+        return [read_row(API_KEY, row, read_key) for row in rows.mappings()]
+
+    def add_key(self, key: KeyRecord, by: str) -> None:
+        """Store a new API key, and record who created it."""
         self.connection.execute(
             API_KEY.insert().values(
                 id=key.identifier, name=key.name, digest=key.digest,
@@ -944,6 +1220,7 @@ class Transaction:
                 requests_per_minute=key.requests_per_minute, quota_empty_at=None,
             )
         )  # fmt: skip
+        self.record_audit_event(by, "key-created", key.identifier, key_fingerprint(key))
 
     def revoke_key(self, identifier: str) -> None:
         """Revoke an API key from now on."""
@@ -1005,14 +1282,29 @@ class Transaction:
         )  # fmt: skip
 
     def list_audit_events(
-        self, after: tuple[int, str] = (-1, ""), limit: int | None = None
+        self,
+        after: tuple[int, str] = (-1, ""),
+        limit: int | None = None,
+        *,
+        actions: Collection[str] = (),
+        until: int | None = None,
     ) -> list[dict[str, Any]]:
-        """Return the audit events after a time and identifier, the oldest first."""
+        """Return the audit events after a time and identifier, the oldest first.
+
+        Args:
+            after: the time and identifier of the last event of the page before.
+            limit: at most so many; None for all.
+            actions: none of them means every action.
+            until: the time before which they are; None for no limit.
+        """
         order = (AUDIT_EVENT.c.at, AUDIT_EVENT.c.id)
-        rows = self.connection.execute(
-            select(AUDIT_EVENT).where(tuple_(*order) > after).order_by(*order).limit(limit)
-        )
-        return [read_row(AUDIT_EVENT, row, _read_audit_event) for row in rows.mappings()]
+        query = select(AUDIT_EVENT).where(tuple_(*order) > after).order_by(*order).limit(limit)
+        if actions:
+            query = query.where(AUDIT_EVENT.c.action.in_(actions))
+        if until is not None:
+            query = query.where(AUDIT_EVENT.c.at < until)
+        rows = self.connection.execute(query)
+        return [read_row(AUDIT_EVENT, row, read_audit_event) for row in rows.mappings()]
 
 
 def _order_runs(query: Select[Any], dataset: Dataset, skip: int, limit: int) -> Select[Any]:
@@ -1032,13 +1324,46 @@ def _count_within(lengths: Iterable[int]) -> int:
     return max(1, sum(total <= _PAGE_CHARACTERS_MAX for total in totals))
 
 
-def _read_audit_event(row: Mapping[Any, Any]) -> dict[str, Any]:
+def _take_small(heads: Sequence[Any], limit: int) -> list[Any]:
+    """Return the first datasets that have at most `limit` entries together."""
+    taken: list[Any] = []
+    for head in heads:
+        limit -= max(head.version, 0)
+        if limit < 0:
+            break
+        taken.append(head)
+    return taken
+
+
+def read_audit_event(row: Mapping[Any, Any]) -> dict[str, Any]:
     """Return the audit event that a table row describes."""
     names = {"id": "id", "at": "at", "key": "key_id", "action": "action", "subject": "subject"}
     return {name: row[column] for name, column in names.items()} | {"detail": row["detail"]}
 
 
-def _read_webhook(row: Mapping[Any, Any]) -> Webhook:
+def key_fingerprint(key: KeyRecord) -> str:
+    """Return the fingerprint of what never changes in an API key."""
+    return fingerprint(
+        id=key.identifier, name=key.name, digest=key.digest, scopes=sorted(key.scopes),
+        datasets=None if key.datasets is None else list(key.datasets),
+        created_at=key.created_at, expires_at=key.expires_at, team=key.team,
+    )  # fmt: skip
+
+
+def webhook_fingerprint(webhook: Webhook) -> str:
+    """Return the fingerprint of a webhook."""
+    return fingerprint(
+        id=webhook.identifier, url=webhook.url, secret=webhook.secret, dataset=webhook.dataset,
+        shares=list(webhook.shares), created_at=webhook.created_at,
+    )  # fmt: skip
+
+
+def secret_fingerprint(name: str, value: bytes) -> str:
+    """Return the fingerprint of a server secret."""
+    return fingerprint(name=name, value=value)
+
+
+def read_webhook(row: Mapping[Any, Any]) -> Webhook:
     """Return the webhook that a table row describes."""
     shares = json.loads(row["shares"])
     if type(shares) is not list or any(type(each) not in (int, float) for each in shares):
@@ -1084,7 +1409,7 @@ def _read_stored_reservation(row: Mapping[Any, Any]) -> Reservation:
 
 def read_dataset(row: Mapping[Any, Any]) -> Dataset:
     """Return the dataset that a table row describes."""
-    policy = _read_policy(row["policy"], row["epsilon"], row["delta"], row["relation"])
+    policy = read_filter(row)
     balance = Balance(read_integers(row["spent"]), read_integers(row["held"]))
     if not len(policy.nothing) == len(balance.spent) == len(balance.held):
         raise ValueError(f"spent and held must have {len(policy.nothing)} amounts each")
@@ -1092,6 +1417,11 @@ def read_dataset(row: Mapping[Any, Any]) -> Dataset:
         row["id"], row["name"], row["size"], row["privacy_unit"], policy, balance, row["version"],
         row["head"], row["created_at"], row["closed_at"],
     )  # fmt: skip
+
+
+def read_filter(row: Mapping[Any, Any]) -> PrivacyFilter:
+    """Return the privacy filter that a dataset's row describes."""
+    return _read_policy(row["policy"], row["epsilon"], row["delta"], row["relation"])
 
 
 def write_dataset(dataset: Dataset) -> Row:
@@ -1154,12 +1484,12 @@ def _write_progress(run: Reservation) -> Row:
     }
 
 
-def _read_cap(row: Mapping[Any, Any]) -> Cap:
+def read_cap(row: Mapping[Any, Any]) -> Cap:
     """Return the cap that a table row describes."""
     return Cap(HolderKind(row["kind"]), row["holder"], row["share"])
 
 
-def _read_key(row: Mapping[Any, Any]) -> KeyRecord:
+def read_key(row: Mapping[Any, Any]) -> KeyRecord:
     """Return the API key that a table row describes."""
     datasets = None if row["datasets"] is None else read_texts(row["datasets"])
     return KeyRecord(

@@ -21,7 +21,6 @@ from accountant_service.guarantee import warn_about_delta
 from accountant_service.ledger import certificate, hash_chain, plans, rules
 from accountant_service.ledger.api_keys import (
     Scope,
-    is_visible,
     require_control,
     require_scope,
     require_unbound,
@@ -46,6 +45,7 @@ from accountant_service.ledger.quotas import RunQuota
 from accountant_service.ledger.reading_rows import UNREADABLE, read_entry
 from accountant_service.ledger.repository import (
     PAGE_SIZE,
+    SYSTEM,
     KeyRecord,
     Repository,
     StoredAnswer,
@@ -67,7 +67,6 @@ from accountant_service.mechanisms import Mechanism
 
 ATTEMPTS: Final = 4
 _SIGNING_KEY: Final = "certificates"
-_SYSTEM: Final = "system"  # the key recorded for expired leases
 _CACHED_SUBJECTS_MAX: Final = 10_000
 _BURN_DOWN_ENTRIES_MAX: Final = 2_000
 _OTHERS_FIRST: Final = "other requests kept changing the dataset; nothing was charged. Try again"
@@ -257,12 +256,19 @@ class Ledger:
 
         return self._write_once(request, EntryKind.CLOSE, close)
 
-    def list_datasets(self, key: KeyRecord) -> list[Dataset]:
-        """Return the datasets that the key may see."""
+    def list_datasets(
+        self, key: KeyRecord, after: str = "", limit: int | None = None
+    ) -> list[Dataset]:
+        """Return the datasets that the key may see, sorted by name.
+
+        Args:
+            key: the caller's API key.
+            after: the last name of the page before.
+            limit: at most so many; None for all.
+        """
         require_scope(key, Scope.OWNER, Scope.RUN)
         with self._repository.reading() as reading:
-            found = reading.list_datasets()
-        return [dataset for dataset in found if is_visible(key, dataset.name)]
+            return reading.list_datasets(after, limit, key.datasets)
 
     def get_dataset(self, key: KeyRecord, name: str) -> Dataset:
         """Return a dataset after expiring its ended leases."""
@@ -324,7 +330,7 @@ class Ledger:
             refund = amounts if granted == run.steps_granted else run.refund_if_ended
             change = None if refund is None else rules.close(run, State.EXPIRED, refund)
             if change is not None:
-                dataset = transaction.apply_change(dataset, change, _SYSTEM)
+                dataset = transaction.apply_change(dataset, change, SYSTEM)
         return dataset
 
     # --- reservations

@@ -77,6 +77,18 @@ ENTRY: Final = Table(
     Column("number", BigInteger, primary_key=True, autoincrement=False),
     Column("body", Text, nullable=False),  # canonical JSON, which is hashed
     Column("hash", String(64), nullable=False),
+    # of the body; null until they are derived from it, if a server of revision 0006 wrote the entry
+    Column("kind", String(12), nullable=True),
+    Column("at", BigInteger, nullable=True),
+    Index("ix_entry_kind", "dataset", "kind", "number"),
+    Index("ix_entry_at", "dataset", "at", "number"),
+)
+Index(
+    "ix_entry_underived",
+    ENTRY.c.dataset,
+    ENTRY.c.number,
+    sqlite_where=ENTRY.c.at.is_(None),
+    postgresql_where=ENTRY.c.at.is_(None),
 )
 
 API_KEY: Final = Table(
@@ -117,6 +129,7 @@ AUDIT_EVENT: Final = Table(
     Column("action", String(40), nullable=False),
     Column("subject", String(200), nullable=False),
     Column("detail", Text, nullable=False),
+    Index("ix_audit_event_order", "at", "id"),
 )
 
 WEBHOOK: Final = Table(

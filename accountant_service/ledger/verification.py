@@ -11,7 +11,14 @@ from typing import Any, Final
 from accountant_service import mechanisms
 from accountant_service.errors import AccountingError
 from accountant_service.guarantee import NeighbouringRelation
-from accountant_service.ledger import certificate, filters, hash_chain, rules, stored_rows
+from accountant_service.ledger import (
+    access_records,
+    certificate,
+    filters,
+    hash_chain,
+    rules,
+    stored_rows,
+)
 from accountant_service.ledger.errors import LedgerError
 from accountant_service.ledger.filters import PrivacyFilter, ReferenceFilter, RenyiFilter
 from accountant_service.ledger.filters.base import Amounts, add, negate
@@ -23,6 +30,7 @@ from accountant_service.ledger.repository import (
     Row,
     Transaction,
     read_dataset,
+    read_filter,
     read_reservation,
     write_dataset,
     write_reservation,
@@ -69,6 +77,7 @@ def verify_snapshot(transaction: Transaction) -> VerificationReport:
     count = 0
     with stored_rows.decode_any_text(transaction):
         faults = list(stored_rows.find_stray_rows(transaction))
+        faults += access_records.find_faults(transaction)
         rows = transaction.list_dataset_rows()
         for row in rows:
             found, entries = _verify_dataset(transaction, row)
@@ -98,12 +107,49 @@ def _verify_dataset(transaction: Transaction, row: Row) -> tuple[list[str], int]
     return faults, checker.number
 
 
+@dataclass(frozen=True, slots=True)
+class RecordedDataset:
+    """A dataset and its reservations as its entries record them.
+
+    Attributes:
+        dataset: with the balance and the time of closing that the entries add up to.
+        reservations: by their identifiers.
+        faults: of the entries themselves, or of fields that they cannot replace. If there are any,
+            nothing must be derived from the entries.
+    """
+
+    dataset: Dataset
+    reservations: dict[str, Reservation]
+    faults: list[str]
+
+
+def read_recorded(transaction: Transaction, row: Row) -> RecordedDataset:
+    """Return what a dataset's entries record, without the columns that they determine.
+
+    Raises:
+        ValueError, TypeError, LedgerError: the dataset's row cannot be read in other columns.
+    """
+    policy = read_filter(row)
+    nothing = json.dumps(policy.nothing)
+    dataset = read_dataset({**row, "spent": nothing, "held": nothing, "closed_at": None})
+    checker = _DatasetChecker(transaction, dataset, row)
+    rules.describe_dataset(dataset)
+    faults = [*checker.check_first_policy(), *checker.check_entries()]
+    faults += checker.check_end()
+    return RecordedDataset(
+        replace(dataset, balance=checker.balance, closed_at=checker.closed_at),
+        checker.reservations,
+        faults,
+    )
+
+
 class _ChainChecker:
     """Recomputes one dataset's hash chain, entry by entry, and finds its faults.
 
     Attributes:
         number: of the last entry checked.
         head: the hash of that entry.
+        balance, closed_at, reservations: of the dataset, after that entry.
     """
 
     def __init__(self, dataset: Dataset) -> None:
@@ -111,9 +157,9 @@ class _ChainChecker:
         self.number = 0
         self.head = hash_chain.GENESIS
         self._policy = _recover_first_policy(dataset.policy)
-        self._balance = Balance(self._policy.nothing, self._policy.nothing)
-        self._closed_at: int | None = None
-        self._reservations: dict[str, Reservation] = {}
+        self.balance = Balance(self._policy.nothing, self._policy.nothing)
+        self.closed_at: int | None = None
+        self.reservations: dict[str, Reservation] = {}
         self._taken: dict[tuple[HolderKind, str], Amounts] = {}  # by key and by team
 
     def check_first_policy(self) -> Iterator[str]:
@@ -138,8 +184,8 @@ class _ChainChecker:
             for fault in self._check_rules(entry, body):
                 yield f"entry {number}: {fault}"
             change = Balance(*self._policy.read_balance(entry))
-            self._balance = self._balance.plus(change)
-            balance = self._balance
+            self.balance = self.balance.plus(change)
+            balance = self.balance
             if not self._policy.admits(balance.taken) or min(*balance.spent, *balance.held) < 0:
                 yield f"after entry {number} the balance {balance} is outside the budget"
         except UNREADABLE as error:
@@ -180,24 +226,24 @@ class _ChainChecker:
             return self._replay_closing(_read_integer(entry, "at")), {}
         identifier = _read_text(entry, "reservation")
         if kind is EntryKind.RESERVE:
-            if identifier in self._reservations:
+            if identifier in self.reservations:
                 raise rules.RuleError(f"reservation {identifier} exists already")
             change = self._replay_reservation(entry)
         else:
-            if identifier not in self._reservations:
+            if identifier not in self.reservations:
                 raise rules.RuleError(f"reservation {identifier} does not exist")
-            change = self._replay_change(self._reservations[identifier], kind, entry)
+            change = self._replay_change(self.reservations[identifier], kind, entry)
         change = rules.number_end(change, self.number)
-        self._reservations[identifier] = change.reservation
+        self.reservations[identifier] = change.reservation
         self._add_taken(change)
         return change.balance, rules.describe_change(change)
 
     def _replay_closing(self, at: int) -> Balance:
         """Apply the rule for closing the dataset; return the balance change, which is zero."""
-        closed = rules.close_dataset(replace(self._dataset, closed_at=self._closed_at), at)
+        closed = rules.close_dataset(replace(self._dataset, closed_at=self.closed_at), at)
         if closed is None:
             raise rules.RuleError("the dataset was closed before")
-        self._closed_at = closed.closed_at
+        self.closed_at = closed.closed_at
         return Balance(self._policy.nothing, self._policy.nothing)
 
     def _add_taken(self, change: Change) -> None:
@@ -214,11 +260,11 @@ class _ChainChecker:
             policy = filters.from_json(
                 entry["filter"], policy.epsilon, policy.delta, policy.relation
             )
-            if not before.allows_replacement(policy, plan, self._balance.taken):
+            if not before.allows_replacement(policy, plan, self.balance.taken):
                 raise rules.RuleError(f"the filter must not change to {policy.to_json()} here")
         self._policy = policy
         current = replace(
-            self._dataset, balance=self._balance, policy=before, closed_at=self._closed_at
+            self._dataset, balance=self.balance, policy=before, closed_at=self.closed_at
         )
         charge = policy.read_charge(plan, entry)
         run = Reservation(
@@ -235,7 +281,7 @@ class _ChainChecker:
 
     def _check_charge(self, identifier: str) -> list[str]:
         """Return faults if a reservation states a lower cost than its mechanism has."""
-        run, records = self._reservations[identifier], self._dataset.size
+        run, records = self.reservations[identifier], self._dataset.size
         mechanism = mechanisms.from_json(run.mechanism)
         faults = [
             f"{each.pointer} of its mechanism is {each.stated}, of {each.records} records"
@@ -272,6 +318,7 @@ class _DatasetChecker(_ChainChecker):
     def __init__(self, transaction: Transaction, dataset: Dataset, row: Row) -> None:
         super().__init__(dataset)
         self._transaction, self._row = transaction, row
+        self.column_faults: list[str] = []  # of the columns that exports search by
 
     def find_faults(self) -> Iterator[str]:
         """Check the dataset's whole chain; yield a description of each fault, in order."""
@@ -281,11 +328,12 @@ class _DatasetChecker(_ChainChecker):
             yield f"the dataset breaks a rule: {error}"
             return
         yield from self.check_first_policy()
-        yield from self._check_entries()
+        yield from self.check_entries()
+        yield from self.column_faults
         yield from self._check_row()
         yield from self._check_reservations()
 
-    def _check_entries(self) -> Iterator[str]:
+    def check_entries(self) -> Iterator[str]:
         """Yield the faults of all entries of the dataset, in order."""
         after: Any = 0
         while rows := self._transaction.list_entries(self._dataset, after, PAGE_SIZE):
@@ -295,6 +343,7 @@ class _DatasetChecker(_ChainChecker):
                 yield from (f"entry {row.number!r}: {fault}" for fault in wrong)
                 if not wrong:
                     yield from self.check_entry(row.number, row.body, row.hash)
+                    self.column_faults += find_column_faults(row)
             after = rows[-1].number
 
     def _check_table(self) -> Iterator[str]:
@@ -305,35 +354,40 @@ class _DatasetChecker(_ChainChecker):
         except AccountingError as error:
             yield f"its table of ε could not be checked, so verify again: {error}"
 
-    def _check_row(self) -> Iterator[str]:
-        """Yield a fault for each part of the dataset's row that differs from the entries."""
+    def check_end(self) -> Iterator[str]:
+        """Yield a fault if the dataset's row names another last entry."""
         dataset = self._dataset
         if self.number != dataset.version or self.head != dataset.head:
             yield (
                 f"the record ends at entry {self.number}, but the dataset is at {dataset.version}: "
                 "entries were cut off or added"
             )
-        if self._balance != dataset.balance:
-            yield f"the entries add up to {self._balance}, but the balance is {dataset.balance}"
+
+    def _check_row(self) -> Iterator[str]:
+        """Yield a fault for each part of the dataset's row that differs from the entries."""
+        dataset = self._dataset
+        yield from self.check_end()
+        if self.balance != dataset.balance:
+            yield f"the entries add up to {self.balance}, but the balance is {dataset.balance}"
         if self._policy != dataset.policy:
             stored, recorded = dataset.policy.to_json(), self._policy.to_json()
             yield f"the filter is stored as {stored}, but recorded as {recorded}"
         else:
             yield from self._check_table()
-        if self._closed_at != dataset.closed_at:
-            yield f"closed_at is {dataset.closed_at}, but recorded as {self._closed_at}"
-        if self._policy == dataset.policy and self._balance == dataset.balance:
-            written = replace(dataset, balance=self._balance)  # equal, and of whole numbers
+        if self.closed_at != dataset.closed_at:
+            yield f"closed_at is {dataset.closed_at}, but recorded as {self.closed_at}"
+        if self._policy == dataset.policy and self.balance == dataset.balance:
+            written = replace(dataset, balance=self.balance)  # equal, and of whole numbers
             yield from stored_rows.find_json_faults(DATASET, self._row, write_dataset(written))
 
     def _check_reservations(self) -> Iterator[str]:
         """Yield a fault for each reservation whose database row differs from the entries."""
-        missing = dict(self._reservations)
+        missing = dict(self.reservations)
         rows = self._transaction.list_reservation_rows(self._dataset)
         for row in sorted(rows, key=lambda each: str(each["id"])):
             identifier = row["id"]
             try:
-                faults = list(_find_reservation_faults(row, missing.pop(identifier, None)))
+                faults = list(find_reservation_faults(row, missing.pop(identifier, None)))
             except UNREADABLE as error:
                 faults = [f"its row cannot be read: {error!r}"]
             yield from (f"reservation {identifier}: {fault}" for fault in faults)
@@ -341,7 +395,20 @@ class _DatasetChecker(_ChainChecker):
             yield f"reservation {identifier} is in the entries, but has no row"
 
 
-def _find_reservation_faults(row: Row, recorded: Reservation | None) -> Iterator[str]:
+def find_column_faults(row: Any) -> Iterator[str]:
+    """Yield a fault if the columns that exports search by differ from an entry; null may be."""
+    try:
+        entry = json.loads(row.body)
+        stated = (entry["kind"], entry["at"])
+    except UNREADABLE:
+        return  # the entry itself is a fault
+    if row.at is None and row.kind is None:
+        return  # to be derived: a server of revision 0006 wrote it
+    if (row.kind, row.at) != stated:
+        yield f"entry {row.number} has {(row.kind, row.at)} in its columns, but records {stated}"
+
+
+def find_reservation_faults(row: Row, recorded: Reservation | None) -> Iterator[str]:
     """Yield the differences between a reservation's row and what the entries record."""
     wrong_types = list(find_type_faults(RESERVATION, row))
     if wrong_types:

@@ -10,8 +10,15 @@ from pydantic import ValidationError
 from starlette.responses import RedirectResponse, Response
 
 from accountant_service.api import problems
-from accountant_service.api.ledger_routes import Name, keys_of
+from accountant_service.api.ledger_routes import (
+    KeyCursor,
+    Name,
+    keys_of,
+    parse_key_cursor,
+    write_key_cursor,
+)
 from accountant_service.api.ledger_schemas import KeyRequest
+from accountant_service.api.ledger_views import LIST_PAGE_SIZE
 from accountant_service.api.routes import StrictRoute
 from accountant_service.ledger.api_keys import Scope, require_unbound
 from accountant_service.ledger.caps import Caps
@@ -94,21 +101,27 @@ def sign_out(_: FormKey) -> Response:
 
 
 @router.get("/keys")
-def keys(request: Request, session: TheSession) -> Response:
-    """Show all API keys, and the form for a new one."""
+def keys(request: Request, session: TheSession, after: KeyCursor = "") -> Response:
+    """Show a page of the API keys, and the form for a new one."""
     require_unbound(session.key)
-    return _render_keys_page(request)
+    return _render_keys_page(request, after=after)
 
 
-def _render_keys_page(request: Request, status: int = 200, **context: Any) -> Response:
+def _render_keys_page(
+    request: Request, status: int = 200, after: str = "", **context: Any
+) -> Response:
     """Render the page of API keys, with the form for a new one."""
     blank: Any = {"texts": _BLANK, "problems": {}, "token": None}
-    keys = keys_of(request).list_keys()
+    found = keys_of(request).list_keys(parse_key_cursor(after), LIST_PAGE_SIZE + 1)
+    keys = found[:LIST_PAGE_SIZE]
     return render_page(
         request,
         "keys.html",
         status,
+        parameters=("after",),
         keys=keys,
+        after=after,
+        following=write_key_cursor(keys[-1]) if len(found) > LIST_PAGE_SIZE else None,
         caps=_describe_caps(request.app.state.caps, keys),
         scopes=_SCOPES,
         at=now(),

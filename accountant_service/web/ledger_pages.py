@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from accountant_service import mechanisms
 from accountant_service.api import ledger_views
-from accountant_service.api.ledger_routes import Name, Wanted, report_response
+from accountant_service.api.ledger_routes import DatasetCursor, Name, Wanted, report_response
 from accountant_service.api.routes import StrictRoute
 from accountant_service.api.schemas import UnreadBody
 from accountant_service.disclosure.formats import Format
@@ -93,13 +93,19 @@ def _describe_entry(entry: Json) -> Json:
 
 
 @router.get("/datasets")
-async def datasets(request: Request, session: TheSession, ledger: TheLedger) -> Response:
-    """Show the datasets that the key may see, with their budgets."""
+async def datasets(
+    request: Request, session: TheSession, ledger: TheLedger, after: DatasetCursor = ""
+) -> Response:
+    """Show a page of the datasets that the key may see, with their budgets."""
+    found = await ledger.list_datasets(session.key, after)
     items = [
         (dataset, _compute_budget_shares(dataset), _describe_reference(dataset))
-        for dataset in await ledger.list_datasets(session.key)
+        for dataset in found["items"]
     ]
-    return await run_in_threadpool(partial(render_page, request, "datasets.html", items=items))
+    context = {"items": items, "after": after, "following": found["next_cursor"]}
+    return await run_in_threadpool(
+        partial(render_page, request, "datasets.html", parameters=("after",), **context)
+    )
 
 
 @router.get("/datasets/{name}")

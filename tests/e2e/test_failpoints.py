@@ -85,7 +85,7 @@ class Bench:
         self.repository = http.app.state.repository  # type: ignore[attr-defined]
         self.webhook = create_webhook("http://127.0.0.1:9", None, (), 0)
         with self.repository.transaction() as transaction:
-            transaction.add_webhook(self.webhook)
+            transaction.add_webhook(self.webhook, "test")
         self.name = uuid.uuid4().hex
         budget = {"epsilon": 50.0, "delta": 1e-5}
         self.send("/v1/datasets", {"name": self.name, "size": 1000, "budget": budget})

@@ -343,7 +343,7 @@ def test_caps_over_http(orders: str, web: Service) -> None:
     assert owner.ask("PUT", cap, {"share": 0.3}) == (200, expected)
     for method in ("PUT", "DELETE"):
         assert reader.refusal(method, cap, {"share": 0.3}) == (403, "forbidden")
-    assert reader.read(f"{of}/caps") == {"items": [expected]}
+    assert reader.read(f"{of}/caps") == {"items": [expected], "next_cursor": None}
     assert owner.refusal("PUT", f"{of}/caps/keys/none", {"share": 0.3}) == (404, "not-found")
     own = f"{of}/caps/keys/{member.identifier}"
     assert owner.ask("PUT", own, {"share": 1})[1]["key"] == member.identifier

@@ -126,7 +126,8 @@ def test_verify_finds_a_dataset_that_was_opened_again_or_closed_twice(scenario: 
     again = hash_chain.encode_entry(body | {"number": 3})
     head = hash_chain.hash_entry(dataset.head, again)
     faults = scenario.faults_after(
-        f"INSERT INTO entry VALUES ('{dataset.identifier}', 3, '{again}', '{head}')",
+        "INSERT INTO entry (dataset, number, body, hash) "
+        f"VALUES ('{dataset.identifier}', 3, '{again}', '{head}')",
         f"UPDATE dataset SET version = 3, head = '{head}'",
     )
     assert faults == ["dataset 'd': entry 3: it breaks a rule: the dataset was closed before"]

@@ -33,13 +33,15 @@ from accountant_service.ledger.filters.renyi import compute_cost
 from accountant_service.ledger.repository import Repository
 from accountant_service.ledger.step_plan import StepPlan
 from accountant_service.ledger.verification import VerificationReport, verify_snapshot
+from accountant_service.ledger.webhooks import create_webhook
 from accountant_service.mechanisms import from_json, to_json
 from accountant_service.numerics import domination
 from tests.support.earlier_ledgers import FIXTURES
-from tests.support.ledger_scenarios import ADD_OR_REMOVE, Json, faults_after, undone
+from tests.support.ledger_scenarios import ADD_OR_REMOVE, Json, Scenario, faults_after, undone
 
 SIZED = {"kind": "dp_sgd", "noise_multiplier": 2.0, "batch_size": 600, "steps": 15}
 CLOSED = {"commit": "committed", "release": "released", "expire": "expired"}
+INSERT_ENTRY = "INSERT INTO entry (dataset, number, body, hash)"
 Entries = list[Json]
 Edit = Callable[[Entries], Any]
 
@@ -112,7 +114,9 @@ class Forger:
             body = hash_chain.encode_entry(entry)
             head = hash_chain.hash_entry(head, body)
             row = (of, number, body, head)
-            connection.exec_driver_sql("INSERT INTO entry VALUES (?, ?, ?, ?)", row)
+            connection.exec_driver_sql(
+                "INSERT INTO entry (dataset, number, body, hash) VALUES (?, ?, ?, ?)", row
+            )
         connection.exec_driver_sql(
             "UPDATE dataset SET spent = ?, held = ?, version = ?, head = ? WHERE id = ?",
             (*self._balance(entries), len(entries), head, of),
@@ -698,17 +702,20 @@ def newest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Repository]:
         ),
         (
             [
-                "INSERT INTO entry SELECT 'x', number, body, hash FROM entry "
+                f"{INSERT_ENTRY} SELECT 'x', number, body, hash FROM entry "
                 f"WHERE dataset = {OF_PLANNED}",
                 "UPDATE reservation SET dataset = 'x' WHERE dataset = " + OF_PLANNED,
                 "UPDATE dataset SET id = 'x' WHERE name = 'planned'",
             ],
             [r"\d+ entries belong to"],
         ),
-        (["INSERT INTO entry VALUES ('x', 0, '', '')"], ["1 entries belong to"]),
+        (
+            ["INSERT INTO entry (dataset, number, body, hash) VALUES ('x', 0, '', '')"],
+            ["1 entries belong to"],
+        ),
         (["INSERT INTO cap VALUES ('x', 'key', 'k', 0.5)"], ["1 caps belong to"]),
         (
-            ["INSERT INTO entry SELECT id, 0, 'nonsense', 'z' FROM dataset WHERE name = 'planned'"],
+            [f"{INSERT_ENTRY} SELECT id, 0, 'nonsense', 'z' FROM dataset WHERE name = 'planned'"],
             ["1 entries have a number below 1"],
         ),
         (
@@ -839,3 +846,71 @@ def test_a_table_that_could_not_be_computed_shows_the_whole_budget(
     assert set(shown.epsilons) == {3.0}
     assert shown.is_table_sound()
     assert not replace(shown, epsilons=(0.01, *shown.epsilons[1:])).is_table_sound()
+
+
+ALTERED_ACCESS: dict[str, tuple[str, str]] = {
+    "a wider scope": ("UPDATE api_key SET scopes = '[\"admin\"]'", "it was altered since"),
+    "more datasets": ("UPDATE api_key SET datasets = NULL", "it was altered since"),
+    "another secret of a key": ("UPDATE api_key SET digest = x'00'", "it was altered since"),
+    "a later end": ("UPDATE api_key SET expires_at = 9000000000000000", "it was altered since"),
+    "a team": ("UPDATE api_key SET team = 'other'", "it was altered since"),
+    "a quota": ("UPDATE api_key SET requests_per_minute = 9999", "its quota is 9999"),
+    "a valid key again": ("UPDATE api_key SET revoked_at = NULL", "and is valid"),
+    "a deleted key": ("DELETE FROM api_key", "but it has no row"),
+    "a new key": (
+        "INSERT INTO api_key SELECT 'x', name, digest, scopes, datasets, team, created_at, "
+        "expires_at, NULL, NULL, NULL, NULL FROM api_key LIMIT 1",
+        "no audit event says that it was created",
+    ),
+    "an unreadable key": ("UPDATE api_key SET scopes = '7'", "cannot be read"),
+    "a larger cap": ("UPDATE cap SET share = 0.75", "is 0.75, not 0.25"),
+    "no cap": ("DELETE FROM cap", "but it has no row"),
+    "a removed cap again": (
+        "INSERT INTO cap SELECT dataset, kind, 'gone', share FROM cap",
+        "no audit event says that the cap of team gone was set",
+    ),
+    "another receiver": ("UPDATE webhook SET url = 'http://x'", "altered since it was added"),
+    "another signature": ("UPDATE webhook SET secret = 'whsec_x'", "altered since it was added"),
+    "no webhook": ("DELETE FROM webhook", "but it has no row"),
+    "a new webhook": (
+        "INSERT INTO webhook SELECT 'x', url, secret, dataset, shares, created_at FROM webhook",
+        "no audit event says that it was added",
+    ),
+    "an event for nobody": ("UPDATE webhook_event SET body = '{}'", "its body has another id"),
+    "another signing key": ("UPDATE secret SET value = zeroblob(32)", "was altered since"),
+    "a short signing key": ("UPDATE secret SET value = x'00'", "it is not 32 bytes"),
+    "no signing key": ("DELETE FROM secret WHERE name = 'certificates'", "but it has no row"),
+    "times of entries": ("UPDATE entry SET at = 1 WHERE number = 2", "in its columns, but records"),
+    "kinds of entries": ("UPDATE entry SET kind = 'x' WHERE number = 2", "in its columns"),
+}
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Repository]:
+    """A ledger with keys, caps, a webhook with a waiting event, and secrets."""
+    url = f"sqlite:///{tmp_path_factory.mktemp('access')}/ledger.db"
+    with closing(database.open_repository(url)) as repository:
+        scenario = Scenario(repository)
+        scenario.admin.create("d")
+        member = scenario.person(team="vision", datasets=("d",)).record.identifier
+        scenario.keys.set_quota(member, 60, by="test")
+        scenario.keys.revoke(scenario.person().record.identifier, by="test")
+        scenario.cap(0.5, team="vision")
+        scenario.cap(0.25, team="vision")
+        scenario.cap(0.5, team="gone")
+        scenario.uncap(team="gone")
+        with repository.transaction() as transaction:
+            webhook = create_webhook("https://example.org/budgets", None, (0.0001,), 0)
+            transaction.add_webhook(webhook, "test")
+        run = scenario.admin.reserve(300)
+        scenario.admin.commit(run)
+        scenario.ledger.issue_certificate(scenario.admin.record, run)
+        assert scenario.faults() == []
+        yield repository
+
+
+@pytest.mark.parametrize("name", ALTERED_ACCESS)
+def test_an_altered_key_cap_webhook_or_secret_is_named(name: str, guarded: Repository) -> None:
+    statement, fault = ALTERED_ACCESS[name]
+    found = faults_after(guarded, statement)
+    assert any(fault in each for each in found), found

@@ -51,7 +51,9 @@ def running(file: Path) -> Iterator[Service]:
                 admin.commit(service.run)  # type: ignore[attr-defined]
         service.caller(requests_per_minute=60)
         with service.repository.transaction() as transaction:
-            transaction.add_webhook(create_webhook("http://127.0.0.1:9", "closed", (0.5,), 0))
+            transaction.add_webhook(
+                create_webhook("http://127.0.0.1:9", "closed", (0.5,), 0), "test"
+            )
         admin.dataset("closed", filter="renyi")
         admin.make("/v1/datasets/closed/close")
         yield service
@@ -154,7 +156,7 @@ def test_a_server_that_still_runs_on_the_old_file_writes_nothing(
     assert move(target).exit_code == 0
     run, key = running.run, running.admin.identifier  # type: ignore[attr-defined]
     status, problem = running.admin.grant(run, 10, 10)
-    assert (status, problem["code"]) == (503, "database-away")
+    assert (status, problem["code"]) == (503, "database-schema")
     for method, path, body in (
         ("POST", "/v1/datasets/d/reservations", {"mechanism": RUN, "lease_seconds": 600}),
         ("POST", "/v1/keys", {"scopes": ["run"]}),

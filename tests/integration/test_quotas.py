@@ -199,6 +199,6 @@ def test_a_quota_on_the_command_line(commands: Commands) -> None:
     ):
         assert commands(f"keys limit {wrong}")[0] == 2, wrong
     events = commands.json("ledger events")
-    assert [(each["action"], each["detail"]) for each in events][1:] == [
+    assert [(each["action"], each["detail"]) for each in events][2:] == [
         ("key-quota-set", "90 requests a minute"), ("key-quota-set", "none"),
     ]  # fmt: skip

@@ -100,7 +100,7 @@ class Bench:
     def add(self, url: str, dataset: str | None = "d") -> Webhook:
         made = create_webhook(url, dataset, (0.5, 0.8), now())
         with self.scenario.repository.transaction() as transaction:
-            transaction.add_webhook(made)
+            transaction.add_webhook(made, "test")
         return made
 
     def waiting(self, webhook: Webhook) -> list[Any]:

@@ -11,8 +11,8 @@ from alembic import command
 from alembic.config import Config
 from sqlalchemy import MetaData, text
 
-from accountant_service.ledger import database as opening
 from accountant_service.ledger.repository import Repository, connect
+from accountant_service.ledger.schema_revision import MIGRATIONS
 
 FIXTURES = Path(__file__).parents[1] / "contract" / "fixtures"
 # a row after those that it refers to
@@ -39,7 +39,7 @@ def open_unmigrated(url: str, revision: str) -> Repository:
     with repository.transaction() as transaction:
         connection = transaction.connection
         config = Config()
-        config.set_main_option("script_location", str(opening._MIGRATIONS))
+        config.set_main_option("script_location", str(MIGRATIONS))
         config.attributes["connection"] = connection
         command.upgrade(config, revision)
         known = MetaData()

@@ -22,6 +22,15 @@ PROGRAMS = Path(sys.executable).parent
 NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 
+def program(source: Path | None = None) -> list[str]:
+    """Return the command `accountant`; with `source`, for a process whose PYTHONPATH is that."""
+    if source is None:
+        return [str(PROGRAMS / "accountant")]
+    check = f"assert accountant_service.__file__.startswith({str(source)!r})"
+    run = "from accountant_service.cli import app; app()"
+    return [sys.executable, "-c", f"import accountant_service; {check}; {run}"]
+
+
 class Server:
     """A server process that can be killed and started again on its port.
 
@@ -29,11 +38,17 @@ class Server:
         url: of its database.
         folder: for its log.
         arguments: of `accountant serve`, after the port.
+        source: a folder with another version of the service; None for the installed one.
         settings: environment variables.
     """
 
-    def __init__(self, url: str, folder: Path, *arguments: str, **settings: str) -> None:
+    def __init__(
+        self, url: str, folder: Path, *arguments: str, source: Path | None = None, **settings: str
+    ) -> None:
         self.port = free_port()
+        self._program = program(source)
+        if source is not None:
+            settings["PYTHONPATH"] = str(source)
         self.url = f"http://127.0.0.1:{self.port}"
         self._environment = os.environ | {"ACCOUNTANT_DATABASE_URL": url} | settings
         self._arguments, self._folder = arguments, folder
@@ -44,7 +59,7 @@ class Server:
         """Start the server process."""
         with self._log.open("ab") as log:
             self.process = subprocess.Popen(
-                [PROGRAMS / "accountant", "serve", "--port", str(self.port), *self._arguments],
+                [*self._program, "serve", "--port", str(self.port), *self._arguments],
                 cwd=self._folder,
                 env=self._environment,
                 stdout=log,

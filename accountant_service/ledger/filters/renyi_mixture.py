@@ -122,15 +122,7 @@ class RenyiMixtureFilter(DivergenceFilter):
 
         It is the inverse of the largest factor by which they grow and are still admitted.
         """
-        if not any(taken):
-            return 0.0
-        low, high = 0, _SHARE_UNITS  # of the factor, in units of 1/_SHARE_UNITS
-        while self.admits(_scale(taken, high)):
-            low, high = high, 2 * high
-        while high - low > max(1, low >> 12):
-            middle = (low + high) // 2
-            low, high = (middle, high) if self.admits(_scale(taken, middle)) else (low, middle)
-        return _SHARE_UNITS / low if low else math.inf
+        return _find_share(self, taken)
 
     def entry_fields(self) -> Json:
         """Return the filter's orders and weights as ledger-entry fields."""
@@ -204,6 +196,20 @@ def _find_least_epsilon(policy: RenyiMixtureFilter, taken: Amounts) -> float:
         middle = 0.5 * (low + high)
         low, high = (low, middle) if policy._has_guarantee(taken, middle) else (middle, high)
     return high
+
+
+@lru_cache(maxsize=4096)  # each grant of a run shows the share that its plan takes
+def _find_share(policy: RenyiMixtureFilter, taken: Amounts) -> float:
+    """Return the fraction of a budget that Rényi divergences use up; see `share_of`."""
+    if not any(taken):
+        return 0.0
+    low, high = 0, _SHARE_UNITS  # of the factor, in units of 1/_SHARE_UNITS
+    while policy.admits(_scale(taken, high)):
+        low, high = high, 2 * high
+    while high - low > max(1, low >> 12):
+        middle = (low + high) // 2
+        low, high = (middle, high) if policy.admits(_scale(taken, middle)) else (low, middle)
+    return _SHARE_UNITS / low if low else math.inf
 
 
 def _scale(taken: Amounts, units: int) -> Amounts:

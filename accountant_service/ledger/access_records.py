@@ -1,0 +1,189 @@
+"""Faults of keys, caps, webhooks and secrets: their rows beside the audit events about them.
+
+These rows are in no hash chain. Anyone who can write to the database can also forge audit events;
+but a row that was altered alone, by a program or by hand, shows.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from sqlalchemy import Table, select
+
+from accountant_service.ledger.errors import StoredRowError
+from accountant_service.ledger.fingerprints import PREFIX
+from accountant_service.ledger.reading_rows import UNREADABLE, find_type_faults, read_row
+from accountant_service.ledger.repository import (
+    SECRET_BYTES,
+    KeyRecord,
+    Transaction,
+    key_fingerprint,
+    read_audit_event,
+    read_cap,
+    read_key,
+    read_webhook,
+    secret_fingerprint,
+    webhook_fingerprint,
+)
+from accountant_service.ledger.tables import (
+    API_KEY,
+    AUDIT_EVENT,
+    CAP,
+    DATASET,
+    SECRET,
+    WEBHOOK,
+    WEBHOOK_EVENT,
+)
+
+_ACTIONS: Final = (
+    "key-created", "key-revoked", "key-quota-set", "keys-reset", "cap-set", "cap-removed",
+    "webhook-added", "webhook-removed", "secret-created",
+)  # fmt: skip
+Event = dict[str, Any]
+
+
+def find_faults(transaction: Transaction) -> Iterator[str]:
+    """Yield the faults of all keys, caps, webhooks, secrets and audit events."""
+    unreadable: list[str] = []
+    events = [
+        event
+        for event in _read_all(transaction, AUDIT_EVENT, read_audit_event, unreadable)
+        if event["action"] in _ACTIONS
+    ]
+    events.sort(key=lambda event: (event["at"], event["id"]))
+    keys = _read_all(transaction, API_KEY, read_key, unreadable)
+    webhooks = _read_all(transaction, WEBHOOK, read_webhook, unreadable)
+    yield from unreadable
+    yield from _find_key_faults(keys, events)
+    yield from _find_webhook_faults(webhooks, events)
+    yield from _find_waiting_event_faults(transaction)
+    yield from _find_cap_faults(transaction, events)
+    yield from _find_secret_faults(transaction, events)
+
+
+def _read_all(
+    transaction: Transaction,
+    table: Table,
+    read: Callable[[Mapping[Any, Any]], Any],
+    faults: list[str],
+) -> list[Any]:
+    """Return what the rows of a table describe; add a fault for each that cannot be read."""
+    found = []
+    for row in transaction.connection.execute(select(table)).mappings():
+        try:
+            found.append(read_row(table, row, read))
+        except StoredRowError as error:
+            faults.append(error.detail)
+    return found
+
+
+def _find_key_faults(keys: Sequence[KeyRecord], events: Sequence[Event]) -> Iterator[str]:
+    """Yield a fault for each API key that is not as the audit events say."""
+    created = {each["subject"]: each["detail"] for each in events if _is(each, "key-created")}
+    revoked = {each["subject"] for each in events if _is(each, "key-revoked")}
+    reset_at = max((each["at"] for each in events if _is(each, "keys-reset")), default=-1)
+    quotas = {each["subject"]: each["detail"] for each in events if _is(each, "key-quota-set")}
+    for key in keys:
+        of_key = f"key {key.identifier}"
+        stated = created.pop(key.identifier, None)
+        if stated is None:
+            yield f"{of_key}: no audit event says that it was created"
+        elif stated.startswith(PREFIX) and stated != key_fingerprint(key):
+            yield f"{of_key}: it was altered since it was created"
+        is_revoked = key.identifier in revoked or key.created_at < reset_at
+        if is_revoked and key.revoked_at is None:
+            yield f"{of_key}: it was revoked according to the audit events, and is valid"
+        if not is_revoked and key.revoked_at is not None and reset_at < 0:
+            yield f"{of_key}: no audit event says that it was revoked"
+        count = key.requests_per_minute
+        quota = "none" if count is None else f"{count} requests a minute"
+        if quotas.get(key.identifier, quota) != quota:
+            yield f"{of_key}: its quota is {quota}, not {quotas[key.identifier]}"
+    for identifier in created:
+        yield f"key {identifier}: the audit events say that it was created, but it has no row"
+
+
+def _find_webhook_faults(webhooks: Sequence[Any], events: Sequence[Event]) -> Iterator[str]:
+    """Yield a fault for each webhook that is not as the audit events say."""
+    added = {each["subject"]: each["detail"] for each in events if _is(each, "webhook-added")}
+    removed = {each["subject"] for each in events if _is(each, "webhook-removed")}
+    for webhook in webhooks:
+        of_webhook = f"webhook {webhook.identifier}"
+        stated = added.pop(webhook.identifier, None)
+        if stated is None:
+            yield f"{of_webhook}: no audit event says that it was added"
+            continue
+        url, _, shown = stated.partition(" ")
+        if url != webhook.url or (shown and shown != webhook_fingerprint(webhook)):
+            yield f"{of_webhook}: it was altered since it was added"
+        if webhook.identifier in removed:
+            yield f"{of_webhook}: it was removed according to the audit events, but has a row"
+    for identifier in added.keys() - removed:
+        yield f"webhook {identifier}: the audit events say that it was added, but it has no row"
+
+
+def _find_waiting_event_faults(transaction: Transaction) -> Iterator[str]:
+    """Yield a fault for each event that waits for a webhook and cannot be sent."""
+    for row in transaction.connection.execute(select(WEBHOOK_EVENT)).mappings():
+        wrong = list(find_type_faults(WEBHOOK_EVENT, row))
+        try:
+            if not wrong and json.loads(row["body"]).get("id") != row["id"]:
+                wrong = ["its body has another id"]
+        except UNREADABLE as error:
+            wrong = [f"its body cannot be read: {error!r}"]
+        yield from (f"webhook event {row['id']}: {fault}" for fault in wrong)
+
+
+def _find_cap_faults(transaction: Transaction, events: Sequence[Event]) -> Iterator[str]:
+    """Yield a fault for each cap that is not the one that was set last."""
+    stated: dict[tuple[str, str], str] = {}
+    for event in events:
+        if _is(event, "cap-set"):
+            holder, _, share = event["detail"].rpartition(": ")
+            stated[event["subject"], holder] = share
+        elif _is(event, "cap-removed"):
+            stated.pop((event["subject"], event["detail"]), None)
+    rows = transaction.connection.execute(
+        select(DATASET.c.name, CAP).join(CAP, CAP.c.dataset == DATASET.c.id)
+    ).mappings()
+    for row in rows:
+        try:
+            cap = read_row(CAP, row, read_cap)
+        except StoredRowError as error:
+            yield error.detail
+            continue
+        place = row["name"], f"{cap.kind} {cap.holder}"
+        share = stated.pop(place, None)
+        if share is None:
+            yield f"dataset {place[0]!r}: no audit event says that the cap of {place[1]} was set"
+        elif share != repr(cap.share):
+            yield f"dataset {place[0]!r}: the cap of {place[1]} is {cap.share!r}, not {share}"
+    for (name, holder), share in stated.items():
+        yield f"dataset {name!r}: the cap of {holder} was set to {share}, but it has no row"
+
+
+def _find_secret_faults(transaction: Transaction, events: Sequence[Event]) -> Iterator[str]:
+    """Yield a fault for each server secret that is not the one that was created."""
+    stated: dict[str, str] = {}
+    for event in events:
+        if _is(event, "keys-reset"):  # deletes all
+            stated.clear()
+        elif _is(event, "secret-created"):
+            stated[event["subject"]] = event["detail"]
+    for row in transaction.connection.execute(select(SECRET)).mappings():
+        of_secret = f"secret {row['name']!r}"
+        created = stated.pop(row["name"], None)
+        wrong = list(find_type_faults(SECRET, row))
+        if wrong or len(row["value"]) != SECRET_BYTES:
+            yield f"{of_secret}: it is not {SECRET_BYTES} bytes"
+        elif created is not None and created != secret_fingerprint(row["name"], row["value"]):
+            yield f"{of_secret}: it was altered since it was created"
+    for name in stated:
+        yield f"secret {name!r}: the audit events say that it was created, but it has no row"
+
+
+def _is(event: Event, action: str) -> bool:
+    """Return whether an audit event records an action."""
+    return bool(event["action"] == action)

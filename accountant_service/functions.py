@@ -525,6 +525,7 @@ def solve(
     true_positive_rate: float | None = None,
     false_positive_rate: float | None = None,
     mu: float | None = None,
+    time_limit: float | None = None,
 ) -> SolvedParameter:
     """Return the value of one parameter of any mechanism that costs most within a target.
 
@@ -541,6 +542,7 @@ def solve(
         true_positive_rate: as for `noise_multiplier`.
         false_positive_rate: as for `noise_multiplier`.
         mu: as for `noise_multiplier`.
+        time_limit: as for `epsilon`.
 
     Raises:
         InvalidArgumentError: an argument is missing or out of range; the message names it.
@@ -550,13 +552,14 @@ def solve(
     from accountant_service import solver
     from accountant_service.api import schemas
 
-    asked = _validate(schemas.SolveRequest, given)
-    free = asked.free_parameter()
-    found = solver.parameter(free, asked.target())
-    value = int(found.value) if free.is_whole else found.value
-    return SolvedParameter(
-        value, free.write(value), found.guarantee, found.next, found.undecided, found.risk
-    )
+    with limit_cpu_seconds(given.pop("time_limit")):
+        asked = _validate(schemas.SolveRequest, given)
+        free = asked.free_parameter()
+        found = solver.parameter(free, asked.target())
+        value = int(found.value) if free.is_whole else found.value
+        return SolvedParameter(
+            value, free.write(value), found.guarantee, found.next, found.undecided, found.risk
+        )
 
 
 def _read_mechanism_request(model: type[Model], arguments: Mapping[str, Any]) -> Model:

@@ -10,7 +10,7 @@ import logging
 import math
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from types import TracebackType
@@ -379,6 +379,54 @@ class AccountingService:
         """
         target = _target(epsilon, delta, method, neighbouring_relation)
         return self._solve("sample_rate", run, target)
+
+    def solve(
+        self,
+        mechanism: Json,
+        parameter: str,
+        *,
+        epsilon: float,
+        delta: float,
+        method: str = PLD,
+        neighbouring_relation: str = ADD_OR_REMOVE_ONE,
+    ) -> float:
+        """Return the value of one parameter of any mechanism that costs most within (ε, δ).
+
+        Args:
+            mechanism: the mechanism as JSON; the parameter's value is ignored, and may be None.
+            parameter: JSON pointer into the mechanism, such as "/mechanism/noise_multiplier".
+            epsilon: the largest ε allowed.
+            delta: the largest δ allowed; it may be 0.
+            method: the accounting method.
+            neighbouring_relation: the neighbouring relation.
+
+        Raises:
+            ServiceConfusedError: the solution's own guarantee exceeds ε or δ.
+        """
+        target = _target(epsilon, delta, method, neighbouring_relation)
+        asked = {"mechanism": mechanism, "parameter": parameter, **target}
+        answer = self._request("/v1/solve", asked)
+        _require_within_target(Guarantee.from_json(answer.get("guarantee")), epsilon, delta)
+        return _finite_number(answer, "value")
+
+    def import_document(
+        self, document: str | Json | Sequence[Any], delta: float | None = None, **facts: Any
+    ) -> Json:
+        """Return what a configuration or history of another tool costs, as the service's JSON.
+
+        Args:
+            document: a text (JSON, TOML, YAML or a Python repr), or what JSON is parsed to.
+            delta: δ, if the document names none.
+            facts: other fields of `POST /v1/import`, such as `epsilon` or `dataset_size`.
+
+        Raises:
+            ServiceConfusedError: the answer has no verdict.
+        """
+        given = {"delta": delta} if delta is not None else {}
+        answer = self._request("/v1/import", {"document": document, **given, **facts})
+        if not isinstance(answer.get("verdict"), str):
+            raise ServiceConfusedError("the answer has no verdict")
+        return answer
 
     def plan(
         self,

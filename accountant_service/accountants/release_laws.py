@@ -425,7 +425,8 @@ class SimpleCost:
         share = rounding.fraction_down(left / (1 - self.loss.delta))
         if share <= 0.0:
             return math.inf
-        return rounding.up(rounding.up(float(gaussian.epsilon(share, self.mu))) + self.epsilon)
+        found = rounding.up(float(gaussian.epsilon(share, self.mu)))
+        return rounding.up(found + self.epsilon) if self.loss.epsilon else found
 
     def delta_at(self, epsilon: float) -> float:
         """Return an upper bound on δ at ε, as `epsilon_at` does; 1 if none is proved."""

@@ -77,7 +77,7 @@ def test_a_reset_makes_every_key_invalid_and_is_recorded() -> None:
     finally:
         repository.close()
     actions = [each["action"] for each in json.loads(call("ledger events --json").stdout)]
-    assert actions == ["key-created", "keys-reset"]
+    assert actions == ["secret-created", "key-created", "keys-reset", "secret-created"]
     assert [row["revoked"] for row in json.loads(call("keys list --json").stdout)] == [True]
 
 
@@ -134,7 +134,7 @@ WITHOUT = {
             "release x", "renew x", "certificate x"),
     "report": ("dataset x", "run x"),
     "keys": ("list", "limit x --requests-per-minute 5", "revoke x", "reset --yes"),
-    "ledger": ("verify", "show", "quote x -m {}", "export", "entries", "events"),
+    "ledger": ("verify", "show", "quote x -m {}", "export", "entries", "events", "repair"),
     "caps": ("set x --team a --share .1", "list x", "remove x --team a"),
     "webhook": ("add https://example.org", "list", "remove x", "test x"),
     "db": ("backup copy.db",),

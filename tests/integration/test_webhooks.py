@@ -353,6 +353,7 @@ def test_a_server_killed_between_commit_and_delivery_delivers_after_its_restart(
 
 
 def test_webhooks_on_the_command_line(commands: Commands, receiver: Receiver) -> None:
+    commands.make("db upgrade")
     secret = commands.make(f"webhook add {receiver.url} --share 0.8 --share 0.3")
     assert secret.startswith("whsec_")
     (row,) = commands.json("webhook list")

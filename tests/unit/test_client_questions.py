@@ -71,6 +71,19 @@ def test_solvers_answer_as_the_package_does(service: AccountingService) -> None:
     assert replaced > noise
 
 
+def test_one_parameter_of_any_mechanism_is_solved_for(service: AccountingService) -> None:
+    laplace = {"kind": "laplace", "noise_multiplier": None}
+    thrice = {"kind": "repeated", "count": 3, "mechanism": laplace}
+    found = service.solve(thrice, "/mechanism/noise_multiplier", epsilon=1.0, delta=0.0)
+    assert 3.0 <= found <= 3.0 * (1 + 2e-6)
+
+
+def test_a_document_of_another_tool_is_priced(service: AccountingService) -> None:
+    document = {**RUN, "sampling": "poisson", "epsilon": 9.0}
+    found = service.import_document(document, 1e-5)
+    assert found["verdict"] == "holds_but_loose"
+
+
 def test_methods_are_compared(service: AccountingService) -> None:
     found = service.compare(delta=1e-5, **RUN)
     assert found.epsilon_lower is not None
@@ -128,6 +141,8 @@ CONFUSED = [
     ("delta", claim(9.0)),
     ("delta", claim(1.0) | {"status": "estimate"}),
     ("sample_rate", {"sample_rate": 0.1, "guarantee": claim(9.0)}),
+    ("solve", {"value": 0.1, "guarantee": claim(9.0)}),
+    ("import_document", {"verdict": None}),
 ]
 
 
@@ -137,6 +152,8 @@ def test_an_answer_that_breaks_the_contract_is_not_trusted() -> None:
         "compare": {"delta": 1e-5, **RUN},
         "delta": {"epsilon": 2.0, **RUN},
         "sample_rate": {**TARGET, "noise_multiplier": 1.0, "steps": 5},
+        "solve": {**TARGET, "mechanism": {}, "parameter": "/scale"},
+        "import_document": {"document": {}},
     }
     for name, answer in CONFUSED:
         service = stub(lambda *_, answer=answer: httpx.Response(200, json=answer))

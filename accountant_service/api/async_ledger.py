@@ -503,6 +503,7 @@ class AsyncLedger:
 
         A key that may not change the reservation takes no turn.
         """
+        service.require_scope_of_runs(request.key)
         subject = self._ledger.cached_run_subject(identifier)
         if subject is None:
             subject = await self._read(self._ledger.find_run_subject, identifier)

@@ -575,6 +575,7 @@ class Ledger:
         steps: int = 0,
     ) -> StoredAnswer:
         """Lock a reservation's dataset, and apply the change that `decide` returns, if any."""
+        require_scope_of_runs(request.key)
         subject = self.find_run_subject(identifier)
         require_access(request.key, subject, identifier)
 
@@ -770,12 +771,16 @@ def _read_run_end(entry: dict[str, Any] | None, run: Reservation) -> RunEnd:
     return RunEnd(entry["at"], declared)
 
 
+def require_scope_of_runs(key: KeyRecord) -> None:
+    """Raise an error unless a key may change runs; whether a run exists is not told to others."""
+    require_scope(key, Scope.RUN, Scope.OWNER)
+
+
 def require_access(key: KeyRecord, run: RunSubject, identifier: str) -> None:
-    """Raise an error unless a key may change a run.
+    """Raise an error unless a key that may change runs may change this one.
 
     This is decided before the run's dataset is locked, so that nobody else waits for a stranger.
     """
-    require_scope(key, Scope.RUN, Scope.OWNER)
     require_visible(key, run.dataset_name, f"reservation {identifier!r}")
     require_control(key, run)
 

@@ -407,8 +407,8 @@ def _narrow_by_lattices(
     """
     for search in searches:
         search.locate_by_lattice(max(search.lower for search in searches), stop_width)
-    useless, ratios = 0, [math.inf] * len(searches)
-    for _ in range(_ROUNDS_MAX):
+    rounds, useless, ratios = 0, 0, [math.inf] * len(searches)
+    while rounds < _ROUNDS_MAX:
         for search in searches:
             best = max(search.lower for search in searches)
             search.narrow_by_lattice(best, target_width, stop_width)
@@ -416,9 +416,14 @@ def _narrow_by_lattices(
         ratios = [search.width_ratio(best, stop_width) for search in searches]
         wide = [(one, other) for one, other in zip(before, ratios, strict=True) if other > 1]
         is_narrower = any(other < _NARROWER * one for one, other in wide)
-        useless = 0 if is_narrower else useless + 1
-        if not wide or useless == _USELESS_ROUNDS:
+        rounds, useless = rounds + 1, 0 if is_narrower else useless + 1
+        if not wide:
             return
+        if useless == _USELESS_ROUNDS or rounds == _ROUNDS_MAX:
+            changed = [search.change_tilt() for search in searches]
+            if not any(changed):
+                return
+            rounds, useless = 0, 0
 
 
 class _DirectionSearch:
@@ -432,6 +437,7 @@ class _DirectionSearch:
         self.last_integral_width = math.inf  # the target width of the last line integrals
         self.lattice: RefinedLattice | None = None
         self.slope = self.saddle.tilt  # about −d log δ/dε at the answer
+        self.other_tilt: float | None = None  # to try where lattices of the first narrow nothing
 
     def copy(self) -> _DirectionSearch:
         """Return a copy whose bounds can be narrowed without changing this search."""
@@ -576,8 +582,18 @@ class _DirectionSearch:
             self.upper = min(self.upper, self.question.bound_from_profile(upper))
             self.saddle = self.question.next_saddle(self.saddle, Bounds(self.lower, self.upper))
             self.slope = _slope(upper, self.saddle)
-            # where bounds on moments bend, their saddle point may lie at far too large a tilt
-            self.saddle = replace(self.saddle, tilt=min(self.saddle.tilt, self.slope))
+            # where bounds on moments bend, or a loss has two parts, the saddle point's tilt may be
+            # far from the slope at the answer
+            tilts = self.saddle.tilt, self.slope
+            self.saddle, self.other_tilt = replace(self.saddle, tilt=min(tilts)), max(tilts)
+
+    def change_tilt(self) -> bool:
+        """Begin new lattices at the tilt that was not tried; return whether there is one."""
+        tilt, self.other_tilt = self.other_tilt, None
+        if tilt is None or tilt <= self.saddle.tilt:
+            return False
+        self.saddle, self.lattice = replace(self.saddle, tilt=tilt), None
+        return True
 
     def narrow_by_lattice(self, best_lower: float, target_width: float, stop_width: float) -> None:
         """Narrow the bounds on ε or δ by an FFT on a grid of losses, finer at every call.

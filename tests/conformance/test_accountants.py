@@ -281,9 +281,7 @@ def test_status_and_assumptions_are_those_that_the_pages_of_the_methods_state(me
     for relation, sampling in itertools.product(RELATIONS, SAMPLINGS):
         case = (relation, sampling)
         claim = ask(method, sampled_run(sampling), 1e-5, relation)
-        unknown = (method != "pld" and sampling == "balls_in_bins") or (
-            method == "pld" and sampling == "fixed_size" and relation is ZEROED
-        )
+        unknown = method != "pld" and sampling == "balls_in_bins"
         if isinstance(claim, AccountingError):
             assert isinstance(claim, MethodNotApplicableError)
             assert unknown or method in NEVER_PROVEN, case

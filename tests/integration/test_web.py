@@ -1078,7 +1078,7 @@ def test_what_a_page_ignores_is_told(admin: Person, run: str) -> None:
         ("/datasets?page=2", "does not know the parameter “page” and ignores it."),
         ("/datasets/patients?befor=2", "Did you mean “before”?"),
         ("/import?x=1", "does not know the parameter “x”"),
-        ("/help?" + "&".join(f"a{n}=1" for n in range(9)), "It ignores 4 more parameters."),
+        ("/keys?" + "&".join(f"a{n}=1" for n in range(9)), "It ignores 4 more parameters."),
     ):
         assert note in admin.get(path), path
     patients = "/datasets/patients?"

@@ -509,7 +509,8 @@ class Repository:
         return found
 
     def close(self) -> None:
-        """Close all connections."""
+        """Close all connections; one that a thread still uses is closed when it is returned."""
+        event.listen(self.engine, "checkin", lambda _, record: record.invalidate())
         self.engine.dispose()
 
     def ping(self) -> None:

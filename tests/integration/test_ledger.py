@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from sqlalchemy import QueuePool, create_engine
+from sqlalchemy import QueuePool, create_engine, text
 from sqlalchemy.exc import OperationalError
 
 from accountant_service import calculator, mechanisms
@@ -952,6 +952,18 @@ def test_a_database_that_is_away_grants_nothing() -> None:
     away = Repository(storage.connect("postgresql+psycopg://postgres@127.0.0.1:1/none"))
     with closing(away), pytest.raises(Exception, match="does not answer"), away.transaction():
         pass
+
+
+def test_a_connection_in_use_is_closed_after_the_repository(tmp_path: Path) -> None:
+    """A thread that reads the metrics may outlive the service."""
+    repository = opening.open_repository(f"sqlite:///{tmp_path}/ledger.db")
+    with repository.reading() as reading:
+        used = reading.connection.connection.dbapi_connection
+        repository.close()
+        assert reading.connection.execute(text("SELECT 1")).scalar() == 1
+    assert isinstance(used, sqlite3.Connection)
+    with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+        used.execute("SELECT 1")
 
 
 @pytest.mark.slow

@@ -429,7 +429,8 @@ def _solve_count(whole: _Whole, target: SolverTarget, start: int) -> Solution:
         raise _explain_free_count(whole, whole.most, target)
     if count < whole.least:
         raise UnreachableTargetError(
-            f"no number of {whole.name} from {whole.least} meets {target}: allow more"
+            f"even the least number of {whole.name}, {whole.least}, does not meet {target}: allow "
+            "more"
         )
     solved = whole.with_count(count)
     try:

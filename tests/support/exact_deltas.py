@@ -37,8 +37,9 @@ def product(pairs: Sequence[Pair]) -> Pair:
 
 
 def sampled(pair: Pair, rate: float) -> Pair:
-    """Return the pair of a Poisson sample."""
-    return [((1 - mpf(rate)) * q + mpf(rate) * p, q) for p, q in pair]
+    """Return the pair of a Poisson sample, at the rate as it is written."""
+    share = mpf(str(rate))
+    return [((1 - share) * q + share * p, q) for p, q in pair]
 
 
 def hockey_stick(pair: Pair, epsilon: float) -> Any:
@@ -75,9 +76,10 @@ def discrete_gaussian(std: float, sensitivity: int) -> Pair:
 
 
 def approximate(epsilon: float, reveal: float) -> Pair:
-    """Return the worst pair of (ε, δ)-DP."""
-    kept, e = 1 - mpf(reveal), mp.exp(epsilon)
-    infinite: Pair = [(mpf(reveal), mpf(0)), (mpf(0), mpf(reveal))]
+    """Return the worst pair of (ε, δ)-DP, with the δ as it is written."""
+    written = mpf(str(reveal))
+    kept, e = 1 - written, mp.exp(epsilon)
+    infinite: Pair = [(written, mpf(0)), (mpf(0), written)]
     return [*infinite, (kept * e / (1 + e), kept / (1 + e)), (kept / (1 + e), kept * e / (1 + e))]
 
 

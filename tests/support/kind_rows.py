@@ -117,10 +117,9 @@ def assert_encloses(row: Row, relation: NeighbouringRelation) -> None:
         delta = exact_delta(row, epsilon, relation)
         found = proved_delta(row.mechanism, epsilon, relation)
         case = (row.name, relation.value, epsilon, float(delta), found)
-        # what is claimed counts as it is written, and this definition rounds it to doubles
-        written = row.error + row.lost + 1e-15
-        assert found.lower <= delta * (1 + written) + row.lost / 50 + 1e-300, case
-        assert delta * (1 - row.error) - row.lost * 1e-7 <= found.upper, case
+        lower, upper = mpf(str(found.lower)), mpf(str(found.upper))  # they mean their decimals
+        assert lower <= delta * (1 + row.error + row.lost) + row.lost / 50 + 1e-300, case
+        assert delta * (1 - row.error) - row.lost * 1e-7 <= upper, case
         if relation in row.bounded:
             most = row.most(epsilon, relation) if row.most else delta * (1 + row.lost)
             assert found.upper <= most * (1 + row.width) + 1e-12, case

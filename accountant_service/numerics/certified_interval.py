@@ -26,7 +26,7 @@ from typing import Final
 import numpy as np
 
 from accountant_service.numerics.engines import rare_events, saddle_point
-from accountant_service.numerics.engines.fft_lattice import LatticeProfile
+from accountant_service.numerics.engines.fft_lattice import POINTS_MAX, LatticeProfile
 from accountant_service.numerics.engines.lattice_refinement import RefinedLattice
 from accountant_service.numerics.engines.line_integral import (
     EvaluatedIntegral,
@@ -67,9 +67,10 @@ _SLOPE_STEP: Final = 0.02  # of ε, over which a slope is computed
 _SLOPE_MAX: Final = 2.0  # of the mean slope of log δ from 0 to ε
 _SMOOTHED_ATTEMPTS: Final = 3
 _RARE_ATTEMPTS: Final = 2
+_POINTS_EXTENDED_MAX: Final = 1 << 18  # of a lattice in longer numbers: a third of a second a law
 _WORK_FAST: Final = 1 << 17  # a millisecond
 _WORK_THOROUGH: Final = 1 << 20
-_WORK_SMOOTHED: Final = 1 << 24  # a third of a second
+_WORK_SMOOTHED: Final = 1 << 25  # half a second
 
 
 Engine = Callable[[Composition, SaddlePoint, IntegrationSettings], EvaluatedIntegral]
@@ -420,7 +421,7 @@ def _narrow_by_lattices(
         if not wide:
             return
         if useless == _USELESS_ROUNDS or rounds == _ROUNDS_MAX:
-            changed = [search.change_tilt() for search in searches]
+            changed = [search.change_lattice() for search in searches]
             if not any(changed):
                 return
             rounds, useless = 0, 0
@@ -438,6 +439,7 @@ class _DirectionSearch:
         self.lattice: RefinedLattice | None = None
         self.slope = self.saddle.tilt  # about −d log δ/dε at the answer
         self.other_tilt: float | None = None  # to try where lattices of the first narrow nothing
+        self.extended = False  # whether lattices are transformed in longer numbers than doubles
 
     def copy(self) -> _DirectionSearch:
         """Return a copy whose bounds can be narrowed without changing this search."""
@@ -552,7 +554,10 @@ class _DirectionSearch:
         width = share * target_width * self.question.epsilon_scale(self.saddle)
         # the lattice takes the tilt for the slope of log δ: it is finer where that is too low
         width *= min(1.0, (1 + self.saddle.tilt) / (1 + self.slope))
-        return RefinedLattice.around(releases, self.saddle, self.log_delta, width)
+        points = _POINTS_EXTENDED_MAX if self.extended else POINTS_MAX
+        return RefinedLattice.around(
+            releases, self.saddle, self.log_delta, width, points, extended=self.extended
+        )
 
     def width_ratio(self, best_lower: float, width: float) -> float:
         """Return the relative width of the bounds on ε or δ, divided by the `width` aimed at.
@@ -587,12 +592,15 @@ class _DirectionSearch:
             tilts = self.saddle.tilt, self.slope
             self.saddle, self.other_tilt = replace(self.saddle, tilt=min(tilts)), max(tilts)
 
-    def change_tilt(self) -> bool:
-        """Begin new lattices at the tilt that was not tried; return whether there is one."""
-        tilt, self.other_tilt = self.other_tilt, None
-        if tilt is None or tilt <= self.saddle.tilt:
+    def change_lattice(self) -> bool:
+        """Begin new lattices, at the other tilt and then in longer numbers; return False after."""
+        if self.lattice is None or self.extended:
             return False
-        self.saddle, self.lattice = replace(self.saddle, tilt=tilt), None
+        if self.other_tilt is not None and self.other_tilt > self.saddle.tilt:
+            tilt = self.other_tilt
+        else:  # rounding decides: δ may be a small difference of its lower bounds on P and Q
+            tilt, self.extended = self.lattice.target.tilt, True
+        self.saddle, self.lattice, self.other_tilt = replace(self.saddle, tilt=tilt), None, None
         return True
 
     def narrow_by_lattice(self, best_lower: float, target_width: float, stop_width: float) -> None:

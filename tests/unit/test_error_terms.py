@@ -452,6 +452,20 @@ def test_a_convolution_counts_the_errors_of_both_transforms() -> None:
     assert np.abs(mass[:400] - exact).max() <= error
 
 
+def test_longer_numbers_leave_a_smaller_error() -> None:
+    """The masses of a binomial distribution of 2 000 trials, each within its own error."""
+    steps = [LatticeMasses(-1, np.array([0.25, 0.5, 0.25]), 1000)]
+    size = 4096
+    exact = np.array([float(mp.binomial(2000, k) / mp.mpf(2) ** 2000) for k in range(700, 1300)])
+    (doubles, error), (longer, smaller) = (
+        convolve(steps, -1000, size, extended=extended) for extended in (False, True)
+    )
+    for mass, bound in ((doubles, error), (longer, smaller)):
+        assert np.abs(mass[700:1300] - exact).max() <= bound + EPS * exact.max()
+    # a machine whose longest numbers are doubles gains nothing
+    assert smaller <= error * float(np.finfo(np.longdouble).eps) / EPS + EPS * exact.max()
+
+
 def test_chernoff_bounds_count_the_rounding_of_moments(monkeypatch: Patch) -> None:
     """Masses that are off, in the moments only, by a share that rounding may have."""
     mass = np.random.default_rng(3).random(10_000)

@@ -180,12 +180,14 @@ class AccuracyTarget:
         tilt: s, near the saddle point.
         epsilon: about the ε to be read, better too large than too small.
         points_max: the most points of one window, and cells of one release.
+        extended: whether to transform in longer numbers than doubles.
     """
 
     direction: Direction
     tilt: float
     epsilon: float
     points_max: int = POINTS_MAX
+    extended: bool = False
 
 
 SPACING_MAX: Final = 40.0  # so that e^loss of an edge beyond LOSS_MAX stays a double
@@ -388,7 +390,7 @@ def _compose(
     else:
         losses, centre = window.losses, window.centre
         first, size = round(float(losses[0]) / spacing), len(losses)
-    mass, error = convolve(tilted, first, size)
+    mass, error = convolve(tilted, first, size, extended=target.extended)
     largest_loss = abs(centre) + float(losses[-1] - losses[0])  # the largest loss of a weight
     return _ComposedMasses(
         losses,

@@ -42,9 +42,11 @@ class RefinedLattice:
         log_delta: float,
         width: float,
         points_max: int = POINTS_MAX,
+        *,
+        extended: bool = False,
     ) -> RefinedLattice:
         """Return a grid of losses for bounds on ε about `width` apart, near the ε of `saddle`."""
-        target = AccuracyTarget(saddle.direction, saddle.tilt, saddle.epsilon, points_max)
+        target = AccuracyTarget(saddle.direction, saddle.tilt, saddle.epsilon, points_max, extended)
         return cls(releases, target, log_delta, _first_spacing(releases, target, width))
 
     def refine(self, factor: float) -> None:

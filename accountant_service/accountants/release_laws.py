@@ -39,12 +39,16 @@ from accountant_service.numerics.laws.fixed_size_replacement import (
     FixedSizePairReplacement,
     FixedSizeReplacement,
 )
+from accountant_service.numerics.laws.gaussian_mixture import (
+    GaussianMixturePair,
+    drawn_shifts,
+    several_records,
+)
 from accountant_service.numerics.laws.profile_pair import ProfilePair, RenyiPair
 from accountant_service.numerics.laws.replaced_laplace import ReplacedLaplacePair
 from accountant_service.numerics.laws.replaced_person import ReplacedPersonPair
 from accountant_service.numerics.laws.replaced_record import ReplacedRecord
 from accountant_service.numerics.laws.revealed_sample import RevealedSamplePair
-from accountant_service.numerics.laws.several_records import SeveralRecordsPair
 from accountant_service.numerics.laws.shuffled_reports import ShuffledReportsPair
 from accountant_service.numerics.laws.truncated_laplace import TruncatedLaplacePair
 from accountant_service.numerics.laws.truncated_poisson import truncated_poisson_law
@@ -225,8 +229,8 @@ def effective_noise(group: ReleaseGroup) -> float | None:
     """
     if group.atom.noise in ("gaussian", "truncated_poisson_sampled") and group.rate < 1:
         return group.sigma
-    if group.atom.noise == "user_level":
-        return 1 / _several_records_pair(group).largest_shift
+    if group.atom.noise in ("user_level", "gaussian_mixture"):
+        return 1 / _mixture_pair(group).largest_shift
     return None
 
 
@@ -288,17 +292,20 @@ def _renyi_release(group: ReleaseGroup, relation: NeighbouringRelation) -> Relea
     return replace(alone, sample_rate=group.rate)  # type: ignore[type-var]
 
 
-def _several_records_pair(group: ReleaseGroup) -> SeveralRecordsPair:
-    """Return the pair of a release in which one person owns several sampled records."""
-    (records,) = group.atom.parameters
-    return SeveralRecordsPair(int(records), group.rate, 1 / group.sigma)  # type: ignore[arg-type]
+def _mixture_pair(group: ReleaseGroup) -> GaussianMixturePair:
+    """Return the pair of a release in which the norm of a person's contribution is random."""
+    if group.atom.noise == "user_level":
+        (records,) = group.atom.parameters
+        return several_records(int(records), group.rate, 1 / group.sigma)  # type: ignore[arg-type]
+    shifts, probabilities = group.atom.parameters
+    return drawn_shifts(shifts, probabilities).scaled(1 / group.sigma)  # type: ignore[arg-type]
 
 
-def _several_records_law(group: ReleaseGroup, relation: NeighbouringRelation) -> ReleaseLaw:
-    """Return the dominating pair of a release in which one person owns several sampled records."""
-    pair = _several_records_pair(group)
+def _mixture_law(group: ReleaseGroup, relation: NeighbouringRelation) -> ReleaseLaw:
+    """Return the dominating pair of a release in which a contribution's norm is random."""
+    pair = _mixture_pair(group)
     if relation is NeighbouringRelation.REPLACE_ONE:  # 2C apart, each C from absence
-        return Release(ReplacedPersonPair(replace(pair, mu=0.5 * pair.mu)))
+        return Release(ReplacedPersonPair(pair.scaled(0.5)))
     return Release(pair)
 
 
@@ -872,11 +879,19 @@ _KINDS: Final[Mapping[str, _Kind]] = {
         loss=_declared_loss,
     ),
     "user_level": _Kind(
-        _several_records_law,
+        _mixture_law,
         "Ganesh 2024, arXiv 2401.10294v2, Theorem 3.1; proved in docs/accountants/kinds.md",
         "a person has at most the stated number of records, each clipped and sampled by itself",
         squared_mu=_squared_mu_of_records,
         samples_itself=True,
+    ),
+    "gaussian_mixture": _Kind(
+        _mixture_law,
+        "Choquette-Choo et al. 2023, arXiv 2310.15526; proved in docs/accountants/kinds.md",
+        "the norm of a person's contribution is drawn with the stated probabilities, independently "
+        "of all other persons and anew in every release",
+        squared_mu=lambda group: group.count * (group.atom.parameters[0][-1] / group.sigma) ** 2,  # type: ignore[index, operator]
+        can_be_sampled=False,  # of fixed size; a Poisson sample is another mixture
     ),
     "truncated_poisson_sampled": _Kind(
         _truncated_poisson,

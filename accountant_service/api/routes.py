@@ -34,7 +34,9 @@ from accountant_service.settings import Settings
 
 _LOG: Final = logging.getLogger(__name__)
 _BATCH_SECONDS_MAX: Final = 30.0
-_DRAIN_FACTOR: Final = 8  # a body this many times too large closes the connection
+_DRAIN_FACTOR: Final = (
+    16  # a larger one closes the connection, perhaps before its client can read why
+)
 _CHUNK_BYTES: Final = 1 << 16
 _PAUSE_SECONDS: Final = 0.005  # adds a fifth of a second to a batch of the largest size
 BODY_MEMORY_BYTES: Final = 1 << 26  # for all large bodies together

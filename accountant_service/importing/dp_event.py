@@ -268,11 +268,7 @@ def _read_discrete_gaussian(event: Part, _: Any, __: Any) -> Node:
 
 
 def _read_mixture(event: Part, _: Any, relation: NeighbouringRelation) -> Node:
-    """Return Gaussian noise whose mean is drawn from a list, where a kind here describes it.
-
-    Means 0 and c: a Poisson sample. Means 0, c, …, kc with binomial probabilities: k records of one
-    person, each sampled by itself.
-    """
+    """Return Gaussian noise whose mean is drawn from a list."""
     if relation is NeighbouringRelation.REPLACE_ONE:
         raise event.fault("is about a record that is added or removed, not replaced")
     spread = event.field("standard_deviation").number(0.0, 1e9, above=True)
@@ -280,26 +276,19 @@ def _read_mixture(event: Part, _: Any, relation: NeighbouringRelation) -> Node:
     chances = [each.number(0.0, 1.0) for each in part.items()]
     if len(chances) != len(means) or abs(math.fsum(chances) - 1) > _ROUNDED:
         raise part.fault("must add up to 1, one for each of the sensitivities")
-    listed = sorted(zip(means, chances, strict=True))
-    drawn = [(mean, chance) for mean, chance in listed if chance > 0]
-    step = min((mean for mean, _ in drawn if mean > 0), default=0.0)
-    if step == 0:
+    drawn: dict[float, float] = {}
+    for mean, chance in sorted(zip(means, chances, strict=True)):
+        if chance > 0:
+            drawn[mean] = drawn.get(mean, 0.0) + chance
+    unit = min((mean for mean in drawn if mean > 0), default=0.0)
+    if unit == 0:
         return _read_nothing(event, None, None)
-    noise = Node("gaussian", event.pointer, {"noise_multiplier": spread / step})
-    if len(drawn) == 1:
-        return noise
-    odds = drawn[1][1] / drawn[0][1]
-    for pairs in (listed, drawn):  # the last chances may have underflowed to 0
-        records = len(pairs) - 1
-        rate = drawn[1][1] if records == 1 else odds / (records + odds)
-        if _is_binomial(pairs, step, records, rate):
-            break
-    else:
-        raise event.fault(_NO_MIXTURE)
-    sample = Node("poisson_sampled", event.pointer, {"sample_rate": rate, "mechanism": noise})
-    if records == 1:
-        return sample
-    return Node("user_level", event.pointer, {"records": records, "mechanism": sample})
+    fields = {
+        "noise_multiplier": spread / unit,
+        "shifts": [mean / unit for mean in drawn],
+        "probabilities": list(drawn.values()),
+    }
+    return Node("gaussian_mixture", event.pointer, fields)
 
 
 def _list_means(part: Part) -> list[float]:
@@ -312,25 +301,8 @@ def _list_means(part: Part) -> list[float]:
     return [float(mean) for mean in range(start, bounds.field("end").whole(1, _MEANS_MAX))]
 
 
-def _is_binomial(pairs: list[tuple[float, float]], step: float, records: int, rate: float) -> bool:
-    """Return whether means are 0, c, …, kc, and their chances binomial up to rounding."""
-    if not 1 <= records < _MEANS_MAX or not 0 < rate < 1:
-        return False
-    for count, (mean, chance) in enumerate(pairs):
-        ways = math.lgamma(records + 1) - math.lgamma(count + 1) - math.lgamma(records - count + 1)
-        log_chance = ways + count * math.log(rate) + (records - count) * math.log1p(-rate)
-        is_right = math.isclose(chance, math.exp(log_chance)) or (chance == 0 and log_chance < -700)
-        if not (is_right and math.isclose(mean, count * step)):
-            return False
-    return True
-
-
 _MEANS_MAX: Final = 1000
 _ROUNDED: Final = 1e-9
-_NO_MIXTURE: Final = (
-    "has means that no kind of mechanism here describes: only one mean, means 0 and c, or means 0, "
-    "c, …, kc with binomial probabilities"
-)
 
 
 def _read_discrete_laplace(event: Part, _: Any, __: Any) -> Node:

@@ -42,6 +42,7 @@ from accountant_service.mechanisms.tree import (
     DpSgd,
     FixedSizeSampled,
     Gaussian,
+    GaussianMixture,
     Laplace,
     MatrixFactorization,
     Mechanism,
@@ -399,6 +400,8 @@ def _count_other_atoms(mechanism: Mechanism, pointer: str) -> dict[Atom, int]:
             return _apply_truncated_sampling(atoms, rate, (size, batch), pointer)
         case BandedMatrixFactorization():
             return _count_banded_atoms(mechanism, pointer)
+        case GaussianMixture():
+            return _count_mixture_atoms(mechanism, pointer)
         case PrivateSelection(repeats, inner):
             form = _form_of_atoms(_count_atoms(inner, f"{pointer}/mechanism"))
             return _count_selection_atoms(repeats, form, pointer)
@@ -527,6 +530,17 @@ def _count_parallel_atoms(inners: Sequence[Mechanism], pointer: str) -> dict[Ato
     return _count_parts(forms, pointer)
 
 
+def _count_mixture_atoms(mixture: GaussianMixture, pointer: str) -> dict[Atom, int]:
+    """Return a mixture as an atom: a contribution that is made or not is a Poisson sample."""
+    shifts, probabilities = mixture.drawn()
+    if len(shifts) == 1 or (len(shifts) == 2 and shifts[0] == 0.0):
+        noise = Gaussian(mixture.noise_multiplier / shifts[-1])
+        return _count_atoms(PoissonSampled(probabilities[-1], noise), pointer)
+    parameters = (shifts, probabilities)
+    noise_multiplier = mixture.noise_multiplier
+    return {Atom(mixture.kind, noise_multiplier, parameters=parameters, pointer=pointer): 1}
+
+
 def _count_parts(forms: Sequence[CanonicalForm], pointer: str) -> dict[Atom, int]:
     """Return mechanisms on disjoint parts of the data as one counted atom.
 
@@ -621,6 +635,9 @@ def _apply_sampling(
         inner = _form_of_atoms(present).hash
         return {Atom("mixture", 0.0, sampling, rate, sizes, inner, pointer=pointer): 1}
     exact = Fraction(sizes[1], sizes[0]) if sizes else Fraction(repr(rate))
+    if merged.noise == GaussianMixture.kind and sampling == "poisson":
+        mixture = GaussianMixture(merged.noise_multiplier, *merged.parameters)  # type: ignore[arg-type]
+        return _count_mixture_atoms(mixture.on_sample(exact), pointer)
     if merged.sampling == sampling == "poisson":
         exact *= merged.exact_rate or Fraction(repr(merged.sample_rate))
         rate = max(rate * merged.sample_rate, sys.float_info.min)  # underflow: rounded up

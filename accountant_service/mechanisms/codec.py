@@ -25,6 +25,7 @@ from accountant_service.mechanisms.tree import (
     Exponential,
     FixedSizeSampled,
     Gaussian,
+    GaussianMixture,
     Gdp,
     Laplace,
     MatrixFactorization,
@@ -64,6 +65,8 @@ MATRIX_STEPS_MAX: Final = 100_000  # of correlated noise
 _MATRIX_WORK_MAX: Final = 10_000_000  # participations times coefficients
 POINTS_MAX: Final = 4096  # of a privacy profile or Rényi curve
 RECORDS_MAX: Final = 256  # of one person
+MIXTURE_SHIFTS_MAX: Final = 1000  # of one gaussian_mixture
+_SUM_ROUNDING: Final = 1e-9  # that the sum of a list of probabilities may differ from 1
 
 Json = Any  # a parsed JSON document
 
@@ -318,6 +321,15 @@ _FIELDS: Final[Mapping[type, Mapping[str, _FieldType]]] = {
         "records": _number_type(1, RECORDS_MAX, whole=True),
         "mechanism": _MECHANISM,
     },
+    GaussianMixture: {
+        "noise_multiplier": _NOISE,
+        "shifts": _number_list_type(
+            _number_type(0.0, 1e9), "increasing numbers ≥ 0", MIXTURE_SHIFTS_MAX
+        ),
+        "probabilities": _number_list_type(
+            _DELTA, "probabilities that add up to 1", MIXTURE_SHIFTS_MAX
+        ),
+    },
     TruncatedPoissonSampled: {
         "dataset_size": _SIZE,
         "sample_rate": _RATE,
@@ -441,6 +453,12 @@ _EXAMPLES: Final[Mapping[str, Json]] = {
             "sample_rate": 0.01,
             "mechanism": {"kind": "gaussian", "noise_multiplier": 2.0},
         },
+    },
+    "gaussian_mixture": {
+        "kind": "gaussian_mixture",
+        "noise_multiplier": 4.0,
+        "shifts": [0, 1, 2.5],
+        "probabilities": [0.9, 0.08, 0.02],
     },
     "truncated_poisson_sampled": {
         "kind": "truncated_poisson_sampled",
@@ -665,14 +683,29 @@ def _check_other_kind(mechanism: Mechanism, pointer: str) -> None:
             _check_correlated_noise(mechanism, pointer)
         case ShuffledReports(_, inner):
             _require_local_randomizer(inner, f"{pointer}/mechanism")
+        case Rdp() | PrivacyProfile() | GaussianMixture():
+            _check_lists(mechanism, pointer)
+        case _:
+            pass
+
+
+def _check_lists(mechanism: Rdp | PrivacyProfile | GaussianMixture, pointer: str) -> None:
+    """Raise an error at `pointer` if two lists do not describe any mechanism together."""
+    match mechanism:
         case Rdp(orders, divergences):
             _require_paired(pointer, "orders", orders, "divergences", divergences)
             _check_renyi_curve(orders, divergences, pointer)
         case PrivacyProfile(epsilons, deltas):
             _require_paired(pointer, "epsilons", epsilons, "deltas", deltas)
             _check_profile(epsilons, deltas, pointer)
-        case _:
-            pass
+        case GaussianMixture(noise_multiplier, shifts, probabilities):
+            _require_paired(pointer, "shifts", shifts, "probabilities", probabilities)
+            if abs(math.fsum(probabilities) - 1) > _SUM_ROUNDING:
+                raise MechanismError((f"{pointer}/probabilities", "must add up to 1"))
+            largest = mechanism.drawn()[0][-1]
+            if largest == 0:
+                raise MechanismError((f"{pointer}/shifts", "must have one > 0 that may be drawn"))
+            _check_sensitivity(noise_multiplier, largest, pointer)
 
 
 def _check_correlated_noise(

@@ -24,6 +24,7 @@ _COST_FALLS_WITH: Final[Mapping[str, frozenset[str]]] = {
     "matrix_factorization": frozenset({"noise_multiplier"}),
     "banded_matrix_factorization": frozenset({"noise_multiplier"}),
     "tree_aggregation": frozenset({"noise_multiplier"}),
+    "gaussian_mixture": frozenset({"noise_multiplier"}),
     "discrete_laplace": frozenset({"scale"}),
     "randomized_response": frozenset({"flip_probability"}),
 }

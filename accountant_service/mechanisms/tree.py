@@ -332,6 +332,46 @@ class UserLevel:
 
 
 @dataclass(frozen=True, slots=True)
+class GaussianMixture:
+    """Gaussian noise on a sum to which a person's contribution is drawn anew in every release.
+
+    Its norm is at most `shifts[i]`, in clip norms, with probability `probabilities[i]`,
+    independently of all other persons. `noise_multiplier` is noise over one clip norm.
+    """
+
+    kind: ClassVar = "gaussian_mixture"
+    noise_multiplier: float
+    shifts: tuple[float, ...]
+    probabilities: tuple[float, ...]
+
+    def drawn(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Return the shifts of positive probability, and their probabilities, which add up to 1.
+
+        What rounding has left of 1 goes to the largest shift, and what is too much is taken from
+        the smallest: a larger contribution never costs less.
+        """
+        pairs = list(zip(self.shifts, self.probabilities, strict=True))
+        kept = [(shift, Fraction(str(chance))) for shift, chance in pairs if chance > 0]
+        missing = 1 - sum(chance for _, chance in kept)
+        at = -1 if missing > 0 else 0
+        kept[at] = (kept[at][0], kept[at][1] + missing)
+        kept = [(shift, chance) for shift, chance in kept if chance > 0]
+        return tuple(shift for shift, _ in kept), tuple(float(chance) for _, chance in kept)
+
+    def on_sample(self, rate: Fraction) -> GaussianMixture:
+        """Return the mixture on a Poisson sample: a person who is not in it contributes nothing."""
+        chances = {
+            shift: rate * Fraction(str(chance))
+            for shift, chance in zip(self.shifts, self.probabilities, strict=True)
+        }
+        chances[0.0] = Fraction(1) - sum(chances[shift] for shift in chances if shift > 0)
+        shifts = tuple(sorted(chances))
+        return GaussianMixture(
+            self.noise_multiplier, shifts, tuple(float(chances[shift]) for shift in shifts)
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class TruncatedPoissonSampled:
     """Runs `mechanism` on a Poisson sample of which at most `batch_size_max` records are kept.
 
@@ -492,5 +532,6 @@ Mechanism = (
     | Rdp
     | PrivacyProfile
     | UserLevel
+    | GaussianMixture
     | TruncatedPoissonSampled
 )

@@ -36,11 +36,11 @@ from accountant_service.numerics.laws.dominating_pair import (
     Release,
 )
 from accountant_service.numerics.laws.fixed_size_replacement import FixedSizeReplacement
+from accountant_service.numerics.laws.gaussian_mixture import several_records
 from accountant_service.numerics.laws.replaced_laplace import ReplacedLaplacePair
 from accountant_service.numerics.laws.replaced_person import ReplacedPersonPair
 from accountant_service.numerics.laws.replaced_record import ReplacedRecord
 from accountant_service.numerics.laws.revealed_sample import RevealedSamplePair
-from accountant_service.numerics.laws.several_records import SeveralRecordsPair
 from accountant_service.numerics.privacy_profile import LatticeProfileBounds
 from accountant_service.numerics.trade_off import direction_curve
 from tests.enclosures import oracle
@@ -302,13 +302,13 @@ def _draw_replaced_laplace(rng: random.Random, direction: Direction) -> Case | N
 
 def _draw_person(rng: random.Random, direction: Direction) -> Case | None:
     k, q, mu = round(log_uniform(rng, 1, 80)), _rate(rng), log_uniform(rng, 0.05, 2.0)
-    law, pair = Release(SeveralRecordsPair(k, q, mu)), oracle.person(k, q, mu)
+    law, pair = Release(several_records(k, q, mu)), oracle.person(k, q, mu)
     return _of_pair("person", law, pair, rng, direction, (-6.0, k * mu + 6.0))
 
 
 def _draw_replaced_person(rng: random.Random, direction: Direction) -> Case | None:
     k, q, mu = rng.randint(1, 12), _rate(rng), log_uniform(rng, 0.05, 2.0)
-    law = Release(ReplacedPersonPair(SeveralRecordsPair(k, q, mu)))
+    law = Release(ReplacedPersonPair(several_records(k, q, mu)))
     pair = oracle.person(k, q, mu, is_replaced=True)
     reach = (-k * mu - 6.0, k * mu + 6.0)
     return _of_pair("replaced person", law, pair, rng, direction, reach)

@@ -17,10 +17,10 @@ from accountant_service.numerics.laws.dominating_pair import (
     LaplacePair,
     Release,
 )
+from accountant_service.numerics.laws.gaussian_mixture import several_records
 from accountant_service.numerics.laws.replaced_laplace import ReplacedLaplacePair
 from accountant_service.numerics.laws.replaced_person import ReplacedPersonPair
 from accountant_service.numerics.laws.replaced_record import ReplacedRecord
-from accountant_service.numerics.laws.several_records import SeveralRecordsPair
 from tests.enclosures import oracle
 from tests.enclosures.engines import (
     DRAWS,
@@ -84,7 +84,7 @@ def test_a_sampled_loss_is_divided_within_the_error_of_its_edges(pair: Any, q: f
 @pytest.mark.parametrize("q", [1e-3, 0.5, NEAR_ONE])
 def test_an_output_is_within_the_error_of_its_edge(q: float) -> None:
     """Laws that invert their own loss say how far they are off."""
-    person = SeveralRecordsPair(5, q, 0.7)
+    person = several_records(5, q, 0.7)
     record, laplace = ReplacedRecord(1.5, q), ReplacedLaplacePair(3.0, q)
     # private: the inverses are not results
     replaced_person = ReplacedPersonPair(person)

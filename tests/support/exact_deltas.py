@@ -179,20 +179,21 @@ def mixture_deltas(weights: Sequence[Any], shifts: Sequence[Any], epsilon: float
     )
 
 
-def person(epsilon: float, records: int, rate: float, sigma: float) -> Any:
-    """Return δ of a person with several records who comes or goes."""
+def drawn(epsilon: float, weights: Sequence[Any], shifts: Sequence[Any], sigma: float) -> Any:
+    """Return δ of a person who comes or goes, and whose contribution is drawn at random."""
     with mp.workdps(25):
-        weights = binomial(records, rate)
-        return max(mixture_deltas(weights, range(records + 1), epsilon, 1 / mpf(sigma)))
+        return max(mixture_deltas(weights, shifts, epsilon, 1 / mpf(sigma)))
 
 
-def replaced_person(epsilon: float, records: int, rate: float, sigma: float) -> Any:
+def replaced_drawn(
+    epsilon: float, weights: Sequence[Any], shifts: Sequence[Any], sigma: float
+) -> Any:
     """Return δ of opposite gradients: of the outputs above where the densities' ratio is e^ε."""
     with mp.workdps(20):
-        weights, mu = binomial(records, rate), 1 / mpf(sigma)
+        parts = [(mpf(w), mpf(s) / mpf(sigma)) for w, s in zip(weights, shifts, strict=True)]
 
         def density(z: Any) -> Any:
-            return mp.fsum(w * mp.npdf(z, j * mu) for j, w in enumerate(weights))
+            return mp.fsum(w * mp.npdf(z, shift) for w, shift in parts)
 
         edge = mp.findroot(
             lambda z: mp.log(density(z) / density(-z)) - epsilon,
@@ -200,9 +201,19 @@ def replaced_person(epsilon: float, records: int, rate: float, sigma: float) -> 
             solver="anderson",
         )
         return mp.fsum(
-            w * (mp.ncdf(j * mu - edge) - mp.exp(epsilon) * mp.ncdf(-j * mu - edge))
-            for j, w in enumerate(weights)
+            w * (mp.ncdf(shift - edge) - mp.exp(epsilon) * mp.ncdf(-shift - edge))
+            for w, shift in parts
         )
+
+
+def person(epsilon: float, records: int, rate: float, sigma: float) -> Any:
+    """Return δ of a person with several records who comes or goes."""
+    return drawn(epsilon, binomial(records, rate), range(records + 1), sigma)
+
+
+def replaced_person(epsilon: float, records: int, rate: float, sigma: float) -> Any:
+    """Return δ of a person with several records who is replaced."""
+    return replaced_drawn(epsilon, binomial(records, rate), range(records + 1), sigma)
 
 
 def truncated_poisson(epsilon: float, size: int, rate: float, most: int, sigma: float) -> Any:

@@ -34,6 +34,7 @@ from tests.support.kinds import (
     factorization,
     fixed_size,
     gaussian,
+    gaussian_mixture,
     gdp,
     laplace,
     parallel,
@@ -197,6 +198,13 @@ def of_person(records: int, rate: float, sigma: float) -> Truth:
     return lambda epsilon, relation: (
         exact.replaced_person if relation is REPLACED else exact.person
     )(epsilon, records, rate, sigma)
+
+
+def of_drawn(weights: Sequence[float], shifts: Sequence[float], sigma: float) -> Truth:
+    """Return the truth of a contribution that is drawn at random."""
+    return lambda epsilon, relation: (
+        exact.replaced_drawn if relation is REPLACED else exact.drawn
+    )(epsilon, weights, shifts, sigma)
 
 
 def largest(*truths: Truth) -> Truth:
@@ -456,6 +464,31 @@ def _sampled_rows() -> Iterable[Row]:
             (0.0, 0.5, 2.0, 3.0),
             tier="" if records == 2 else SLOW,
         )
+    for sigma, shifts, chances in (
+        (2.0, (0.0, 1.0, 2.5), (0.9, 0.08, 0.02)),
+        (0.7, (0.0, 0.1, 0.5, 0.7), (0.4, 0.3, 0.1, 0.2)),
+        (3.0, (1.0, 2.0), (0.5, 0.5)),  # a contribution is always made
+        (1.0, (0.0, 1.0), (0.7, 0.3)),  # a Poisson sample
+    ):
+        yield Row(
+            f"contributions of {shifts}",
+            gaussian_mixture(sigma, list(shifts), list(chances)),
+            of_drawn(chances, shifts, sigma),
+            (0.0, 0.5, 2.0),
+            tier="" if sigma == 2.0 else SLOW,
+        )
+    yield Row(
+        "contributions on a Poisson sample",
+        poisson(0.3, gaussian_mixture(2.0, [1.0, 2.5], [0.8, 0.2])),
+        of_drawn((0.7, 0.24, 0.06), (0.0, 1.0, 2.5), 2.0),
+        (0.0, 0.5, 2.0),
+    )
+    yield Row(
+        "contributions on samples of fixed size",
+        fixed_size(10, 3, gaussian_mixture(2.0, [1.0, 2.5], [0.8, 0.2])),
+        lambda _, __: mpf(0),
+        unproved=ALL,
+    )
     for sigma, epsilon in ((1.0, 0.5), (1.0, 4.0), (0.9, 1.0), (4.0, 0.3), (2.0, 2.2)):
         yield Row(
             f"two bins, σ = {sigma}, ε = {epsilon}",

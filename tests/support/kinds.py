@@ -60,6 +60,7 @@ gdp = _maker("gdp", "mu")
 zcdp = _maker("zcdp", "rho")
 rdp = _maker("rdp", "orders", "divergences")
 privacy_profile = _maker("privacy_profile", "epsilons", "deltas")
+gaussian_mixture = _maker("gaussian_mixture", "noise_multiplier", "shifts", "probabilities")
 user_level = _maker("user_level", "records", "mechanism")
 
 

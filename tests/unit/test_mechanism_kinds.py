@@ -25,8 +25,8 @@ from accountant_service.numerics.laws.dominating_pair import (
     Release,
     distinct_directions,
 )
+from accountant_service.numerics.laws.gaussian_mixture import several_records
 from accountant_service.numerics.laws.profile_pair import largest_total_variation
-from accountant_service.numerics.laws.several_records import SeveralRecordsPair
 from accountant_service.numerics.laws.truncated_poisson import binomial_below, binomial_tail
 from accountant_service.numerics.privacy_profile import bounds_near
 from tests.support import exact_deltas as exact
@@ -363,7 +363,7 @@ def test_a_sample_that_is_never_cut_states_the_size_that_it_rests_on(inner: Json
 
 
 def test_the_addition_of_a_person_has_a_law_of_its_own() -> None:
-    law, weights = Release(SeveralRecordsPair(3, 0.3, 1.0)), exact.binomial(3, 0.3)
+    law, weights = Release(several_records(3, 0.3, 1.0)), exact.binomial(3, 0.3)
     assert distinct_directions([(law, 1)]) == DIRECTIONS
     for epsilon in (0.0, 0.5):
         both = exact.mixture_deltas(weights, range(4), epsilon, 1.0)

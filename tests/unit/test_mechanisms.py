@@ -21,6 +21,7 @@ from accountant_service.mechanisms import (
     to_json,
 )
 from accountant_service.mechanisms.codec import COUNT_MAX, DEPTH_MAX
+from accountant_service.mechanisms.tree import GaussianMixture
 from tests.support.helpers import gaussian, run
 
 noise = st.floats(0.01, 1e6)
@@ -143,6 +144,59 @@ def test_lemma_1_of_papers_000() -> None:
     assert hash_of(diagonal) == hash_of(swapped)
 
 
+def test_a_contribution_that_is_made_or_not_is_a_poisson_sample() -> None:
+    def mixture(sigma: float, *drawn: tuple[float, float]) -> dict[str, Any]:
+        shifts, chances = zip(*drawn, strict=True)
+        fields = {"noise_multiplier": sigma, "shifts": shifts, "probabilities": chances}
+        return {
+            "kind": "gaussian_mixture",
+            **{k: json.loads(json.dumps(v)) for k, v in fields.items()},
+        }
+
+    def sampled(rate: float, inner: dict[str, Any]) -> dict[str, Any]:
+        return {"kind": "poisson_sampled", "sample_rate": rate, "mechanism": inner}
+
+    assert hash_of(mixture(3.0, (1.5, 1.0))) == hash_of(gaussian(2.0))
+    made_or_not = mixture(3.0, (0.0, 0.75), (1.5, 0.25), (2.0, 0.0))
+    assert hash_of(made_or_not) == hash_of(sampled(0.25, gaussian(2.0)))
+    twice = sampled(0.5, mixture(2.0, (1.0, 0.5), (3.0, 0.5)))
+    assert hash_of(twice) == hash_of(mixture(2.0, (0.0, 0.5), (1.0, 0.25), (3.0, 0.25)))
+
+
+@pytest.mark.parametrize(
+    ("chances", "drawn"),
+    [
+        ([0.5, 0.2999999999, 0.2], [0.5, 0.2999999999, 0.2000000001]),  # none is left out
+        ([0.5, 0.3000000001, 0.2], [0.4999999999, 0.3000000001, 0.2]),
+    ],
+)
+def test_rounded_probabilities_count_as_the_larger_contributions(
+    chances: list[float], drawn: list[float]
+) -> None:
+    mixture = GaussianMixture(1.0, (0.0, 1.0, 2.0), tuple(chances))
+    assert mixture.drawn() == ((0.0, 1.0, 2.0), tuple(drawn))
+
+
+@pytest.mark.parametrize(
+    ("sigma", "shifts", "chances", "pointer"),
+    [
+        (1.0, [0.0, 1.0], [0.5, 0.4], "/probabilities"),
+        (1.0, [0.0, 1.0], [0.5, 0.5 + 1e-8], "/probabilities"),
+        (1.0, [0.0, 1.0], [1.0], "/probabilities"),
+        (1.0, [1.0, 1.0], [0.5, 0.5], "/shifts/1"),
+        (1.0, [0.0, 1.0], [1.0, 0.0], "/shifts"),
+        (1.0, [0.0, 101.0], [0.5, 0.5], "/noise_multiplier"),
+    ],
+)
+def test_contradictions_of_a_mixture_are_refused(
+    sigma: float, shifts: list[float], chances: list[float], pointer: str
+) -> None:
+    document = {"noise_multiplier": sigma, "shifts": shifts, "probabilities": chances}
+    with pytest.raises(MechanismError) as refused:
+        from_json({"kind": "gaussian_mixture", **document})
+    assert [at for at, _ in refused.value.faults] == [pointer]
+
+
 def test_one_sample_used_twice_is_one_gaussian() -> None:
     twice = {"kind": "repeated", "count": 4, "mechanism": gaussian(2.0)}
     sampled = {"kind": "poisson_sampled", "sample_rate": 0.1, "mechanism": twice}
@@ -228,7 +282,7 @@ def test_descriptions_cannot_be_changed() -> None:
 def test_every_kind_has_a_schema_whose_example_it_reads() -> None:
     schemas = json_schema()
     union = schemas.pop("Mechanism")
-    assert len(union["oneOf"]) == len(schemas) == 28
+    assert len(union["oneOf"]) == len(schemas) == 29
     for schema in schemas.values():
         for example in schema["examples"]:
             assert to_json(from_json(example))["kind"] == schema["properties"]["kind"]["const"]

@@ -11,9 +11,9 @@ from scipy import special, stats
 
 from accountant_service.accountants import release_laws
 from accountant_service.numerics.laws.dominating_pair import Release
+from accountant_service.numerics.laws.gaussian_mixture import several_records
 from accountant_service.numerics.laws.replaced_person import ReplacedPersonPair
 from accountant_service.numerics.laws.replaced_record import ReplacedRecord
-from accountant_service.numerics.laws.several_records import SeveralRecordsPair
 from tests.support import exact_deltas
 from tests.support.kinds import (
     ADDED,
@@ -81,7 +81,7 @@ def test_two_releases_compose() -> None:
 
 @pytest.mark.parametrize(("rate", "mu"), [(0.01, 1.0), (0.6, 0.3)])
 def test_one_record_of_each_person_is_a_replaced_record(rate: float, mu: float) -> None:
-    person = Release(ReplacedPersonPair(SeveralRecordsPair(1, rate, mu)))
+    person = Release(ReplacedPersonPair(several_records(1, rate, mu)))
     record = ReplacedRecord(mu, rate)
     tilts = np.array([0.3, 2.0, 20.0])
     assert person.log_moments("removing", tilts) == pytest.approx(
@@ -94,7 +94,7 @@ def test_one_record_of_each_person_is_a_replaced_record(rate: float, mu: float) 
 
 @pytest.mark.parametrize(("records", "rate", "mu"), [(2, 0.3, 1.0), (12, 0.02, 0.5)])
 def test_moments_are_bounds(records: int, rate: float, mu: float) -> None:
-    pair = ReplacedPersonPair(SeveralRecordsPair(records, rate, mu))
+    pair = ReplacedPersonPair(several_records(records, rate, mu))
     z = np.arange(-70, 70, 0.01)
     after, before = (log_density(records, rate, mu, each) for each in (z, -z))
     for order in (1.5, 4.0, -1.0):
@@ -110,16 +110,16 @@ def test_a_zeroed_person_costs_what_an_added_one_does() -> None:
 
 
 def test_a_pair_at_half_the_distance_is_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
-    genuine = SeveralRecordsPair
+    genuine = several_records
     monkeypatch.setattr(
-        release_laws, "SeveralRecordsPair", lambda k, rate, mu: genuine(k, rate, mu / 2)
+        release_laws, "several_records", lambda k, rate, mu: genuine(k, rate, mu / 2)
     )
     exact = exact_deltas.replaced_person(0.1, 3, 0.25, 1.0)
     assert proved_delta(release(3, 0.25, 1.0), 0.1, REPLACED).upper < exact
 
 
 def test_improbable_numbers_of_sampled_records_count_as_infinite_loss_in_both_directions() -> None:
-    person = SeveralRecordsPair(200, 1e-3, 0.5)
+    person = several_records(200, 1e-3, 0.5)
     dropped = person.infinite_masses[1]
     assert 0 < dropped < 1e-40
     pair = Release(ReplacedPersonPair(person))

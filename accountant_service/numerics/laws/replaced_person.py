@@ -1,34 +1,33 @@
-"""A person with several records, each Poisson-sampled, who is replaced by another person.
+"""A person whose contribution's norm is drawn at random, and who is replaced by another person.
 
-Each person has at most k records. Each record is in the batch with probability q, independently,
-and its clipped gradient has a norm of at most C. Let z be the output in units of the noise's
-standard deviation, and μ the clip norm in these units. With wⱼ = Binomial(j; k, q), the pair is
+Each person's contribution has a norm of at most sⱼ with probability wⱼ, as in `gaussian_mixture`.
+With z the output in units of the noise's standard deviation, the pair is
 
-    N₁ = Σⱼ wⱼ·N(jμ)   against   N₀ = Σⱼ wⱼ·N(−jμ).
+    N₁ = Σⱼ wⱼ·N(sⱼ)   against   N₀ = Σⱼ wⱼ·N(−sⱼ).
 
-It dominates every replacement. *Proof.* Given everybody else's sample, the outputs of the two
-datasets are mixtures over the numbers j of sampled records: P of laws N(v), Q of laws N(u), each
-with |v|, |u| ≤ jμ, if missing records count as gradients of 0. Let A be any event and a = N(0)(A) =
-Φ(t). By the Neyman–Pearson lemma N(v)(A) ≤ Φ(t + |v|) and N(u)(A) ≥ Φ(t − |u|), so for every γ ≥ 0
+It dominates every replacement. *Proof.* Given everybody else's part, the outputs of the two
+datasets are mixtures over j: P of laws N(v), Q of laws N(u), each with |v|, |u| ≤ sⱼ, if missing
+records count as gradients of 0. Let A be any event and a = N(0)(A) = Φ(t). By the Neyman–Pearson
+lemma N(v)(A) ≤ Φ(t + |v|) and N(u)(A) ≥ Φ(t − |u|), so for every γ ≥ 0
 
-    P(A) − γ·Q(A) ≤ Σⱼ wⱼ·(Φ(t + jμ) − γ·Φ(t − jμ)).
+    P(A) − γ·Q(A) ≤ Σⱼ wⱼ·(Φ(t + sⱼ) − γ·Φ(t − sⱼ)).
 
 The right-hand side is the same difference for the pair and the event {z > −t}. So the pair has at
 least the hockey-stick divergence of P and Q at every γ, also below 1, and dominates compositions as
-well. Two persons whose k gradients are opposite and of norm C attain it in every step. ∎ For k = 1
+well. Two persons whose contributions are opposite attain it in every step. ∎ For one sampled record
 it is the pair of `replaced_record`.
 
-With A±(z) = Σⱼ wⱼ·exp(±jμz − j²μ²/2) the densities are n·A₊ and n·A₋, and the log-likelihood ratio
-Λ = log(A₊/A₋) is odd and increasing in z. Numbers of sampled records whose probability is below
-e^−100 count as infinite loss, in either direction.
+With A±(z) = Σⱼ wⱼ·exp(±sⱼz − sⱼ²/2) the densities are n·A₊ and n·A₋, and the log-likelihood ratio
+Λ = log(A₊/A₋) is odd and increasing in z. Norms that the mixture drops count as infinite loss, in
+either direction.
 
 **Moments.** E_{N₀}[e^{aΛ}] = ∫ n·A₊^a·A₋^{1−a} dz is the same for a and 1 − a, so let a > 1. It is
-computed by the trapezoidal rule of spacing h. In the strip |Im z| ≤ y < π/(kμ) the terms of A± lie
-within an angle of kμy, so |A±| lies between cos(kμy/2) and 1 times its value at the real part, and
-the error is at most 2K·e^{y²/2}·cos(kμy/2)^{1−a}/(e^{2πy/h} − 1) for a moment K. Beyond the last
-node z₁ the slope of log(A₊^a·A₋^{1−a}) is at most κ = (2a − 1)kμ, so what is left out is at most
-the value there times e^{κ²/2 − κz₁}·P(Z > z₁ − κ). Before the first node z₀ < 0, e^{aΛ} is at most
-its value at z₀.
+computed by the trapezoidal rule of spacing h. In the strip |Im z| ≤ y < π/s, s the largest sⱼ, the
+terms of A± lie within an angle of sy, so |A±| lies between cos(sy/2) and 1 times its value at the
+real part, and the error is at most 2K·e^{y²/2}·cos(sy/2)^{1−a}/(e^{2πy/h} − 1) for a moment K.
+Beyond the last node z₁ the slope of log(A₊^a·A₋^{1−a}) is at most κ = (2a − 1)s, so what is left
+out is at most the value there times e^{κ²/2 − κz₁}·P(Z > z₁ − κ). Before the first node z₀ < 0,
+e^{aΛ} is at most its value at z₀.
 """
 
 from __future__ import annotations
@@ -47,8 +46,8 @@ from accountant_service.numerics.floats.special_functions import (
     log_sum_exp,
 )
 from accountant_service.numerics.laws.dominating_pair import IntervalMasses
-from accountant_service.numerics.laws.several_records import (
-    SeveralRecordsPair,
+from accountant_service.numerics.laws.gaussian_mixture import (
+    GaussianMixturePair,
     invert_increasing,
     total_variation_of,
 )
@@ -61,7 +60,7 @@ _STRIP: Final = np.linspace(0.02, 0.98, 49)  # shares of the strip of analyticit
 
 @dataclass(frozen=True, slots=True)
 class ReplacedPersonPair:
-    """The pair of output distributions for two persons with k Poisson-sampled records each.
+    """The pair of output laws for two persons whose contributions' norms are drawn at random.
 
     Attributes:
         person: the pair of one of them, who is added or removed.
@@ -69,11 +68,11 @@ class ReplacedPersonPair:
 
     is_symmetric: ClassVar[bool] = True
     infinite_is_certain: ClassVar[bool] = False  # it is an allowance, of which no lower bound holds
-    person: SeveralRecordsPair
+    person: GaussianMixturePair
 
     @property
     def infinite_masses(self) -> tuple[float, float]:
-        """The probability, in each direction, of more sampled records than are considered."""
+        """The probability, in each direction, of larger norms than are considered."""
         dropped = self.person.infinite_masses[1]
         return dropped, dropped
 
@@ -153,7 +152,7 @@ class ReplacedPersonPair:
     def count_nodes(self, tilt: float) -> float:
         """Return how many terms a log-moment at this `tilt` sums, which measures its cost."""
         length = self._steepest(tilt + 1) + self.person.largest_shift + 2 * _TAIL_DEVIATIONS
-        return 2 * length / self._spacing(tilt + 1) * (len(self.person.weights()[0]) + 1)
+        return 2 * length / self._spacing(tilt + 1) * (len(self.person.shifts) + 1)
 
     def total_variation(self) -> float:
         """Return an upper bound on the total variation of the outputs before and after."""

@@ -36,7 +36,7 @@ from accountant_service.numerics.laws.dominating_pair import (
     Release,
 )
 from accountant_service.numerics.laws.fixed_size_replacement import FixedSizeReplacement
-from accountant_service.numerics.laws.gaussian_mixture import several_records
+from accountant_service.numerics.laws.gaussian_mixture import drawn_shifts, several_records
 from accountant_service.numerics.laws.replaced_laplace import ReplacedLaplacePair
 from accountant_service.numerics.laws.replaced_person import ReplacedPersonPair
 from accountant_service.numerics.laws.replaced_record import ReplacedRecord
@@ -149,12 +149,22 @@ def _integrals(case: Case) -> Iterator[tuple[str, Any]]:
                 yield name + suffix, integrate(case.releases, saddle, settings)
 
 
-def _lattices(case: Case) -> Iterator[tuple[Any, Any]]:
-    upper, lower = lattice_refinement.lattice_profiles(
-        case.releases, _saddle(case), _LATTICE_WIDTH, _LATTICE_POINTS
-    )
-    if upper is not None and lower is not None:
-        yield lower, upper
+def _lattices(case: Case) -> Iterator[tuple[str, Any, Any]]:
+    """Yield the lower and upper profile of a lattice in doubles, and in longer numbers."""
+    saddle = _saddle(case)
+    width = _LATTICE_WIDTH / (1 + saddle.tilt)
+    for name, extended in (("lattice", False), ("lattice, extended", True)):
+        lattice = lattice_refinement.RefinedLattice.around(
+            case.releases,
+            saddle,
+            max(saddle.log_delta, -600.0) - 10.0,
+            width,
+            _LATTICE_POINTS,
+            extended=extended,
+        )
+        upper, lower = lattice.profiles()
+        if upper is not None and lower is not None:
+            yield name, lower, upper
 
 
 def _delta_bounds(case: Case) -> Iterator[tuple[str, float, float]]:
@@ -164,8 +174,8 @@ def _delta_bounds(case: Case) -> Iterator[tuple[str, float, float]]:
     for name, line in _integrals(case):
         lower, upper = line.delta(at)
         yield name, float(lower[0]), float(upper[0])
-    for low, high in _lattices(case):
-        yield "lattice", low.delta(case.epsilon), high.delta(case.epsilon)
+    for name, low, high in _lattices(case):
+        yield name, low.delta(case.epsilon), high.delta(case.epsilon)
     if (found := enumeration.profile(case.releases, case.direction)) is not None:
         lower, upper = found.delta(at)
         yield "enumeration", float(lower[0]), float(upper[0])
@@ -187,8 +197,8 @@ def _epsilon_bounds(case: Case, delta: float) -> Iterator[tuple[str, float, floa
     yield "Rényi", 0.0, max(found.bound, 0.0)
     for name, line in _integrals(case):
         yield name, *line.epsilon(delta, max(found.bound, 2 * case.epsilon))
-    for low, high in _lattices(case):
-        yield "lattice", low.epsilon(delta), high.epsilon(delta)
+    for name, low, high in _lattices(case):
+        yield name, low.epsilon(delta), high.epsilon(delta)
     if (listed := enumeration.profile(case.releases, case.direction)) is not None:
         yield "enumeration", *listed.epsilon(delta)
     mu = _unsampled_mu(case)
@@ -210,8 +220,8 @@ def _attacks(case: Case) -> Iterator[tuple[str, float, float]]:
     thresholds = case.epsilon * np.array([0.9, 1.0, 1.1])
     for name, line in _integrals(case):
         yield name, *best(line.attack_rates(thresholds))
-    for low, high in _lattices(case):
-        yield "lattice", *best(LatticeProfileBounds(high, low).attack_rates(thresholds))
+    for name, low, high in _lattices(case):
+        yield name, *best(LatticeProfileBounds(high, low).attack_rates(thresholds))
     if (listed := enumeration.profile(case.releases, case.direction)) is not None:
         yield "enumeration", *best(listed.attack_rates(thresholds))
     curve = direction_curve(case.releases, case.direction, thresholds)
@@ -304,6 +314,25 @@ def _draw_person(rng: random.Random, direction: Direction) -> Case | None:
     k, q, mu = round(log_uniform(rng, 1, 80)), _rate(rng), log_uniform(rng, 0.05, 2.0)
     law, pair = Release(several_records(k, q, mu)), oracle.person(k, q, mu)
     return _of_pair("person", law, pair, rng, direction, (-6.0, k * mu + 6.0))
+
+
+def _draw_mixture(rng: random.Random, direction: Direction) -> Case | None:
+    """Return contributions of random sizes, half of the time with some of size 0."""
+    count = rng.randint(2, 8)
+    shifts = sorted(log_uniform(rng, 0.01, 10.0) for _ in range(count))
+    if rng.random() < 0.5:
+        shifts[0] = 0.0
+    parts = [log_uniform(rng, 1e-6, 1.0) for _ in shifts]
+    chances = [each / math.fsum(parts) for each in parts]
+    p = [(arb(chance), arb(shift)) for chance, shift in zip(chances, shifts, strict=True)]
+    if rng.random() < 0.5:
+        pair = oracle.MixturePair(NORMAL, p, [(w, -x) for w, x in p])
+        law: Any = Release(ReplacedPersonPair(drawn_shifts(shifts, chances)))
+        reach = (-shifts[-1] - 6.0, shifts[-1] + 6.0)
+        return _of_pair("replaced mixture", law, pair, rng, direction, reach)
+    pair = oracle.MixturePair(NORMAL, p, [(arb(1), arb(0))])
+    law = Release(drawn_shifts(shifts, chances))
+    return _of_pair("mixture", law, pair, rng, direction, (-6.0, shifts[-1] + 6.0))
 
 
 def _draw_replaced_person(rng: random.Random, direction: Direction) -> Case | None:
@@ -416,6 +445,7 @@ DRAWS: Final[tuple[Draw, ...]] = (
     _draw_replaced,
     _draw_replaced_laplace,
     _draw_person,
+    _draw_mixture,
     _draw_replaced_person,
     _draw_fixed_size,
     _draw_bounded_range,

@@ -809,10 +809,10 @@ _KINDS: Final[Mapping[str, _Kind]] = {
         loss=_declared_loss,
     ),
     "permute_and_flip": _Kind(
-        lambda group, _: Release(ApproximatePair(float(group.atom.parameters[0]), 0.0), group.rate),  # type: ignore[arg-type]
-        "McKenna & Sheldon 2020, arXiv 2010.12603v1, Theorem 1; worst pair of ε-DP: Kairouz, Oh & "
-        "Viswanathan 2015, arXiv 1311.0776v4, Theorem 3.4",
-        "the mechanism is ε-DP",
+        _pair_law(LaplacePair),
+        "McKenna & Sheldon 2020, arXiv 2010.12603v1; its Laplace pair proved in "
+        "docs/accountants/kinds.md",
+        "a neighbour changes each score by at most Δ",
         is_attained=False,
         loss=_declared_loss,
     ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -303,6 +304,34 @@ def test_bounded_range_is_the_least_bound_of_all_its_pairs() -> None:
     for t in (0.2, 0.65, 1.1):
         three = exact.product([exact.two_losses(t, bound)] * 3)
         assert exact.hockey_stick(three, 1.0) <= upper_delta(repeated(3, exponential(bound)), 1.0)
+
+
+def permuted_and_flipped(scores: Sequence[float], epsilon: float) -> list[float]:
+    """Return the probability of each name, by its definition: over all orders of trials."""
+    accepted = [math.exp(0.5 * epsilon * (score - max(scores))) for score in scores]
+    chances = [0.0] * len(scores)
+    for order in itertools.permutations(range(len(scores))):
+        still = 1.0 / math.factorial(len(scores))
+        for name in order:
+            chances[name] += still * accepted[name]
+            still *= 1 - accepted[name]
+    return chances
+
+
+def test_no_event_of_permute_and_flip_is_worse_than_laplace_noise() -> None:
+    """Scores of two to five names, all or most of which a neighbour changes by Δ = 1."""
+    rng, epsilon, most = random.Random(5), 1.4, 0.0
+    for _ in range(150):
+        scores = [rng.choice([0.0, rng.uniform(-3, 3)]) for _ in range(rng.randint(2, 5))]
+        moved = [score + rng.choice([-1.0, 1.0, rng.uniform(-1, 1)]) for score in scores]
+        one, other = (permuted_and_flipped(each, epsilon) for each in (moved, scores))
+        for x in (-0.7, 0.0, 0.4, 1.1, 1.39):
+            pairs = zip(one, other, strict=True)
+            worst = math.fsum(max(p - math.exp(x) * q, 0.0) for p, q in pairs)
+            allowed = 1 - math.exp((x - epsilon) / 2)
+            assert worst <= allowed + 1e-12, (scores, moved, x)
+            most = max(most, worst / allowed)
+    assert most > 0.98  # two names attain it at one ε
 
 
 def test_a_sampled_gdp_release_is_the_sampled_gaussian_mechanism() -> None:

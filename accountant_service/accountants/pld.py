@@ -86,8 +86,11 @@ class Pld(Accountant):
             )
         for group in groups:
             release_laws.require_dominating_pair(group, question.relation)
-        found = dict.fromkeys(release_laws.hypothesis(group, question.relation) for group in groups)
-        return tuple(Assumption(statement, True, source) for statement, source in found)
+        sources: dict[str, dict[str, None]] = {}
+        for group in groups:
+            statement, source = release_laws.hypothesis(group, question.relation)
+            sources.setdefault(statement, {})[source] = None
+        return tuple(Assumption(each, True, "; ".join(found)) for each, found in sources.items())
 
     def epsilon_bound(self, question: Question, delta: float) -> Bound:
         """Return the upper end of a proved interval around ε at δ ≥ 0, with the interval."""

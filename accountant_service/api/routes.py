@@ -34,9 +34,7 @@ from accountant_service.settings import Settings
 
 _LOG: Final = logging.getLogger(__name__)
 _BATCH_SECONDS_MAX: Final = 30.0
-_DRAIN_FACTOR: Final = (
-    16  # a larger one closes the connection, perhaps before its client can read why
-)
+_DRAIN_FACTOR: Final = 16  # of the limit; a larger body's client may see a reset and no answer
 _CHUNK_BYTES: Final = 1 << 16
 _PAUSE_SECONDS: Final = 0.005  # adds a fifth of a second to a batch of the largest size
 BODY_MEMORY_BYTES: Final = 1 << 26  # for all large bodies together
@@ -157,11 +155,18 @@ class StrictRoute(APIRoute):
             wrapped = self.request_class(request.scope, request.receive)
             wrapped.model = model
             try:
-                return await handler(wrapped)
+                return await self.answer_directly(wrapped) or await handler(wrapped)
             finally:
                 wrapped.release_memory()
 
         return handle_strict_request
+
+    async def answer_directly(self, request: Request) -> Response | None:  # noqa: ARG002
+        """Return the response to an ordinary request, where FastAPI takes too long to read it.
+
+        None: FastAPI reads the request, and words what is wrong with it.
+        """
+        return None
 
 
 class _ComputationRoute(StrictRoute):

@@ -615,6 +615,44 @@ def test_a_repeat_is_answered_alike_and_happens_once(admin: Caller, name: str) -
     assert (answer.status_code, answer.json()["code"]) == (400, "idempotency-key-required")
 
 
+def test_a_grant_is_answered_alike_with_and_without_fastapi(
+    admin: Caller, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A grant of a plain content type is read directly; of any other, by FastAPI."""
+    admin.dataset(name)
+    path = f"/v1/reservations/{admin.reserve(name)['id']}/grants"
+    step = {"steps": 1, "sequence": 0}
+
+    def send(kind: str, where: str, body: str, **headers: str) -> tuple[int, Any]:
+        sent = {"Authorization": f"Bearer {admin.key}", "Content-Type": kind, **headers}
+        answer = admin.http.post(where, content=body, headers=sent)
+        return answer.status_code, answer.json()
+
+    plain, other = "application/json", "application/json; charset=utf-8"
+    for where, body, headers in (
+        (path, '{"steps": 0, "sequence": 0}', {}),
+        (path, '{"steps": 1}', {}),
+        (path, '{"steps": 1, "steps": 1, "sequence": 0}', {}),
+        (path, "{", {}),
+        (path, "", {}),
+        (path, json.dumps(step) + " " * (1 << 20), {}),
+        (path, json.dumps(step), {"Authorization": "Bearer pa_0_0"}),
+        (path, json.dumps(step), {"Idempotency-Key": "x" * 201}),
+        (path, json.dumps(step), {}),  # a write without the key
+        (path.replace("/grants", "%20/grants"), json.dumps(step), {"Idempotency-Key": "a"}),
+        ("/v1/reservations/none/grants", json.dumps(step), {"Idempotency-Key": "a"}),
+    ):
+        refused = send(plain, where, body, **headers)
+        assert refused == send(other, where, body, **headers)
+        assert refused[0] >= 400
+
+    once = {"Idempotency-Key": "once"}
+    granted = send(other, path, json.dumps(step), **once)
+    monkeypatch.setattr("fastapi.routing.solve_dependencies", None)
+    assert send(plain, path, json.dumps(step), **once) == granted
+    assert granted[1]["steps_granted"] == 1
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("by", ["renyi", "reference"])
 def test_a_lease_that_ends_frees_what_was_never_granted(

@@ -306,6 +306,12 @@ def test_bounded_range_is_the_least_bound_of_all_its_pairs() -> None:
         assert exact.hockey_stick(three, 1.0) <= upper_delta(repeated(3, exponential(bound)), 1.0)
 
 
+def test_an_assumption_of_several_releases_is_stated_once() -> None:
+    found = epsilon_at(composed(gaussian(2.0), laplace(2.0), gdp(0.1)), 1e-5).assumptions
+    statements = [each.statement for each in found]
+    assert len(statements) == len(set(statements)) > 1
+
+
 def permuted_and_flipped(scores: Sequence[float], epsilon: float) -> list[float]:
     """Return the probability of each name, by its definition: over all orders of trials."""
     accepted = [math.exp(0.5 * epsilon * (score - max(scores))) for score in scores]

@@ -801,6 +801,19 @@ class Transaction:
             .limit(limit)
         ).all()
 
+    def find_prefix(self, dataset: Dataset, number: int) -> tuple[int, str | None]:
+        """Return how many entries a dataset has up to a number, and the hash of the last of them.
+
+        The hash is None if there is no entry with this number.
+        """
+        own = ENTRY.c.dataset == dataset.identifier
+        counted = select(func.count()).where(own, ENTRY.c.number.between(1, number))
+        last = select(ENTRY.c.hash).where(own, ENTRY.c.number == number)
+        return (
+            int(self.connection.execute(counted).scalar_one()),
+            self.connection.execute(last).scalar(),
+        )
+
     def list_entries_page(self, dataset: Dataset, after: int) -> tuple[Sequence[Any], bool]:
         """Return the entries that follow number `after`, as many as a page may have.
 

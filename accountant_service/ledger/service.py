@@ -18,7 +18,7 @@ from sqlalchemy.exc import IntegrityError
 from accountant_service.canonical_json import canonical_json
 from accountant_service.errors import CodedError
 from accountant_service.guarantee import warn_about_delta
-from accountant_service.ledger import certificate, hash_chain, plans, rules
+from accountant_service.ledger import certificate, hash_chain, plans, rules, signing
 from accountant_service.ledger.api_keys import (
     Scope,
     require_control,
@@ -66,7 +66,6 @@ from accountant_service.ledger.rules import (
 from accountant_service.mechanisms import Mechanism
 
 ATTEMPTS: Final = 4
-_SIGNING_KEY: Final = "certificates"
 _CACHED_SUBJECTS_MAX: Final = 10_000
 _BURN_DOWN_ENTRIES_MAX: Final = 2_000
 _OTHERS_FIRST: Final = "other requests kept changing the dataset; nothing was charged. Try again"
@@ -631,7 +630,7 @@ class Ledger:
         dataset, reservation = self.find_reservation(key, identifier)
         if reservation.state is State.OPEN:
             raise ReservationOpenError("commit or release the reservation first")
-        seed = self._repository.get_or_create_secret(_SIGNING_KEY)
+        seed = self._repository.get_or_create_secret(signing.SIGNING_KEY)
         with self._repository.reading() as reading:
             entry = reading.find_last_entry(dataset, reservation)
         return dataset, reservation, seed, _read_run_end(entry, reservation)

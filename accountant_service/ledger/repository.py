@@ -33,14 +33,17 @@ from sqlalchemy import (
     and_,
     bindparam,
     create_engine,
+    desc,
     event,
     func,
+    literal,
     make_url,
     or_,
     select,
     text,
     true,
     tuple_,
+    union_all,
 )
 from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
@@ -124,6 +127,7 @@ _DAY_MICROSECONDS: Final = 86_400_000_000
 SECRET_BYTES: Final = 32
 SYSTEM: Final = "system"  # who acts if no key does: expired leases, new secrets
 Row = dict[str, Any]  # a table row, by column
+RunPlace = tuple[bool, int, str]  # in the list of runs: whether it ended, its lease's end, its id
 
 
 # the statements of every grant, built once: to build one costs more than to run it
@@ -1004,16 +1008,55 @@ class Transaction:
         counted = select(func.count()).where(RESERVATION.c.dataset == dataset.identifier)
         return int(self.connection.execute(counted).scalar_one())
 
-    def list_reservations_page(self, dataset: Dataset, skip: int, limit: int) -> list[Reservation]:
-        """Return a page of a dataset's reservations: open before ended, later leases first."""
-        rows = self.connection.execute(_order_runs(select(RESERVATION), dataset, skip, limit))
-        return [_read_stored_reservation(row) for row in rows.mappings()]
+    def list_reservations_page(
+        self, dataset: Dataset, after: RunPlace | None, limit: int
+    ) -> tuple[list[Reservation], RunPlace | None]:
+        """Return a page of a dataset's reservations: open before ended, later leases first.
 
-    def count_small_page(self, dataset: Dataset, skip: int, limit: int) -> int:
-        """Return how many reservations a page may have, so that it stays small; at least 1."""
-        length = func.length(RESERVATION.c.mechanism)
-        query = _order_runs(select(length), dataset, skip, limit)
-        return _count_within(self.connection.execute(query).scalars())
+        Each page is found by indexes, so it takes as long after a million runs as at the start.
+
+        Args:
+            dataset: the dataset.
+            after: where the page before ended; None for the first page.
+            limit: at most so many; fewer if their plans are large, but at least one.
+
+        Returns:
+            The reservations, and where the next page begins after; None if this is the last page.
+        """
+        queries = [
+            select(_order_runs(dataset, state, after, limit + 1).subquery())
+            for state in self._list_run_states(dataset)
+            if after is None or state != State.OPEN.value or not after[0]
+        ]
+        if not queries:
+            return [], None
+        places = self.connection.execute(
+            union_all(*queries).order_by("has_ended", desc("expires_at"), "id").limit(limit + 1)
+        ).all()
+        count = _count_within(place.length for place in places[:limit])
+        identifiers = [place.id for place in places[:count]]
+        rows = self.connection.execute(
+            select(RESERVATION).where(RESERVATION.c.id.in_(identifiers))
+        ).mappings()
+        found = sorted(rows, key=lambda row: identifiers.index(row["id"]))
+        last = places[count - 1] if len(places) > count else None
+        return (
+            [_read_stored_reservation(row) for row in found],
+            None if last is None else (bool(last.has_ended), last.expires_at, last.id),
+        )
+
+    def _list_run_states(self, dataset: Dataset) -> Iterator[str]:
+        """Yield the states of a dataset's reservations, each found in one step of an index.
+
+        A state that the ledger did not write is among them, so that its rows are refused.
+        """
+        query = select(func.min(RESERVATION.c.state)).where(
+            RESERVATION.c.dataset == dataset.identifier
+        )
+        found = self.connection.execute(query).scalar()
+        while found is not None:
+            yield found
+            found = self.connection.execute(query.where(RESERVATION.c.state > found)).scalar()
 
     def count_runs_of_key(self, dataset: Dataset, key: str, at: int) -> tuple[int, int]:
         """Return how many runs of a dataset a key has: open ones, and those that spent nothing.
@@ -1321,15 +1364,23 @@ class Transaction:
         return [read_row(AUDIT_EVENT, row, read_audit_event) for row in rows.mappings()]
 
 
-def _order_runs(query: Select[Any], dataset: Dataset, skip: int, limit: int) -> Select[Any]:
-    """Return a query of a page of a dataset's reservations: open first, then later leases."""
-    closed = RESERVATION.c.state != State.OPEN.value
-    return (
-        query.where(RESERVATION.c.dataset == dataset.identifier)
-        .order_by(closed, RESERVATION.c.expires_at.desc(), RESERVATION.c.id)
-        .offset(skip)
+def _order_runs(dataset: Dataset, state: str, after: RunPlace | None, limit: int) -> Select[Any]:
+    """Return a query of the places and plan lengths of a dataset's reservations of one state."""
+    has_ended = state != State.OPEN.value
+    identifier, expires_at = RESERVATION.c.id, RESERVATION.c.expires_at
+    query = (
+        select(
+            literal(int(has_ended)).label("has_ended"), expires_at, identifier,
+            func.length(RESERVATION.c.mechanism).label("length"),
+        )
+        .where(RESERVATION.c.dataset == dataset.identifier, RESERVATION.c.state == state)
+        .order_by(expires_at.desc(), identifier)
         .limit(limit)
-    )
+    )  # fmt: skip
+    if after is not None and has_ended == after[0]:
+        later = or_(expires_at < after[1], identifier > after[2])
+        query = query.where(expires_at <= after[1], later)
+    return query
 
 
 def _count_within(lengths: Iterable[int]) -> int:

@@ -909,13 +909,22 @@ class Transaction:
         return rows[:limit]
 
     def _find_number_before(self, head: Any, since: int) -> int:
-        """Return a number after which all of a dataset's entries are that may be at `since`."""
-        of_dataset = select(func.min(ENTRY.c.number)).where(ENTRY.c.dataset == head.id)
+        """Return a number after which all of a dataset's entries are that may be at `since`.
+
+        The least number is looked for among the entries from that time on. Without the sum,
+        PostgreSQL would go through those before it in the order of their numbers.
+        """
+        own = ENTRY.c.dataset == head.id
+        first = select(ENTRY.c.at).where(own).order_by(ENTRY.c.number).limit(1)
+        began_at = self.connection.execute(first).scalar()
+        if began_at is None or began_at >= since:
+            return 0
+        of_dataset = select(func.min(ENTRY.c.number + 0)).where(own)
         found = [
             self.connection.execute(of_dataset.where(condition)).scalar()
             for condition in (ENTRY.c.at >= since, ENTRY.c.at.is_(None))
         ]
-        return min((number for number in found if number is not None), default=1) - 1
+        return min((number for number in found if number is not None), default=head.version + 1) - 1
 
     def _list_entries_of_all(
         self, heads: Sequence[Any], wanted: EntryFilter, limit: int

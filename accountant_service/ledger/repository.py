@@ -920,11 +920,14 @@ class Transaction:
         if began_at is None or began_at >= since:
             return 0
         of_dataset = select(func.min(ENTRY.c.number + 0)).where(own)
-        found = [
+        found: list[int | None] = [
             self.connection.execute(of_dataset.where(condition)).scalar()
             for condition in (ENTRY.c.at >= since, ENTRY.c.at.is_(None))
         ]
-        return min((number for number in found if number is not None), default=head.version + 1) - 1
+        return (
+            min((number for number in found if number is not None), default=int(head.version) + 1)
+            - 1
+        )
 
     def _list_entries_of_all(
         self, heads: Sequence[Any], wanted: EntryFilter, limit: int

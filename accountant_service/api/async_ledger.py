@@ -24,7 +24,9 @@ from accountant_service.api.ledger_views import (
     dataset_view,
     entries_view,
     page_view,
+    parse_run_cursor,
     reservation_view,
+    write_run_cursor,
 )
 from accountant_service.computation_processes import ProcessPool
 from accountant_service.disclosure.deployments_registry import Tier
@@ -263,17 +265,15 @@ class AsyncLedger:
 
     async def list_runs(self, key: KeyRecord, name: str, cursor: str) -> Json:
         """Return a page of a dataset's runs, sorted: open ones first, latest lease end first."""
-        skip = int(cursor) if cursor.isdecimal() and len(cursor) < 10 else 0
-        dataset, found, has_more = await self._read(
-            self._ledger.list_reservations, key, name, skip, RUNS_MAX
+        dataset, found, following = await self._read(
+            self._ledger.list_reservations, key, name, parse_run_cursor(cursor), RUNS_MAX
         )
         items = [reservation_view(dataset, run) for run in found]
-        following = str(skip + len(found)) if has_more else None
-        return {"items": items, "next_cursor": following}
+        return {"items": items, "next_cursor": write_run_cursor(following)}
 
     async def list_entries(self, key: KeyRecord, name: str, cursor: str) -> Json:
         """Return a page of the ledger's entries for a dataset."""
-        after = int(cursor) if cursor.isdecimal() and len(cursor) < 19 else 0
+        after = int(cursor or 0)
         return entries_view(await self._read(self._ledger.list_entries, key, name, after))
 
     # --- caps

@@ -74,6 +74,8 @@ Key = Annotated[KeyRecord, Depends(authenticate)]
 Name = Annotated[str, Path(max_length=200, pattern=bodies.NAME_PATTERN)]
 DatasetCursor = Annotated[str, Query(max_length=200, pattern=f"({bodies.NAME_PATTERN})|^$")]
 CapCursor = Annotated[str, Query(max_length=205, pattern=r"^((key|team):[A-Za-z0-9._-]+)?$")]
+RunCursor = Annotated[str, Query(pattern=ledger_views.RUN_CURSOR)]
+EntryCursor = Annotated[str, Query(pattern=r"^\d{0,18}$")]
 KeyCursor = Annotated[str, Query(pattern=r"^(\d{1,18}:[0-9a-f]{1,32})?$")]
 _NAME: Final[TypeAdapter[str]] = TypeAdapter(
     Annotated[str, Field(max_length=200, pattern=bodies.NAME_PATTERN)]
@@ -250,7 +252,7 @@ async def running_total(name: Name, key: Key, ledger: TheLedger) -> Response:
 
 
 @router.get("/v1/datasets/{name}/reservations", response_model=bodies.ReservationsView)
-async def reservations(name: Name, key: Key, ledger: TheLedger, cursor: str = "") -> Response:
+async def reservations(name: Name, key: Key, ledger: TheLedger, cursor: RunCursor = "") -> Response:
     """List the reservations of a dataset page by page: open ones first, then the latest lease."""
     return _json_response(await ledger.list_runs(key, name, cursor))
 
@@ -388,7 +390,7 @@ async def renew(
 
 
 @router.get("/v1/datasets/{name}/entries", response_model=bodies.EntriesView)
-async def entries(name: Name, key: Key, ledger: TheLedger, cursor: str = "") -> Response:
+async def entries(name: Name, key: Key, ledger: TheLedger, cursor: EntryCursor = "") -> Response:
     """List the ledger's entries for a dataset, page by page."""
     return _json_response(await ledger.list_entries(key, name, cursor))
 

@@ -12,12 +12,13 @@ from accountant_service.ledger.filters import PrivacyFilter, ReferenceFilter, Re
 from accountant_service.ledger.filters.base import Amounts, subtract
 from accountant_service.ledger.filters.reference import SLACK_UNITS
 from accountant_service.ledger.plans import BudgetPreview, CombinedQuote, Quote
-from accountant_service.ledger.repository import KeyRecord, Transaction
+from accountant_service.ledger.repository import KeyRecord, RunPlace, Transaction
 from accountant_service.ledger.rules import CapUse, Dataset, HolderKind, Reservation
 from accountant_service.ledger.service import BurnDownPoint, EntriesPage, Subject
 from accountant_service.numerics.floats import rounding
 
 LIST_PAGE_SIZE: Final = 200  # datasets, keys or caps
+RUN_CURSOR: Final = r"^([01]:\d{1,18}:[0-9a-f]{1,32})?$"
 Json = dict[str, Any]
 Item = TypeVar("Item")
 
@@ -146,6 +147,19 @@ def reservation_view(dataset: Dataset, reservation: Reservation) -> Json:
         "purpose": reservation.purpose,
         "neighbouring_relation": dataset.policy.relation.value,
     }
+
+
+def parse_run_cursor(cursor: str) -> RunPlace | None:
+    """Return the place in the list of runs after which a page begins; None for the first page."""
+    if not cursor:
+        return None
+    has_ended, expires_at, identifier = cursor.split(":")
+    return has_ended == "1", int(expires_at), identifier
+
+
+def write_run_cursor(place: RunPlace | None) -> str | None:
+    """Return the cursor of the page after a place in the list of runs; None if there is none."""
+    return None if place is None else f"{place[0]:d}:{place[1]}:{place[2]}"
 
 
 def quote_view(quote: Quote) -> Json:

@@ -190,6 +190,8 @@ def _describe_validation_error(error: Mapping[str, Any]) -> str:
                 "must begin with a letter or digit, and have only letters, digits, dots, dashes "
                 "and underscores"
             )
+        case "string_pattern_mismatch" if tuple(error["loc"]) == ("query", "cursor"):
+            return "must be the next_cursor of the page before; leave it out for the first page"
         case "greater_than" | "greater_than_equal" | "less_than" | "less_than_equal":
             ((limit, value),) = error["ctx"].items()
             return f"must be {_SIGNS[limit]} {number_format.round_nearest(value, 12)}"

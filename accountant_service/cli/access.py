@@ -322,12 +322,9 @@ class DatabaseAccess(LedgerAccess):
     def list_runs(self, name: str) -> list[Json]:
         """Return all reservations of a dataset."""
         from accountant_service.api.ledger_views import reservation_view
-        from accountant_service.disclosure.facts import RUNS_MAX
 
         self._ledger.get_dataset(self._key, name)  # expires ended leases
-        dataset, runs, count = self._ledger.read_runs(self._key, name, RUNS_MAX)
-        if count > len(runs):
-            dataset, runs, _ = self._ledger.read_runs(self._key, name, count)
+        dataset, runs, _ = self._ledger.read_runs(self._key, name)
         return [reservation_view(dataset, run) for run in runs]
 
     def get_run(self, identifier: str) -> Json:

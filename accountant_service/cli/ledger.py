@@ -4,30 +4,35 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
+from rich.progress import Progress
 
 from accountant_service.canonical_json import read_json
 from accountant_service.cli.access import download_entries
 from accountant_service.cli.datasets import describe_budget, describe_quote, describe_shares
 from accountant_service.cli.opening import open_repository
-from accountant_service.cli.printing import AsJson, print_rows
+from accountant_service.cli.printing import AsJson, open_console, print_rows
 from accountant_service.cli.problems import exit_with_faults, run_or_exit
 from accountant_service.errors import CodedError
 from accountant_service.ledger.names import EntryKind
 
 if TYPE_CHECKING:
     from accountant_service.ledger.plans import StepsLeft
-    from accountant_service.ledger.repository import Transaction
+    from accountant_service.ledger.repository import Repository, Transaction
+    from accountant_service.ledger.verification import States, VerificationReport
 
 ledger = typer.Typer(
     add_completion=False, no_args_is_help=True, help="Verify, show and export the budget ledger."
 )
 COMMANDS: Final = {"ledger": ledger}
 _NOTHING: Final = 2  # the exit code if there is nothing to verify
+_SAVING_SECONDS: Final = 10.0  # between two checkpoints of a verification that runs
 
 
 @ledger.command("verify")
@@ -36,31 +41,107 @@ def verify(
         typer.FileText | None,
         typer.Option(help="Verify the JSON lines of an export instead of the database."),
     ] = None,
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option(
+            help="Go on from the checkpoint in this file, if it exists, and keep a new one in it: "
+            "also while the command runs, so that it goes on after an interruption."
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Recompute every hash chain, balance and charge.
 
-    Exit code 1 if anything is wrong, 2 if there is nothing to verify.
-    """
-    from accountant_service.ledger import verification
+    With a checkpoint, the entries up to it are not read again. Compared are
+    their number, the hash of the last one, and the rows of datasets and runs.
+    So an entry altered before the checkpoint is found only without it.
 
+    Exit code 1 if anything is wrong, 2 if there is nothing to verify or the checkpoint is refused.
+    """
+    if file is not None and checkpoint is not None:
+        message = "is for the database, and --file verifies an export: give one of them"
+        exit_with_faults([{"option": "--checkpoint", "message": message}], as_json=as_json)
     if file is not None:
         _verify_export(file, as_json)
         return
     with open_repository() as repository:
-        report = verification.verify(repository)
+        report = _verify_database(repository, checkpoint, as_json)
     is_empty = not (report.datasets or report.faults)
     if as_json:
         counts = {"datasets": report.datasets, "entries": report.entries}
+        if checkpoint is not None:
+            counts["entries_not_read_again"] = report.entries_before
         print(json.dumps(counts | {"faults": report.faults}))
     else:
         for fault in report.faults:
             print(fault, file=sys.stderr)
         verdict = f"{len(report.faults)} wrong" if report.faults else "all is well"
         verdict = "nothing to verify: the ledger has no dataset" if is_empty else verdict
-        print(f"{verdict}; datasets: {report.datasets}, entries: {report.entries}")
+        before = f", not read again: {report.entries_before}" if report.entries_before else ""
+        print(f"{verdict}; datasets: {report.datasets}, entries: {report.entries}{before}")
     if report.faults or is_empty:
         raise typer.Exit(_NOTHING if is_empty else 1)
+
+
+def _verify_database(
+    repository: Repository, file: Path | None, as_json: bool
+) -> VerificationReport:
+    """Verify the database, with a progress bar on a terminal; keep a checkpoint in a file."""
+    from accountant_service.ledger import signing, verification
+
+    console = open_console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("entries")
+        if file is None:
+            return verification.verify(
+                repository,
+                watch=lambda done, total, _: bar.update(task, completed=done, total=total),
+            )
+        seed = repository.get_or_create_secret(signing.SIGNING_KEY)
+        known, saved_at = _read_checkpoint(file, seed, as_json), time.monotonic()
+        _write_checkpoint(file, seed, known, as_json)  # so that a failure shows at once
+
+        def watch(done: int, total: int, describe: Callable[[], States]) -> None:
+            """Show the progress, and write a checkpoint from time to time."""
+            nonlocal saved_at
+            bar.update(task, completed=done, total=total)
+            if time.monotonic() - saved_at >= _SAVING_SECONDS:
+                _write_checkpoint(file, seed, describe(), as_json)
+                saved_at = time.monotonic()
+
+        report = verification.verify(repository, known, watch)
+        _write_checkpoint(file, seed, report.states, as_json)
+        return report
+
+
+def _read_checkpoint(file: Path, seed: bytes, as_json: bool) -> States:
+    """Return the states in a checkpoint's file, none if there is no file; or exit with code 2."""
+    from accountant_service.ledger import checkpoint
+
+    try:
+        return checkpoint.read(file.read_text(encoding="utf-8"), seed)
+    except FileNotFoundError:
+        return {}
+    except (checkpoint.CheckpointRefusedError, OSError, UnicodeDecodeError) as error:
+        message = (
+            f"is refused: {error}. Name another file, or remove {file}, to verify every entry and "
+            "begin a new checkpoint"
+        )
+        exit_with_faults([{"option": "--checkpoint", "message": message}], as_json=as_json)
+
+
+def _write_checkpoint(file: Path, seed: bytes, states: States, as_json: bool) -> None:
+    """Replace a checkpoint's file as a whole; exit with code 2 if that is impossible."""
+    from accountant_service.ledger import checkpoint
+    from accountant_service.ledger.repository import now
+
+    new = file.with_name(f"{file.name}.new")
+    try:
+        new.write_text(checkpoint.write(states, seed, now()), encoding="utf-8")
+        new.replace(file)
+    except OSError as error:
+        message = f"cannot be written: {error}"
+        exit_with_faults([{"option": "--checkpoint", "message": message}], as_json=as_json)
 
 
 def _verify_export(file: Iterable[str], as_json: bool) -> None:

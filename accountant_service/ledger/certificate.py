@@ -24,9 +24,10 @@ from typing import Any, Final
 
 from accountant_service import calculator, mechanisms, number_format
 from accountant_service.accountants import Question
-from accountant_service.canonical_json import canonical_json, read_json
+from accountant_service.canonical_json import read_json
 from accountant_service.errors import AccountingError
 from accountant_service.guarantee import Guarantee, Interval, NeighbouringRelation, Status
+from accountant_service.ledger import signing
 from accountant_service.ledger.rules import (
     NOTHING_DECLARED,
     Dataset,
@@ -76,14 +77,9 @@ def issue(dataset: Dataset, run: Reservation, seed: bytes, end: RunEnd, issued_a
         end: when the run ended, and what its program declared.
         issued_at: microseconds since 1970.
     """
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import (
-        Ed25519PrivateKey,  # 7 MB, rarely needed
-    )
-
     policy = dataset.policy
     plan = with_steps(mechanisms.from_json(run.mechanism), run.steps_reserved)
     claim = calculator.prove_epsilon(plan, policy.relation, policy.delta)
-    key = Ed25519PrivateKey.from_private_bytes(seed)
     document = {
         "format": FORMAT,
         "reservation": run.identifier,
@@ -128,9 +124,8 @@ def issue(dataset: Dataset, run: Reservation, seed: bytes, end: RunEnd, issued_a
             "run_ended": None if end.at is None else format_time(end.at),
             "issued": format_time(issued_at),
         },
-        "public_key": key.public_key().public_bytes_raw().hex(),
     }
-    return document | {"signature": key.sign(_signed_bytes(document)).hex()}
+    return signing.sign(document, seed)
 
 
 def _describe_interval(interval: Interval | None) -> dict[str, float] | None:
@@ -167,12 +162,6 @@ def _bound_mu(plan: Mechanism, relation: NeighbouringRelation, slack: float) -> 
     except AccountingError:
         return None
     return bounds if math.isfinite(bounds.upper) else None
-
-
-def _signed_bytes(document: Document) -> bytes:
-    """Return the bytes that a certificate's signature covers."""
-    unsigned = {name: value for name, value in document.items() if name != "signature"}
-    return canonical_json(unsigned, ascii_only=True).encode()
 
 
 def read(text: str) -> Document:
@@ -250,7 +239,7 @@ def check(document: Document, public_key: str | None = None) -> tuple[list[str],
     if document.get("format") not in _FORMATS:
         return [f"the format is not {FORMAT}"], None
     try:
-        faults = _find_signature_faults(document, public_key)
+        faults = signing.find_signature_faults(document, public_key)
     except _UNREADABLE as error:
         return [f"it is not a certificate: {error!r}"], None
     try:
@@ -258,22 +247,6 @@ def check(document: Document, public_key: str | None = None) -> tuple[list[str],
         return faults + _find_claim_faults(document, found), found
     except _UNREADABLE as error:
         return [*faults, f"its mechanism cannot be accounted for: {error}"], None
-
-
-def _find_signature_faults(document: Document, public_key: str | None) -> list[str]:
-    """Return the faults of a certificate's signature and public key."""
-    from cryptography.exceptions import InvalidSignature
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-
-    faults = []
-    if public_key is not None and document["public_key"].lower() != public_key.lower():
-        faults.append("it is not signed with the given public key")
-    try:
-        key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(document["public_key"]))
-        key.verify(bytes.fromhex(document["signature"]), _signed_bytes(document))
-    except InvalidSignature:
-        faults.append("the signature does not match: the document was altered")
-    return faults
 
 
 def _recompute(document: Document) -> Guarantee:

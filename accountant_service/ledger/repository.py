@@ -33,14 +33,17 @@ from sqlalchemy import (
     and_,
     bindparam,
     create_engine,
+    desc,
     event,
     func,
+    literal,
     make_url,
     or_,
     select,
     text,
     true,
     tuple_,
+    union_all,
 )
 from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
@@ -124,6 +127,7 @@ _DAY_MICROSECONDS: Final = 86_400_000_000
 SECRET_BYTES: Final = 32
 SYSTEM: Final = "system"  # who acts if no key does: expired leases, new secrets
 Row = dict[str, Any]  # a table row, by column
+RunPlace = tuple[bool, int, str]  # in the list of runs: whether it ended, its lease's end, its id
 
 
 # the statements of every grant, built once: to build one costs more than to run it
@@ -801,6 +805,19 @@ class Transaction:
             .limit(limit)
         ).all()
 
+    def find_prefix(self, dataset: Dataset, number: int) -> tuple[int, str | None]:
+        """Return how many entries a dataset has up to a number, and the hash of the last of them.
+
+        The hash is None if there is no entry with this number.
+        """
+        own = ENTRY.c.dataset == dataset.identifier
+        counted = select(func.count()).where(own, ENTRY.c.number.between(1, number))
+        last = select(ENTRY.c.hash).where(own, ENTRY.c.number == number)
+        return (
+            int(self.connection.execute(counted).scalar_one()),
+            self.connection.execute(last).scalar(),
+        )
+
     def list_entries_page(self, dataset: Dataset, after: int) -> tuple[Sequence[Any], bool]:
         """Return the entries that follow number `after`, as many as a page may have.
 
@@ -892,13 +909,25 @@ class Transaction:
         return rows[:limit]
 
     def _find_number_before(self, head: Any, since: int) -> int:
-        """Return a number after which all of a dataset's entries are that may be at `since`."""
-        of_dataset = select(func.min(ENTRY.c.number)).where(ENTRY.c.dataset == head.id)
-        found = [
+        """Return a number after which all of a dataset's entries are that may be at `since`.
+
+        The least number is looked for among the entries from that time on. Without the sum,
+        PostgreSQL would go through those before it in the order of their numbers.
+        """
+        own = ENTRY.c.dataset == head.id
+        first = select(ENTRY.c.at).where(own).order_by(ENTRY.c.number).limit(1)
+        began_at = self.connection.execute(first).scalar()
+        if began_at is None or began_at >= since:
+            return 0
+        of_dataset = select(func.min(ENTRY.c.number + 0)).where(own)
+        found: list[int | None] = [
             self.connection.execute(of_dataset.where(condition)).scalar()
             for condition in (ENTRY.c.at >= since, ENTRY.c.at.is_(None))
         ]
-        return min((number for number in found if number is not None), default=1) - 1
+        return (
+            min((number for number in found if number is not None), default=int(head.version) + 1)
+            - 1
+        )
 
     def _list_entries_of_all(
         self, heads: Sequence[Any], wanted: EntryFilter, limit: int
@@ -991,16 +1020,55 @@ class Transaction:
         counted = select(func.count()).where(RESERVATION.c.dataset == dataset.identifier)
         return int(self.connection.execute(counted).scalar_one())
 
-    def list_reservations_page(self, dataset: Dataset, skip: int, limit: int) -> list[Reservation]:
-        """Return a page of a dataset's reservations: open before ended, later leases first."""
-        rows = self.connection.execute(_order_runs(select(RESERVATION), dataset, skip, limit))
-        return [_read_stored_reservation(row) for row in rows.mappings()]
+    def list_reservations_page(
+        self, dataset: Dataset, after: RunPlace | None, limit: int
+    ) -> tuple[list[Reservation], RunPlace | None]:
+        """Return a page of a dataset's reservations: open before ended, later leases first.
 
-    def count_small_page(self, dataset: Dataset, skip: int, limit: int) -> int:
-        """Return how many reservations a page may have, so that it stays small; at least 1."""
-        length = func.length(RESERVATION.c.mechanism)
-        query = _order_runs(select(length), dataset, skip, limit)
-        return _count_within(self.connection.execute(query).scalars())
+        Each page is found by indexes, so it takes as long after a million runs as at the start.
+
+        Args:
+            dataset: the dataset.
+            after: where the page before ended; None for the first page.
+            limit: at most so many; fewer if their plans are large, but at least one.
+
+        Returns:
+            The reservations, and where the next page begins after; None if this is the last page.
+        """
+        queries = [
+            select(_order_runs(dataset, state, after, limit + 1).subquery())
+            for state in self._list_run_states(dataset)
+            if after is None or state != State.OPEN.value or not after[0]
+        ]
+        if not queries:
+            return [], None
+        places = self.connection.execute(
+            union_all(*queries).order_by("has_ended", desc("expires_at"), "id").limit(limit + 1)
+        ).all()
+        count = _count_within(place.length for place in places[:limit])
+        identifiers = [place.id for place in places[:count]]
+        rows = self.connection.execute(
+            select(RESERVATION).where(RESERVATION.c.id.in_(identifiers))
+        ).mappings()
+        found = sorted(rows, key=lambda row: identifiers.index(row["id"]))
+        last = places[count - 1] if len(places) > count else None
+        return (
+            [_read_stored_reservation(row) for row in found],
+            None if last is None else (bool(last.has_ended), last.expires_at, last.id),
+        )
+
+    def _list_run_states(self, dataset: Dataset) -> Iterator[str]:
+        """Yield the states of a dataset's reservations, each found in one step of an index.
+
+        A state that the ledger did not write is among them, so that its rows are refused.
+        """
+        query = select(func.min(RESERVATION.c.state)).where(
+            RESERVATION.c.dataset == dataset.identifier
+        )
+        found = self.connection.execute(query).scalar()
+        while found is not None:
+            yield found
+            found = self.connection.execute(query.where(RESERVATION.c.state > found)).scalar()
 
     def count_runs_of_key(self, dataset: Dataset, key: str, at: int) -> tuple[int, int]:
         """Return how many runs of a dataset a key has: open ones, and those that spent nothing.
@@ -1308,15 +1376,23 @@ class Transaction:
         return [read_row(AUDIT_EVENT, row, read_audit_event) for row in rows.mappings()]
 
 
-def _order_runs(query: Select[Any], dataset: Dataset, skip: int, limit: int) -> Select[Any]:
-    """Return a query of a page of a dataset's reservations: open first, then later leases."""
-    closed = RESERVATION.c.state != State.OPEN.value
-    return (
-        query.where(RESERVATION.c.dataset == dataset.identifier)
-        .order_by(closed, RESERVATION.c.expires_at.desc(), RESERVATION.c.id)
-        .offset(skip)
+def _order_runs(dataset: Dataset, state: str, after: RunPlace | None, limit: int) -> Select[Any]:
+    """Return a query of the places and plan lengths of a dataset's reservations of one state."""
+    has_ended = state != State.OPEN.value
+    identifier, expires_at = RESERVATION.c.id, RESERVATION.c.expires_at
+    query = (
+        select(
+            literal(int(has_ended)).label("has_ended"), expires_at, identifier,
+            func.length(RESERVATION.c.mechanism).label("length"),
+        )
+        .where(RESERVATION.c.dataset == dataset.identifier, RESERVATION.c.state == state)
+        .order_by(expires_at.desc(), identifier)
         .limit(limit)
-    )
+    )  # fmt: skip
+    if after is not None and has_ended == after[0]:
+        later = or_(expires_at < after[1], identifier > after[2])
+        query = query.where(expires_at <= after[1], later)
+    return query
 
 
 def _count_within(lengths: Iterable[int]) -> int:

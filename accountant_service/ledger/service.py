@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any, Final, Protocol
 
 from sqlalchemy.exc import IntegrityError
@@ -18,7 +19,7 @@ from sqlalchemy.exc import IntegrityError
 from accountant_service.canonical_json import canonical_json
 from accountant_service.errors import CodedError
 from accountant_service.guarantee import warn_about_delta
-from accountant_service.ledger import certificate, hash_chain, plans, rules
+from accountant_service.ledger import certificate, hash_chain, plans, rules, signing
 from accountant_service.ledger.api_keys import (
     Scope,
     require_control,
@@ -48,6 +49,7 @@ from accountant_service.ledger.repository import (
     SYSTEM,
     KeyRecord,
     Repository,
+    RunPlace,
     StoredAnswer,
     Transaction,
     now,
@@ -66,7 +68,6 @@ from accountant_service.ledger.rules import (
 from accountant_service.mechanisms import Mechanism
 
 ATTEMPTS: Final = 4
-_SIGNING_KEY: Final = "certificates"
 _CACHED_SUBJECTS_MAX: Final = 10_000
 _BURN_DOWN_ENTRIES_MAX: Final = 2_000
 _OTHERS_FIRST: Final = "other requests kept changing the dataset; nothing was charged. Try again"
@@ -444,25 +445,23 @@ class Ledger:
         return dataset, reservation
 
     def list_reservations(
-        self, key: KeyRecord, name: str, skip: int, limit: int
-    ) -> tuple[Dataset, list[Reservation], bool]:
-        """Return a dataset, a page of its reservations, open ones first, and whether more follow.
+        self, key: KeyRecord, name: str, after: RunPlace | None, limit: int
+    ) -> tuple[Dataset, list[Reservation], RunPlace | None]:
+        """Return a dataset, a page of its reservations, and where the next page begins after.
 
-        A page has at most `limit` reservations, and fewer if their plans are large.
+        See `Transaction.list_reservations_page`.
         """
         dataset = self.find_dataset(key, name)
         with self._repository.reading() as reading:
-            count = reading.count_small_page(dataset, skip, limit)
-            found = reading.list_reservations_page(dataset, skip, count + 1)
-        return dataset, found[:count], len(found) > count
+            return dataset, *reading.list_reservations_page(dataset, after, limit)
 
     def read_runs(
-        self, key: KeyRecord, name: str, limit: int
+        self, key: KeyRecord, name: str, limit: int | None = None
     ) -> tuple[Dataset, list[Reservation], int]:
         """Return a dataset, at most `limit` of its reservations, and the number of all."""
         dataset = self.find_dataset(key, name)
         with self._repository.reading() as reading:
-            runs = reading.list_reservations_page(dataset, 0, limit)
+            runs = list(islice(_iterate_runs(reading, dataset), limit))
             return dataset, runs, reading.count_reservations(dataset)
 
     def find_last_run(self, key: KeyRecord, name: str) -> tuple[Dataset, Reservation | None]:
@@ -631,7 +630,7 @@ class Ledger:
         dataset, reservation = self.find_reservation(key, identifier)
         if reservation.state is State.OPEN:
             raise ReservationOpenError("commit or release the reservation first")
-        seed = self._repository.get_or_create_secret(_SIGNING_KEY)
+        seed = self._repository.get_or_create_secret(signing.SIGNING_KEY)
         with self._repository.reading() as reading:
             entry = reading.find_last_entry(dataset, reservation)
         return dataset, reservation, seed, _read_run_end(entry, reservation)
@@ -750,6 +749,15 @@ class Ledger:
                     "send a new one with each new request"
                 )
             return replace(found, text=self._answers.restore(found.text, reading))
+
+
+def _iterate_runs(reading: Transaction, dataset: Dataset) -> Iterator[Reservation]:
+    """Yield all reservations of a dataset, page by page."""
+    found, after = reading.list_reservations_page(dataset, None, PAGE_SIZE)
+    yield from found
+    while after is not None:
+        found, after = reading.list_reservations_page(dataset, after, PAGE_SIZE)
+        yield from found
 
 
 def _read_run_end(entry: dict[str, Any] | None, run: Reservation) -> RunEnd:

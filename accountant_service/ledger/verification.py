@@ -1,14 +1,21 @@
-"""Verification of a ledger from its entries alone: the chain, the balances, every charge."""
+"""Verification of a ledger from its entries alone: the chain, the balances, every charge.
+
+A verification can go on from the state in which an earlier one left each dataset: its balance,
+its open runs, and a hash of its ended runs, after a sound entry. Entries up to there are not read.
+"""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from types import MappingProxyType
 from typing import Any, Final
 
 from accountant_service import mechanisms
+from accountant_service.canonical_json import canonical_json, read_json
 from accountant_service.errors import AccountingError
 from accountant_service.guarantee import NeighbouringRelation
 from accountant_service.ledger import (
@@ -23,7 +30,7 @@ from accountant_service.ledger.errors import LedgerError
 from accountant_service.ledger.filters import PrivacyFilter, ReferenceFilter, RenyiFilter
 from accountant_service.ledger.filters.base import Amounts, add, negate
 from accountant_service.ledger.filters.reference import SLACK_SHARE
-from accountant_service.ledger.reading_rows import UNREADABLE, find_type_faults
+from accountant_service.ledger.reading_rows import UNREADABLE, find_type_faults, read_integers
 from accountant_service.ledger.repository import (
     PAGE_SIZE,
     Repository,
@@ -50,6 +57,10 @@ from accountant_service.ledger.step_plan import StepPlan
 from accountant_service.ledger.tables import DATASET, ENTRY, RESERVATION
 
 _FOREIGN_LINES: Final = 100  # without an entry, after which a file is no export
+# of a dataset's row, which never change; its name is the key of its state
+_FIXED_COLUMNS: Final = (
+    "id", "size", "privacy_unit", "relation", "epsilon", "delta", "created_at",
+)  # fmt: skip
 _FINAL_STATES: Final = {
     EntryKind.COMMIT: State.COMMITTED,
     EntryKind.RELEASE: State.RELEASED,
@@ -57,54 +68,126 @@ _FINAL_STATES: Final = {
 }
 
 
+Verified = dict[str, Any]  # a dataset's state after a sound entry, as JSON
+States = Mapping[str, Verified]  # by the dataset's name
+Watch = Callable[[int, int, Callable[[], States]], None]
+
+
 @dataclass(frozen=True, slots=True)
 class VerificationReport:
-    """The result of verifying a ledger: counts of datasets and entries, and all faults."""
+    """The result of verifying a ledger: counts of datasets and entries, and all faults.
+
+    Attributes:
+        datasets: their number.
+        entries: the number of all entries.
+        faults: every fault found.
+        entries_before: how many of the entries an earlier verification read, and this one did not.
+        states: from which the next verification may go on; of a dataset with a fault, the state
+            that was known before, if any.
+    """
 
     datasets: int
     entries: int
     faults: list[str]
+    entries_before: int = 0
+    states: States = field(default_factory=dict)
 
 
-def verify(repository: Repository) -> VerificationReport:
-    """Recompute every dataset's hash chain, balance and costs; report all differences."""
+def _ignore_progress(_: int, __: int, ___: Callable[[], States]) -> None:
+    """Do nothing with the progress: the default callback."""
+
+
+def verify(
+    repository: Repository,
+    known: States = MappingProxyType({}),
+    watch: Watch = _ignore_progress,
+) -> VerificationReport:
+    """Recompute every dataset's hash chain, balance and costs; report all differences.
+
+    Args:
+        repository: the ledger's.
+        known: the states that an earlier verification reported. They must be authentic.
+        watch: called again and again with the number of entries done and of all to do, and with a
+            function that returns the states so far.
+    """
     with repository.snapshot() as transaction:
-        return verify_snapshot(transaction)
+        return verify_snapshot(transaction, known, watch)
 
 
-def verify_snapshot(transaction: Transaction) -> VerificationReport:
+def verify_snapshot(
+    transaction: Transaction,
+    known: States = MappingProxyType({}),
+    watch: Watch = _ignore_progress,
+) -> VerificationReport:
     """Verify the ledger that a transaction sees, as `verify` does."""
-    count = 0
+    states, entries, before = dict(known), 0, 0
     with stored_rows.decode_any_text(transaction):
         faults = list(stored_rows.find_stray_rows(transaction))
         faults += access_records.find_faults(transaction)
         rows = transaction.list_dataset_rows()
+        numbers = [row["version"] for row in rows if type(row["version"]) is int]
+        total = sum(numbers) - sum(state["dataset"]["version"] for state in known.values())
+
+        def report(name: str, done: int, checker: _DatasetChecker, is_sound: bool) -> None:
+            """Report the progress within a dataset, after `done` entries of those before it."""
+            watch(
+                done + checker.number - checker.first,
+                total,
+                lambda: states | ({name: checker.describe(is_complete=False)} if is_sound else {}),
+            )
+
         for row in rows:
-            found, entries = _verify_dataset(transaction, row)
-            faults += _name_faults(row["name"], found)
-            count += entries
-    for name, times in Counter(repr(row["name"]) for row in rows).items():
+            name = row["name"]
+            watched = partial(report, name, entries - before)
+            found, checker = _verify_dataset(transaction, row, known.get(name), watched)
+            faults += _name_faults(name, found)
+            if checker is not None:
+                entries, before = entries + checker.number, before + checker.first
+                if not found:
+                    states[name] = checker.describe(is_complete=True)
+            watch(entries - before, total, lambda: states)
+    counts = Counter(row["name"] for row in rows)
+    for name, times in counts.items():
         if times > 1:
-            faults.append(f"dataset {name}: {times} datasets have this name")
-    return VerificationReport(len(rows), count, faults)
+            faults.append(f"dataset {name!r}: {times} datasets have this name")
+    for name in known.keys() - counts.keys():
+        faults.append(f"dataset {name!r}: it was verified before, and has no row now")
+    return VerificationReport(len(rows), entries, faults, before, states)
 
 
-def _verify_dataset(transaction: Transaction, row: Row) -> tuple[list[str], int]:
-    """Return the faults of the dataset that a row describes, and the number of its entries."""
+def _verify_dataset(
+    transaction: Transaction,
+    row: Row,
+    known: Verified | None,
+    report: Callable[[_DatasetChecker, bool], None],
+) -> tuple[list[str], _DatasetChecker | None]:
+    """Return the faults of the dataset that a row describes, and its checker if it can be read."""
     faults = list(find_type_faults(DATASET, row))
     if faults:
-        return faults, 0
+        return faults, None
     try:
         dataset = read_dataset(row)
     except UNREADABLE as error:
-        return [f"its row cannot be read: {error!r}"], 0
-    checker = _DatasetChecker(transaction, dataset, row)
+        return [f"its row cannot be read: {error!r}"], None
+
+    def report_page(checker: _DatasetChecker) -> None:
+        """Report the progress, and whether everything is sound so far."""
+        report(checker, not (faults or checker.column_faults))
+
+    checker = _DatasetChecker(transaction, dataset, row, report_page)
+    if known is not None:
+        try:
+            faults += checker.resume(known)
+        except UNREADABLE as error:
+            faults.append(f"it cannot be compared with its state when it was verified: {error!r}")
+        if faults:  # from the first entry on, so that what was altered is named
+            checker = _DatasetChecker(transaction, dataset, row, report_page)
     try:
         for fault in checker.find_faults():
-            faults.append(fault)  # noqa: PERF402  # those found before an error stay
+            faults.append(fault)  # those found before an error stay
     except UNREADABLE as error:
         faults.append(f"it cannot be verified after entry {checker.number}: {error!r}")
-    return faults, checker.number
+    return faults, checker
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,12 +233,13 @@ class _ChainChecker:
         number: of the last entry checked.
         head: the hash of that entry.
         balance, closed_at, reservations: of the dataset, after that entry.
+        ended: a hash of the rows of the runs that ended, in their order.
     """
 
     def __init__(self, dataset: Dataset) -> None:
         self._dataset = dataset
         self.number = 0
-        self.head = hash_chain.GENESIS
+        self.head = self.ended = hash_chain.GENESIS
         self._policy = _recover_first_policy(dataset.policy)
         self.balance = Balance(self._policy.nothing, self._policy.nothing)
         self.closed_at: int | None = None
@@ -235,7 +319,10 @@ class _ChainChecker:
             change = self._replay_change(self.reservations[identifier], kind, entry)
         change = rules.number_end(change, self.number)
         self.reservations[identifier] = change.reservation
-        self._add_taken(change)
+        if change.reservation.state is not State.OPEN:
+            self.ended = _hash_ended(self.ended, write_reservation(change.reservation))
+        taken = add(change.balance.spent, change.balance.held)
+        self._add_taken(change.reservation.key, change.reservation.team, taken)
         return change.balance, rules.describe_change(change)
 
     def _replay_closing(self, at: int) -> Balance:
@@ -246,10 +333,9 @@ class _ChainChecker:
         self.closed_at = closed.closed_at
         return Balance(self._policy.nothing, self._policy.nothing)
 
-    def _add_taken(self, change: Change) -> None:
-        """Add a change's amounts to the totals that its key and its team have taken."""
-        run, taken = change.reservation, add(change.balance.spent, change.balance.held)
-        for holder in ((HolderKind.KEY, run.key), (HolderKind.TEAM, run.team or "")):
+    def _add_taken(self, key: str, team: str | None, taken: Amounts) -> None:
+        """Add amounts of a run to the totals that its key and its team have taken."""
+        for holder in ((HolderKind.KEY, key), (HolderKind.TEAM, team or "")):
             self._taken[holder] = add(self._taken.get(holder, self._policy.nothing), taken)
 
     def _replay_reservation(self, entry: dict[str, Any]) -> Change:
@@ -313,12 +399,92 @@ class _ChainChecker:
 
 
 class _DatasetChecker(_ChainChecker):
-    """A chain checker that also compares the dataset's database rows with its chain."""
+    """A chain checker that also compares the dataset's database rows with its chain.
 
-    def __init__(self, transaction: Transaction, dataset: Dataset, row: Row) -> None:
+    Attributes:
+        first: the number of the entry after which it began.
+        column_faults: of the columns that exports search by.
+    """
+
+    def __init__(
+        self,
+        transaction: Transaction,
+        dataset: Dataset,
+        row: Row,
+        on_page: Callable[[_DatasetChecker], None] = lambda _: None,
+    ) -> None:
         super().__init__(dataset)
-        self._transaction, self._row = transaction, row
-        self.column_faults: list[str] = []  # of the columns that exports search by
+        self._transaction, self._row, self._on_page = transaction, row, on_page
+        self.first = 0
+        self.column_faults: list[str] = []
+        self._checked_policy: Any = None  # whose table of ε was checked before
+
+    @cached_property
+    def _reservation_rows(self) -> list[Row]:
+        """The rows of the dataset's reservations."""
+        return self._transaction.list_reservation_rows(self._dataset)
+
+    def describe(self, *, is_complete: bool) -> Verified:
+        """Return the dataset's state after the last entry checked, all of them being sound.
+
+        Args:
+            is_complete: whether the dataset's rows were checked too, after its last entry.
+        """
+        recorded = replace(
+            self._dataset, policy=self._dataset.policy if is_complete else self._policy,
+            balance=self.balance, version=self.number, head=self.head, closed_at=self.closed_at,
+        )  # fmt: skip
+        runs = (run for run in self.reservations.values() if run.state is State.OPEN)
+        return {
+            "dataset": write_dataset(recorded),
+            "open_runs": [write_reservation(run) for run in runs],
+            "ended_runs": self.ended,
+            "is_table_checked": is_complete,
+        }
+
+    def resume(self, known: Verified) -> list[str]:
+        """Go on from a state that `describe` returned; if anything differs, return the faults.
+
+        Raises:
+            LookupError, TypeError, ValueError: the state or a row cannot be read.
+        """
+        stated, recorded = known["dataset"], read_dataset(known["dataset"])
+        faults = [
+            f"its {name} is {self._row[name]!r}, but was verified as {stated[name]!r}"
+            for name in _FIXED_COLUMNS
+            if self._row[name] != stated[name]
+        ]
+        number, head = recorded.version, recorded.head
+        count, found = self._transaction.find_prefix(self._dataset, number)
+        if count != number or found is None:
+            faults.append(
+                f"{number} entries were verified, but {count} of them are there: entries were cut "
+                "off, or an older copy of the ledger is in its place"
+            )
+        elif found != head:
+            faults.append(f"entry {number} has the hash {found}, but was verified with {head}")
+        rows: list[Row] = []
+        others: list[Row] = []
+        for row in self._reservation_rows:
+            at = row["ended_entry"]
+            (rows if type(at) is int and at <= number else others).append(row)
+        ended = hash_chain.GENESIS
+        for row in sorted(rows, key=lambda each: each["ended_entry"]):
+            ended = _hash_ended(ended, row)
+        if ended != known["ended_runs"]:
+            faults.append(f"a run that ended up to entry {number} was altered, removed or added")
+        if faults:
+            return faults
+        self.first = self.number = number
+        self.head, self.ended, self.closed_at = head, ended, recorded.closed_at
+        self._policy, self.balance = recorded.policy, recorded.balance
+        self._reservation_rows = others
+        self.reservations = {row["id"]: read_reservation(row) for row in known["open_runs"]}
+        for row in [*rows, *known["open_runs"]]:
+            self._add_taken(row["key_id"], row["team"], read_integers(row["taken"]))
+        if known["is_table_checked"]:
+            self._checked_policy = read_json(stated["policy"])
+        return []
 
     def find_faults(self) -> Iterator[str]:
         """Check the dataset's whole chain; yield a description of each fault, in order."""
@@ -327,15 +493,16 @@ class _DatasetChecker(_ChainChecker):
         except rules.RuleError as error:
             yield f"the dataset breaks a rule: {error}"
             return
-        yield from self.check_first_policy()
+        if self.number == 0:
+            yield from self.check_first_policy()
         yield from self.check_entries()
         yield from self.column_faults
         yield from self._check_row()
         yield from self._check_reservations()
 
     def check_entries(self) -> Iterator[str]:
-        """Yield the faults of all entries of the dataset, in order."""
-        after: Any = 0
+        """Yield the faults of all entries that are not checked yet, in order."""
+        after: Any = self.number
         while rows := self._transaction.list_entries(self._dataset, after, PAGE_SIZE):
             for row in rows:
                 stored = dict(row._mapping) | {"dataset": self._dataset.identifier}
@@ -345,9 +512,12 @@ class _DatasetChecker(_ChainChecker):
                     yield from self.check_entry(row.number, row.body, row.hash)
                     self.column_faults += find_column_faults(row)
             after = rows[-1].number
+            self._on_page(self)
 
     def _check_table(self) -> Iterator[str]:
         """Yield a fault if the table of ε for display is too small, or cannot be computed."""
+        if read_json(self._row["policy"]) == self._checked_policy:
+            return
         try:
             if not self._dataset.policy.is_table_sound():
                 yield "its table of ε states less than is proved: the ε that is shown is too small"
@@ -383,8 +553,7 @@ class _DatasetChecker(_ChainChecker):
     def _check_reservations(self) -> Iterator[str]:
         """Yield a fault for each reservation whose database row differs from the entries."""
         missing = dict(self.reservations)
-        rows = self._transaction.list_reservation_rows(self._dataset)
-        for row in sorted(rows, key=lambda each: str(each["id"])):
+        for row in sorted(self._reservation_rows, key=lambda each: str(each["id"])):
             identifier = row["id"]
             try:
                 faults = list(find_reservation_faults(row, missing.pop(identifier, None)))
@@ -393,6 +562,12 @@ class _DatasetChecker(_ChainChecker):
             yield from (f"reservation {identifier}: {fault}" for fault in faults)
         for identifier in missing:
             yield f"reservation {identifier} is in the entries, but has no row"
+
+
+def _hash_ended(previous: str, row: Row) -> str:
+    """Return the hash of the row of a run that ended, with those of the runs that ended before."""
+    read = {name: read_json(row[name]) for name in stored_rows.JSON_COLUMNS[RESERVATION]}
+    return hash_chain.hash_entry(previous, canonical_json(row | read))
 
 
 def find_column_faults(row: Any) -> Iterator[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from functools import partial
 from typing import Any, Final
 from urllib.parse import quote, urlencode
@@ -170,8 +171,10 @@ def _render_dataset_page(
     found = budget["dataset"]
     ledger: Ledger = request.app.state.ledger
     name = found["name"]
-    first_run = _parse_count(runs, 0)
-    owner, shown, has_more = ledger.list_reservations(session.key, name, first_run, _RUNS)
+    after = ledger_views.parse_run_cursor(
+        runs if re.fullmatch(ledger_views.RUN_CURSOR, runs) else ""
+    )
+    owner, shown, following = ledger.list_reservations(session.key, name, after, _RUNS)
     views = [ledger_views.reservation_view(owner, run) for run in shown]
     return render_page(
         request,
@@ -180,8 +183,8 @@ def _render_dataset_page(
         **budget,
         quote_link=_quote_link(name, views),
         runs=views,
-        runs_before=max(first_run - _RUNS, 0) if first_run else None,
-        runs_after=first_run + len(shown) if has_more else None,
+        has_runs_before=after is not None,
+        runs_after=ledger_views.write_run_cursor(following),
         points=ledger_views.burn_down_view(ledger.compute_burn_down(session.key, name, _POINTS)),
         **_read_entries_page(ledger, session, found, _parse_count(before, found["version"] + 1)),
     )

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import html
+import re
+from contextlib import closing
+from itertools import cycle
 from typing import Any
 
 import pytest
@@ -9,9 +13,20 @@ from sqlalchemy import event
 
 from accountant_service.api import async_ledger, ledger_views
 from accountant_service.cli.access import ServiceAccess
+from accountant_service.ledger import database as opening
 from accountant_service.ledger.api_keys import Scope
+from accountant_service.ledger.repair import repair
+from accountant_service.ledger.rules import State
+from accountant_service.ledger.tables import RESERVATION
 from accountant_service.web import account_pages
-from tests.support.ledger_scenarios import Json, Service
+from tests.support.ledger_scenarios import (
+    ON_SQLITE,
+    SQL_MATTERS,
+    Json,
+    Scenario,
+    Service,
+    execute,
+)
 
 NAMES = [f"d{number}" for number in range(7)]
 
@@ -74,14 +89,121 @@ def test_a_bound_key_and_the_command_line_read_all_pages(
 def test_pages_of_datasets_and_keys_have_links(filled: Service) -> None:
     filled.sign_in(filled.admin)
     first = filled.http.get("/datasets").text
-    assert ("d2" in first, "d3" in first, 'href="/datasets?after=d2"' in first) == (
-        True, False, True,
-    )  # fmt: skip
+    links = [f'href="/datasets/{name}"' in first for name in ("d2", "d3")]
+    assert (*links, 'href="/datasets?after=d2"' in first) == (True, False, True)
     last = filled.http.get("/datasets?after=d5").text
-    assert ("d6" in last, "More datasets" in last, "First datasets" in last) == (True, False, True)
+    assert ('href="/datasets/d6"' in last, "More datasets" in last, "First datasets" in last) == (
+        True,
+        False,
+        True,
+    )
     keys = filled.http.get("/keys").text
     assert keys.count('<th scope="row"') == 3
     assert "More keys" in keys
+
+
+@ON_SQLITE
+def test_the_page_of_a_dataset_has_pages_of_runs(own_web: Service) -> None:
+    own_web.admin.dataset("d", filter="renyi")
+    made = {own_web.admin.reserve("d")["id"] for _ in range(21)}
+    own_web.sign_in(own_web.admin)
+    first = own_web.http.get("/datasets/d").text
+    more = re.search(r'href="(/datasets/d\?runs=[^"]+)#runs">More runs', first)
+    assert more
+    rest = own_web.http.get(html.unescape(more[1])).text
+    shown = [set(re.findall(r'"row"><a href="/runs/(\w+)"', page)) for page in (first, rest)]
+    assert [len(page) for page in shown] == [20, 1]
+    assert set.union(*shown) == made
+    assert ("First runs" in first, "First runs" in rest, "More runs" in rest) == (
+        False,
+        True,
+        False,
+    )
+    assert own_web.http.get("/datasets/d?runs=20").text.count("More runs") == 1  # of an older link
+
+
+EARLIER_OFFSET = "200"
+
+
+@pytest.fixture
+def runs(own_web: Service, monkeypatch: pytest.MonkeyPatch) -> Service:
+    """Seven runs in pages of three: open and ended in each way, two with one lease's end."""
+    monkeypatch.setattr(async_ledger, "RUNS_MAX", 3)
+    own_web.admin.dataset("d", filter="renyi")
+    made = [own_web.admin.reserve("d", lease_seconds=900 + at)["id"] for at in range(7)]
+    for run in made[:2]:
+        own_web.admin.grant(run, 1, 0)
+        assert own_web.admin.commit(run)[0] == 200
+    own_web.admin.make(f"/v1/reservations/{made[2]}/release")
+    execute(
+        own_web.repository,
+        f"UPDATE reservation SET state = 'expired' WHERE id = '{made[3]}'",
+        f"UPDATE reservation SET expires_at = 5 WHERE id IN ('{made[0]}', '{made[2]}')",
+    )
+    return own_web
+
+
+@SQL_MATTERS
+def test_runs_come_in_pages_open_ones_first_then_the_latest_lease(runs: Service) -> None:
+    found = pages(runs, "/v1/datasets/d/reservations")
+    assert [len(page) for page in found] == [3, 3, 1]
+    order = [
+        (run["state"] != "open", -run["expires_at"], run["id"]) for page in found for run in page
+    ]
+    assert order == sorted(order)
+    assert len(set(order)) == 7
+    assert {ended for ended, _, _ in order} == {False, True}
+    repair(runs.repository)  # at the end `verify` must find no fault
+
+
+@ON_SQLITE
+@pytest.mark.parametrize("path", ["reservations", "entries"])
+def test_a_cursor_of_another_kind_is_refused_with_a_way_out(runs: Service, path: str) -> None:
+    repair(runs.repository)
+    wrong = ["x", "1:2", "-1", "1e3", "9" * 40, *([EARLIER_OFFSET] if path != "entries" else [])]
+    for cursor in wrong:
+        status, problem = runs.admin.get(f"/v1/datasets/d/{path}?cursor={cursor}")
+        assert (status, problem["code"]) == (422, "invalid-request")
+        assert "the next_cursor of the page before; leave it out" in problem["detail"]
+
+
+@SQL_MATTERS
+def test_a_page_of_runs_reads_no_more_rows_after_many(url: str) -> None:
+    """Each page is found by an index: neither sorted nor counted through."""
+    plans: list[str] = []
+
+    def explain(connection: Any, _: Any, statement: str, parameters: Any, *__: Any) -> None:
+        if "FROM reservation" in statement and "EXPLAIN" not in statement:
+            is_sqlite = connection.dialect.name == "sqlite"
+            prefix = "EXPLAIN QUERY PLAN " if is_sqlite else "EXPLAIN (ANALYZE) "
+            found = connection.exec_driver_sql(prefix + statement, parameters)
+            plans.append("\n".join(str(row) for row in found))
+
+    with closing(opening.open_repository(url)) as repository:
+        found = Scenario(repository)
+        found.admin.create("d")
+        found.admin.reserve(1)
+        dataset = found.dataset()
+        with repository.transaction() as transaction:
+            row = transaction.list_reservation_rows(dataset)[0]
+            rows = [
+                row | {"id": f"{at:x}", "expires_at": at, "state": state}
+                for at, state in zip(range(20_000), cycle(State), strict=False)
+            ]
+            transaction.connection.execute(RESERVATION.insert(), rows)
+            transaction.connection.exec_driver_sql("ANALYZE")
+        event.listen(repository.engine, "before_cursor_execute", explain)
+        with repository.reading() as reading:
+            for after in (None, (False, 10_000, "0"), (True, 10_000, "0"), (True, 0, "")):
+                page, following = reading.list_reservations_page(dataset, after, 200)
+                assert len(page) == (200 if following else 0)
+    assert plans
+    for plan in plans:
+        assert "Seq Scan on reservation" not in plan, plan
+        assert "SCAN reservation" not in plan, plan
+        assert "USING INDEX ix_reservation_due (dataset=?)" not in plan, plan
+        assert sum(map(int, re.findall(r"Removed by Filter: (\d+)", plan))) <= 10, plan
+        assert all(int(rows) <= 1000 for rows in re.findall(r"actual.*? rows=(\d+)", plan)), plan
 
 
 def test_metrics_without_a_key_read_no_dataset(filled: Service) -> None:

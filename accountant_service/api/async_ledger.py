@@ -142,6 +142,10 @@ class AsyncLedger:
         """Return the API key that a token belongs to, or raise an error."""
         return await self._read(self._keys.authenticate, token)
 
+    def remembered_key(self, token: str) -> KeyRecord | None:
+        """Return a key that was authenticated within a minute, if a write may rely on it."""
+        return self._keys.remembered(token)
+
     # --- datasets
 
     async def create_dataset(self, request: WriteRequest, new: NewDataset) -> StoredAnswer:

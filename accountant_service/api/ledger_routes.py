@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Any, Final, Literal
 
 from fastapi import APIRouter, Depends, Header, Path, Query, Request
@@ -17,7 +18,11 @@ from accountant_service.api.async_ledger import AsyncLedger
 from accountant_service.api.routes import StrictRoute
 from accountant_service.disclosure.formats import MEDIA_TYPES, Format
 from accountant_service.ledger.api_keys import Keys, Scope, require_scope, require_unbound
-from accountant_service.ledger.errors import UnknownSubjectError
+from accountant_service.ledger.errors import (
+    ForbiddenError,
+    UnauthenticatedError,
+    UnknownSubjectError,
+)
 from accountant_service.ledger.plans import Quote
 from accountant_service.ledger.repository import KeyRecord, StoredAnswer, now
 from accountant_service.ledger.rules import Cap, HolderKind
@@ -57,11 +62,16 @@ async def authenticate(
     request: Request, authorization: Annotated[str | None, Header(include_in_schema=False)] = None
 ) -> KeyRecord:
     """Return the API key of a request, and count the request against its rate limit."""
-    scheme, _, token = (authorization or "").partition(" ")
     ledger = await ledger_of(request)
-    key = await ledger.authenticate(token if scheme.lower() == "bearer" else None)
+    key = await ledger.authenticate(_token_of(authorization))
     request.app.state.key_limiter.admit(key.identifier)
     return key
+
+
+def _token_of(authorization: str | None) -> str | None:
+    """Return the API key's token in an Authorization header, or None."""
+    scheme, _, token = (authorization or "").partition(" ")
+    return token if scheme.lower() == "bearer" else None
 
 
 async def require_any_scope(key: Annotated[KeyRecord, Depends(authenticate)]) -> None:
@@ -330,8 +340,20 @@ class _GrantRoute(StrictRoute):
             return None
         if len(idempotency or "") > _IDEMPOTENCY_LENGTH_MAX:
             return None
-        key = await authenticate(request, request.headers.get("authorization"))
-        return await grant(identifier, body, request, key, await ledger_of(request), idempotency)
+        ledger, authorization = await ledger_of(request), request.headers.get("authorization")
+        remembered = ledger.remembered_key(_token_of(authorization) or "")
+        if remembered is None or not idempotency:
+            key = await authenticate(request, authorization)
+            return await grant(identifier, body, request, key, ledger, idempotency)
+        request.app.state.key_limiter.admit(remembered.identifier)
+        write = _build_write_request(request, remembered, idempotency, _body_as_json(body))
+        unread = replace(write, is_authenticated=False)
+        try:
+            answer = await ledger.grant(unread, identifier, body.steps, body.sequence)
+        except (UnauthenticatedError, ForbiddenError, UnknownSubjectError):
+            read = replace(write, key=await ledger.authenticate(_token_of(authorization)))
+            answer = await ledger.grant(read, identifier, body.steps, body.sequence)
+        return _stored_response(answer)
 
 
 router.add_api_route(

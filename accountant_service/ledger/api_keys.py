@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import secrets
+import sys
 from collections.abc import Iterable
 from typing import Final, Protocol
 
@@ -22,6 +23,7 @@ from accountant_service.ledger.repository import KeyRecord, Repository, now
 COMMAND_LINE: Final = "command-line"  # who acts, in the audit events, if no API key does
 _TOKEN_PREFIX: Final = "pa"
 _SECRET_NAME: Final = "api-keys"
+_REMEMBERED_MAX: Final = 1000  # keys
 _USE_RECORD_INTERVAL: Final = 60_000_000  # microseconds between two records of a key's use
 
 
@@ -32,6 +34,7 @@ class Keys:
         self._repository = repository
         self._secret: bytes | None = None
         self._next_use_record = 0  # microseconds since 1970
+        self._remembered: dict[bytes, tuple[int, KeyRecord]] = {}  # by digest: until when
 
     def create(
         self,
@@ -85,7 +88,23 @@ class Keys:
         genuine = hmac.compare_digest(self._digest(token), expected)
         if record is None or not genuine:
             raise UnauthenticatedError("this API key is unknown")
-        return self._require_valid(record)
+        self._remembered.pop(record.digest, None)
+        valid = self._require_valid(record)
+        if valid.quota is None:
+            until = min(now() + _USE_RECORD_INTERVAL, valid.expires_at or sys.maxsize)
+            if len(self._remembered) >= _REMEMBERED_MAX:
+                self._remembered.clear()
+            self._remembered[record.digest] = until, valid
+        return valid
+
+    def remembered(self, token: str) -> KeyRecord | None:
+        """Return a key that was authenticated within a minute and has no quota, or None.
+
+        It may have been revoked or given a quota since; nothing else of a key changes. The caller
+        checks that in its transaction (`WriteRequest.is_authenticated`).
+        """
+        until, record = self._remembered.get(self._digest(token), (0, None))
+        return record if now() < until else None
 
     def get_valid(self, identifier: str) -> KeyRecord:
         """Return the current state of a key, if it is still valid, and count the request.

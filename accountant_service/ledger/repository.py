@@ -24,6 +24,7 @@ from typing import Any, Final
 
 from sqlalchemy import (
     BigInteger,
+    Boolean,
     ColumnElement,
     Connection,
     Engine,
@@ -179,19 +180,21 @@ _DERIVE_ENTRY: Final = (
     .where(ENTRY.c.at.is_(None))
     .values(kind=bindparam("new_kind"), at=bindparam("new_at"))
 )
-# every write stores its answer: one statement also finds out that its key was revoked meanwhile
-_REVOKED_KEY: Final = (
-    select(API_KEY.c.id)
-    .where(API_KEY.c.id == bindparam("key_id", type_=String))
-    .where(API_KEY.c.revoked_at.is_not(None))
-)
+# every write stores its answer: one statement also finds out that its key was revoked meanwhile,
+# or, if the key was only remembered, that it is not as it was
+_THE_KEY: Final = select(API_KEY.c.id).where(API_KEY.c.id == bindparam("key_id", type_=String))
+_REVOKED_KEY: Final = _THE_KEY.where(API_KEY.c.revoked_at.is_not(None))
+_KEY_WITHOUT_QUOTA: Final = _THE_KEY.where(API_KEY.c.requests_per_minute.is_(None))
 _INSERT_ANSWER: Final = (
     IDEMPOTENCY.insert()
     .from_select(
         [column.name for column in IDEMPOTENCY.columns],
         select(
             *(bindparam(column.name, type_=column.type) for column in IDEMPOTENCY.columns)
-        ).where(~_REVOKED_KEY.exists()),
+        ).where(
+            ~_REVOKED_KEY.exists(),
+            or_(bindparam("is_authenticated", type_=Boolean), _KEY_WITHOUT_QUOTA.exists()),
+        ),
     )
     .execution_options(preserve_rowcount=True)
 )
@@ -1191,17 +1194,27 @@ class Transaction:
         row = self.connection.execute(_ANSWER_BY_KEY, {"key": key, "value": value}).first()
         return None if row is None else StoredAnswer(row.fingerprint, row.status, row.answer)
 
-    def store_answer(self, key: str, value: str, answer: StoredAnswer) -> None:
+    def store_answer(
+        self, key: str, value: str, answer: StoredAnswer, *, is_authenticated: bool = True
+    ) -> None:
         """Store an answer under an API key and the value of an Idempotency-Key, for retries.
 
+        Args:
+            key: identifier of the key.
+            value: of the Idempotency-Key.
+            answer: to be stored.
+            is_authenticated: whether the key was read for this request.
+
         Raises:
-            UnauthenticatedError: the key was revoked since the request was authenticated.
+            UnauthenticatedError: the key was revoked since it was read; or it was not read for this
+                request, and does not exist or has a quota now.
         """
         stored = self.connection.execute(
             _INSERT_ANSWER,
             {
                 "key_id": key, "value": value, "fingerprint": answer.fingerprint,
                 "status": answer.status, "answer": answer.text, "created_at": now(),
+                "is_authenticated": is_authenticated,
             },
         )  # fmt: skip
         if stored.rowcount != 1:

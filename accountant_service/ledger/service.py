@@ -37,6 +37,7 @@ from accountant_service.ledger.errors import (
     NameTakenError,
     ReservationOpenError,
     StoredRowError,
+    UnauthenticatedError,
     UnknownSubjectError,
 )
 from accountant_service.ledger.filters import PrivacyFilter
@@ -89,12 +90,15 @@ class WriteRequest:
         idempotency_key: from the header.
         call: method and path.
         body: as JSON.
+        is_authenticated: whether the key was read for this request. A write of a remembered key is
+            refused unless the key is as it was, and repeats nothing that was answered before.
     """
 
     key: KeyRecord
     idempotency_key: str | None
     call: str
     body: Any
+    is_authenticated: bool = True
 
     @property
     def fingerprint(self) -> str:
@@ -715,7 +719,12 @@ class Ledger:
                 with self._repository.transaction() as transaction:
                     text, stored = self._answers.encode(*write(transaction))
                     answer = StoredAnswer(fingerprint, status, text)
-                    transaction.store_answer(key_id, value, replace(answer, text=stored))
+                    transaction.store_answer(
+                        key_id,
+                        value,
+                        replace(answer, text=stored),
+                        is_authenticated=request.is_authenticated,
+                    )
                 self._on_write(kind, steps)
                 return answer
             except DatabaseAwayError:
@@ -723,6 +732,8 @@ class Ledger:
             except (IntegrityError, CodedError) as error:
                 # a retry: its Idempotency-Key is taken, or the ledger has changed since; or another
                 # writer was first; or the ledger refuses the request
+                if not request.is_authenticated:
+                    raise UnauthenticatedError("this API key was not read") from error
                 found = self._find_answer(key_id, value, fingerprint)
                 if found is not None:
                     return found

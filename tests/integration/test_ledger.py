@@ -21,7 +21,7 @@ from accountant_service import calculator, mechanisms
 from accountant_service.canonical_json import canonical_json
 from accountant_service.computation_processes import ProcessPool
 from accountant_service.errors import NoFiniteEpsilonError, TooExpensiveError
-from accountant_service.ledger import certificate, hash_chain, plans
+from accountant_service.ledger import api_keys, certificate, hash_chain, plans
 from accountant_service.ledger import database as opening
 from accountant_service.ledger import repository as storage
 from accountant_service.ledger.api_keys import Scope
@@ -613,6 +613,39 @@ def test_a_repeat_is_answered_alike_and_happens_once(admin: Caller, name: str) -
     headers = {"Authorization": f"Bearer {admin.key}"}
     answer = admin.http.post(path, json=body, headers=headers)
     assert (answer.status_code, answer.json()["code"]) == (400, "idempotency-key-required")
+
+
+@pytest.mark.parametrize("change", ["revoked", "quota", "expired"])
+def test_a_remembered_key_grants_until_it_changes(
+    admin: Caller, web: Service, name: str, change: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A key that was read within a minute is not read again: the write itself sees a change."""
+    admin.dataset(name)
+    ends = {"expires_at": storage.now() + 30_000_000} if change == "expired" else {}
+    job = web.caller(Scope.RUN, **ends)
+    run = job.reserve(name)["id"]
+
+    def step(made: int) -> tuple[int, Any]:
+        path = f"/v1/reservations/{run}/grants"
+        return job.post(path, {"steps": 1, "sequence": made}, once=f"{change} {made}")
+
+    assert step(0)[0] == 200
+    with monkeypatch.context() as patch:
+        patch.setattr(web.keys, "authenticate", None)
+        assert step(1)[0] == 200
+    if change == "revoked":
+        web.keys.revoke(job.identifier, "test")
+    elif change == "quota":
+        web.keys.set_quota(job.identifier, 1, "test")
+        assert step(2)[0] == 200
+    else:
+        later = storage.now() + 30_000_000
+        monkeypatch.setattr(api_keys, "now", lambda: later)
+    refused = 429 if change == "quota" else 401
+    for made in (3, 1):  # also what was answered before
+        assert step(made)[0] == refused
+    found = admin.read(f"/v1/reservations/{run}")
+    assert found["steps_granted"] == (3 if change == "quota" else 2)
 
 
 def test_a_grant_is_answered_alike_with_and_without_fastapi(

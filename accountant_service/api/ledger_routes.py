@@ -161,7 +161,8 @@ def _json_response(view: Any, status: int = 200) -> Response:
 def _body_as_json(body: BaseModel) -> Any:
     """Return a request body as JSON; it is compared to recognise a retried write."""
     trees = {name for name in type(body).model_fields if "mechanism" in name}
-    plain = body.model_dump(mode="json", exclude=trees)
+    newer = {"accept_weak"} - body.model_fields_set  # earlier versions did not hash it
+    plain = body.model_dump(mode="json", exclude=trees | newer)
     present = {name: tree for name in trees if (tree := getattr(body, name)) is not None}
     return plain | {name: mechanisms.to_json(tree) for name, tree in present.items()}
 

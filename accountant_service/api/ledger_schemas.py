@@ -75,6 +75,13 @@ class DatasetRequest(_Body):
             "divergence"
         ),
     ] = "reference"
+    accept_weak: Annotated[
+        bool,
+        Field(
+            description="must be true for ε above 20, or δ not below one over `size`: such a "
+            "budget protects hardly anyone"
+        ),
+    ] = False
 
     @model_validator(mode="after")
     def _check_filter(self) -> DatasetRequest:
@@ -85,7 +92,11 @@ class DatasetRequest(_Body):
         return self
 
     def to_new_dataset(self) -> NewDataset:
-        """Return the dataset that this request asks to create."""
+        """Return the dataset that this request asks to create.
+
+        Raises:
+            WeakGuaranteeError: the budget protects hardly anyone, and that was not accepted.
+        """
         return NewDataset(
             self.name,
             self.size,
@@ -95,6 +106,7 @@ class DatasetRequest(_Body):
             self.privacy_unit,
             self.planned_mechanism,
             self.filter,
+            self.accept_weak,
         )
 
 

@@ -49,6 +49,7 @@ _NEW_OPTIONS: Final = {
     "/neighbouring_relation": "--relation",
     "/filter": "--filter",
     "/planned_mechanism": "--mechanism",
+    "/accept_weak": "--accept-weak",
 }
 
 
@@ -85,6 +86,12 @@ def create(
         str | None, typer.Option("--filter", help="reference (default) or renyi.")
     ] = None,
     mechanism: Mechanisms = None,
+    accept_weak: Annotated[
+        bool,
+        typer.Option(
+            "--accept-weak", help="Allow ε above 20, or δ not below one over the records."
+        ),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Create a dataset with a budget. The budget can never be changed."""
@@ -96,6 +103,7 @@ def create(
         "privacy_unit": unit,
         "neighbouring_relation": relation,
         "filter": filter_,
+        "accept_weak": accept_weak or None,
     }
     budget = {"epsilon": epsilon, "delta": delta}
 
@@ -107,7 +115,7 @@ def create(
         body["budget"] = {name: value for name, value in budget.items() if value is not None}
         if mechanism:
             body["planned_mechanism"] = join_mechanisms(read_mechanisms(mechanism))
-        validate(DatasetRequest, body)
+        validate(DatasetRequest, body).to_new_dataset()
         return body
 
     body = run_or_exit(build, options, as_json=as_json)  # first: a mistake begins no ledger

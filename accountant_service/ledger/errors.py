@@ -11,6 +11,7 @@ LedgerError
 ├── ReservationClosedError     the reservation has ended
 ├── ReservationOpenError       the reservation has not ended yet
 ├── StaleSequenceError         the client's count of granted steps is not the ledger's
+├── WeakGuaranteeError         the budget of a new dataset protects hardly anyone
 ├── NameTakenError             a dataset of this name exists
 ├── IdempotencyKeyRequiredError, IdempotencyKeyReusedError
 ├── UnauthenticatedError, ForbiddenError, UnknownSubjectError
@@ -111,6 +112,26 @@ class StaleSequenceError(
     LedgerError, code="stale-sequence", title="The sequence is stale", status=409
 ):
     """The client missed a grant, or requests the same grant twice."""
+
+
+class WeakGuaranteeError(
+    LedgerError, code="weak-guarantee", title="The budget protects hardly anyone"
+):
+    """The budget of a new dataset has ε > 20 or δ ≥ 1/size, and `accept_weak` is not true.
+
+    Attributes:
+        weaknesses: a sentence for ε, for δ or for both.
+    """
+
+    mechanism_at = ""  # the pointer is one into the request
+
+    def __init__(self, weaknesses: dict[str, str]) -> None:
+        self.weaknesses = weaknesses
+        found = ". ".join(weaknesses.values())
+        super().__init__(
+            f"{found}. If you want this budget all the same, set accept_weak",
+            f"/budget/{next(iter(weaknesses))}",
+        )
 
 
 class NameTakenError(LedgerError, code="name-taken", title="The name is taken", status=409):

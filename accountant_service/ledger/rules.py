@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Final
 
-from accountant_service.guarantee import NeighbouringRelation
+from accountant_service.guarantee import NeighbouringRelation, list_weaknesses
 from accountant_service.ledger.errors import (
     BudgetExhaustedError,
     CapExhaustedError,
@@ -27,6 +27,7 @@ from accountant_service.ledger.errors import (
     DatasetClosedError,
     ReservationClosedError,
     StaleSequenceError,
+    WeakGuaranteeError,
 )
 from accountant_service.ledger.filters.base import (
     Amounts,
@@ -127,6 +128,10 @@ class NewDataset:
         privacy_unit: what one record stands for.
         planned_mechanism: the mechanism that the policy is chosen for, if there is one.
         filter: the name of the privacy filter.
+        accept_weak: whether a budget that protects hardly anyone is wanted.
+
+    Raises:
+        WeakGuaranteeError: the budget protects hardly anyone, and that was not accepted.
     """
 
     name: str
@@ -137,6 +142,13 @@ class NewDataset:
     privacy_unit: str
     planned_mechanism: Mechanism | None = None
     filter: str = "reference"
+    accept_weak: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse a weak budget that was not accepted."""
+        weak = list_weaknesses(self.size, self.epsilon, self.delta)
+        if weak and not self.accept_weak:
+            raise WeakGuaranteeError(weak)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,11 @@ from starlette.responses import RedirectResponse, Response
 from accountant_service.api import problems
 from accountant_service.api.ledger_schemas import DatasetRequest
 from accountant_service.api.routes import StrictRoute
+from accountant_service.disclosure.attack_rates import bound_attacks_by_epsilon, count_per_thousand
 from accountant_service.errors import CodedError
+from accountant_service.guarantee import count_exposed_records, list_weaknesses
 from accountant_service.ledger.api_keys import Scope, require_unbound
-from accountant_service.ledger.errors import NameTakenError
+from accountant_service.ledger.errors import NameTakenError, WeakGuaranteeError
 from accountant_service.ledger.service import WriteRequest
 from accountant_service.web import run_form
 from accountant_service.web.choices import RELATION, Choice
@@ -49,15 +51,19 @@ CHOICES: Final[Mapping[str, Choice]] = {
 }
 _SEE_OTHER: Final = 303
 _IDEMPOTENCY_KEY_MAX: Final = 200
+_NUMBERS: Final = ("size", "epsilon", "delta")
+_FALSE_POSITIVE_RATE: Final = 0.01  # of the attack in the explanation of a budget
 
 router = APIRouter(route_class=StrictRoute, include_in_schema=False)
 
 
 @router.get("/new-dataset")
 def show_new_dataset(request: Request, session: TheSession) -> Response:
-    """Show the form for a new dataset."""
+    """Show the form for a new dataset; the URL may fill in the numbers of its budget."""
     require_unbound(session.key, Scope.OWNER)
-    return _render_new_dataset_page(request, {})
+    query = request.query_params
+    given = {name: [query[name]] for name in _NUMBERS if name in query}
+    return _render_new_dataset_page(request, given)
 
 
 def _render_new_dataset_page(
@@ -69,12 +75,33 @@ def _render_new_dataset_page(
         request,
         "new_dataset.html",
         status,
+        parameters=_NUMBERS,
+        meaning=_explain_budget(sent),
         texts=texts | {name: choice.read(texts.get(name)) for name, choice in CHOICES.items()},
         choices=CHOICES,
         run=_read_planned_run(sent),
         problems=faults or {},
         once=uuid.uuid4().hex,
     )
+
+
+def _explain_budget(sent: Fields) -> Json | None:
+    """Return what the numbers of a budget allow; None if they cannot be read."""
+    body = _build_dataset_body(sent)
+    try:
+        asked = DatasetRequest(name="unnamed", size=body["size"], budget=body["budget"])
+    except ValidationError:
+        return None
+    size, budget = asked.size, asked.budget
+    attack = bound_attacks_by_epsilon(budget.epsilon, budget.delta).detection(_FALSE_POSITIVE_RATE)
+    return {
+        "epsilon": budget.epsilon,
+        "size": size,
+        "found": count_per_thousand(attack.true_positive_rate),
+        "blind": count_per_thousand(_FALSE_POSITIVE_RATE),
+        "exposed": count_exposed_records(size, budget.delta),
+        "weaknesses": list_weaknesses(size, budget.epsilon, budget.delta),
+    }
 
 
 @router.post("/datasets")
@@ -85,10 +112,11 @@ async def create_dataset(
     body, faults = _build_dataset_body(sent), _list_planned_faults(sent)
     try:
         asked = DatasetRequest.model_validate(body)
+        new = asked.to_new_dataset()
         if not faults:
-            await ledger.create_dataset(_write_request(holder, sent, body), asked.to_new_dataset())
+            await ledger.create_dataset(_write_request(holder, sent, body), new)
             return RedirectResponse(f"/datasets/{asked.name}", _SEE_OTHER)
-    except (ValidationError, NameTakenError) as error:
+    except (ValidationError, NameTakenError, WeakGuaranteeError) as error:
         faults = _get_problem_sentences(error, sent) | faults
     except CodedError as error:
         if error.mechanism_at != "/planned_mechanism":
@@ -138,7 +166,8 @@ def _build_dataset_body(sent: Fields) -> Json:
         if (value := first_value(sent, name))
     }
     planned = {"planned_mechanism": _read_planned_run(sent).mechanism} if _is_planned(sent) else {}
-    return body | ({"privacy_unit": unit} if unit else {}) | chosen | planned
+    accepted = {"accept_weak": True} if first_value(sent, "accept_weak") else {}
+    return body | ({"privacy_unit": unit} if unit else {}) | chosen | planned | accepted
 
 
 def _number_or_text(text: str) -> float | str:
@@ -159,8 +188,12 @@ _FIELD_PROBLEMS: Final = {
 }
 
 
-def _get_problem_sentences(error: ValidationError | NameTakenError, sent: Fields) -> dict[str, str]:
+def _get_problem_sentences(
+    error: ValidationError | NameTakenError | WeakGuaranteeError, sent: Fields
+) -> dict[str, str]:
     """Return a sentence for each invalid field of the form."""
+    if isinstance(error, WeakGuaranteeError):
+        return {name: f"{sentence}." for name, sentence in error.weaknesses.items()}
     if isinstance(error, NameTakenError):
         return {"name": "A dataset of this name exists; choose another name."}
     found: dict[str, str] = {}

@@ -35,6 +35,7 @@ def test_a_claim_is_for_the_dataset_s_neighbours(bench: Bench) -> None:
     budget = {"epsilon": 200.0, "delta": 1e-5}
     body = {
         "name": bench.name, "size": ROWS, "budget": budget, "neighbouring_relation": "replace_one",
+        "accept_weak": True,
     }  # fmt: skip
     ledger(bench, "POST", "/v1/datasets", body)
     done = require_success(bench.run("--dataset", bench.name, "--noise-multiplier", "2"))

@@ -1272,6 +1272,27 @@ def test_a_wrong_planned_run_keeps_what_was_typed(admin: Person) -> None:
     assert "wrong-plan" not in admin.get("/datasets")
 
 
+def test_the_page_says_what_a_budget_allows_before_it_is_created(admin: Person) -> None:
+    assert "What this allows" not in admin.get("/new-dataset")
+    assert "What this allows" not in admin.get("/new-dataset?size=100&epsilon=many&delta=.5")
+    text = admin.get("/new-dataset?size=10000&epsilon=1&delta=1e-5")
+    assert value(text, "epsilon") == "1"
+    assert "finds at most <strong>28 of 1000</strong>" in text
+    assert "on average at most <strong>0.1</strong>" in text
+    assert "accept_weak" not in text
+
+
+def test_a_weak_budget_is_created_only_with_a_cross(admin: Person) -> None:
+    typed = {"name": "weak-here", "size": "100", "epsilon": "200", "delta": ".5", "once": "k"}
+    text = admin.send("/datasets", 422, **typed)
+    assert problem(text, "epsilon").startswith("ε = 200 is above 20")
+    assert problem(text, "delta").startswith("δ = 0.5 is not below 1/100")
+    assert 'name="accept_weak"' in text
+    assert "finds at most <strong>1000 of 1000</strong>" in text
+    assert "weak-here" not in admin.get("/datasets")
+    assert "<h1>weak-here</h1>" in admin.send("/datasets", **typed, accept_weak="yes")
+
+
 # --- safe keys
 
 

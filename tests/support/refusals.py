@@ -419,6 +419,13 @@ _LEDGER = [
         ({"planned_mechanism": {"kind": "laplace"}}, "/planned_mechanism/noise_multiplier",
          "is required"),
     ),
+    *(
+        Refusal("/v1/datasets", _DATASET | weak, f"/budget/{number}", says, "weak-guarantee")
+        for weak, number, says in (
+            ({"budget": {"epsilon": 20.001, "delta": 1e-5}}, "epsilon", "ε = 20.001 is above 20"),
+            ({"budget": {"epsilon": 1, "delta": 0.2}}, "delta", "δ = 0.2 is not below 1/9"),
+        )
+    ),
     Refusal("/v1/datasets", _DATASET | {"name": "patients"}, None, "choose another name",
             "name-taken", 409),
     _missing("/v1/datasets/none"),

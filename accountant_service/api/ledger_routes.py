@@ -212,6 +212,19 @@ async def close_dataset(
     return _stored_response(await ledger.close_dataset(write, name))
 
 
+@router.delete("/v1/datasets/{name}", response_model=bodies.DatasetView)
+async def delete_dataset(
+    name: Name, request: Request, key: Key, ledger: TheLedger, idempotency_key: Idempotency = None
+) -> Response:
+    """Delete a dataset that was never used: its only entry is its creation.
+
+    An audit event records who did, and the hash of that entry. The name may be used again. Anyone
+    who may create a budget may delete it.
+    """
+    write = _build_write_request(request, key, idempotency_key, None)
+    return _stored_response(await ledger.delete_dataset(write, name))
+
+
 @router.get("/v1/datasets/{name}/report", response_model=dict[str, Any], responses=_FORMATS)
 async def dataset_report(
     name: Name, key: Key, ledger: TheLedger, wanted: Wanted = Format.JSON, tier: RegistryTier = 3

@@ -290,8 +290,9 @@ class DatasetView(BaseModel):
     remaining: AmountView
     accounting: AccountingView
     version: int
-    state: Literal["open", "closed"] = Field(
-        description="`closed` datasets take no further reservation"
+    state: Literal["open", "closed", "deleted"] = Field(
+        description="`closed` datasets take no further reservation; `deleted` is only in the "
+        "answer to the deletion"
     )
     closed_at: float | None = Field(description="Unix time in seconds; null while it is open")
 

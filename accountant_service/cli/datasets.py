@@ -1,4 +1,4 @@
-"""The commands `accountant dataset`: create, list, show, quote and close datasets."""
+"""The commands `accountant dataset`: create, list, show, quote, close and delete datasets."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from accountant_service.number_format import round_nearest as shown
 dataset_app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
-    help="Create, list, show, quote and close datasets with a budget.",
+    help="Create, list, show, quote, close and delete datasets with a budget.",
     epilog="With ACCOUNTANT_API_KEY these commands ask the service at ACCOUNTANT_SERVICE; without "
     "it they open the ledger's database.",
 )
@@ -217,6 +217,13 @@ def close(name: Name, as_json: AsJson = False) -> None:
     share = number_format.round_up(100 * found["held"]["share"], 3)
     if found["held"]["share"]:
         print(f"open runs hold {share} % of the budget: they may go on, or see `run release`")
+
+
+@dataset_app.command("delete")
+def delete(name: Name, as_json: AsJson = False) -> None:
+    """Delete a dataset that was never used, such as one with a mistake; its name is free then."""
+    found = call_ledger(lambda ledger: ledger.delete_dataset(name), {"": "NAME"}, as_json=as_json)
+    print(json.dumps(found) if as_json else f"deleted {_describe_heading(found)}")
 
 
 def describe_closing(dataset: Json) -> str:

@@ -4,6 +4,7 @@ LedgerError
 ├── BudgetExhaustedError       the plan does not fit in the remaining budget
 │   └── CapExhaustedError      the plan does not fit under a cap of its key or team
 ├── DatasetClosedError         the dataset is closed: it takes no further reservation
+├── DatasetUsedError           the dataset has entries besides its creation, so it stays
 ├── DatasetSizeError           the mechanism is for another number of records
 ├── UnsuitableReferenceError   the mechanism cannot be the reference of a budget
 ├── ChargeUndecidedError       the time limit ended before a plan's charge was known
@@ -66,6 +67,10 @@ class DatasetClosedError(
     LedgerError, code="dataset-closed", title="The dataset is closed", status=409
 ):
     """The dataset was closed, for good: it takes no further reservation."""
+
+
+class DatasetUsedError(LedgerError, code="dataset-used", title="The dataset is used", status=409):
+    """A dataset that is to be deleted has entries besides its creation."""
 
 
 class DatasetSizeError(

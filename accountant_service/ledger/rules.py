@@ -25,6 +25,7 @@ from accountant_service.ledger.errors import (
     CapExhaustedError,
     ChargeOutdatedError,
     DatasetClosedError,
+    DatasetUsedError,
     ReservationClosedError,
     StaleSequenceError,
     WeakGuaranteeError,
@@ -454,6 +455,15 @@ def close_dataset(dataset: Dataset, at: int) -> Dataset | None:
         at: the time, in microseconds since 1970.
     """
     return None if dataset.closed_at is not None else replace(dataset, closed_at=at)
+
+
+def require_unused(dataset: Dataset) -> None:
+    """Raise `DatasetUsedError` unless the only entry of a dataset is the one that created it."""
+    if dataset.version > 1:
+        raise DatasetUsedError(
+            f"dataset {dataset.name!r} has {dataset.version} entries, and only one whose single "
+            "entry is its creation can be deleted: close it instead"
+        )
 
 
 def grant(reservation: Reservation, steps: int, sequence: int) -> Change:

@@ -1,4 +1,4 @@
-"""The page that creates a dataset with its privacy budget."""
+"""The pages that create a dataset with its privacy budget, and delete one that was never used."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import RedirectResponse, Response
 
 from accountant_service.api import problems
+from accountant_service.api.ledger_routes import Name
 from accountant_service.api.ledger_schemas import DatasetRequest
 from accountant_service.api.routes import StrictRoute
 from accountant_service.disclosure.attack_rates import bound_attacks_by_epsilon, count_per_thousand
@@ -126,11 +127,33 @@ async def create_dataset(
     return await run_in_threadpool(_render_new_dataset_page, request, sent, faults, 422)
 
 
-def _write_request(holder: Any, sent: Fields, body: Json) -> WriteRequest:
-    """Return the form's write request, with its field `once` as the idempotency key."""
-    return WriteRequest(
-        holder, first_value(sent, "once")[:_IDEMPOTENCY_KEY_MAX], "POST /datasets", body
+@router.get("/datasets/{name}/delete")
+async def ask_to_delete(
+    request: Request, name: Name, session: TheSession, ledger: TheLedger
+) -> Response:
+    """Ask whether to delete a dataset, and show the consequences."""
+    require_unbound(session.key, Scope.OWNER)
+    found = await ledger.get_dataset(session.key, name)
+    return await run_in_threadpool(
+        render_page, request, "delete_dataset.html", dataset=found, once=uuid.uuid4().hex
     )
+
+
+@router.post("/datasets/{name}/delete")
+async def delete_dataset(
+    name: Name, holder: FormKey, sent: SentFields, ledger: TheLedger
+) -> Response:
+    """Delete a dataset that was never used."""
+    write = _write_request(holder, sent, None, f"POST /datasets/{name}/delete")
+    await ledger.delete_dataset(write, name)
+    return RedirectResponse("/datasets", _SEE_OTHER)
+
+
+def _write_request(
+    holder: Any, sent: Fields, body: Json | None, call: str = "POST /datasets"
+) -> WriteRequest:
+    """Return the form's write request, with its field `once` as the idempotency key."""
+    return WriteRequest(holder, first_value(sent, "once")[:_IDEMPOTENCY_KEY_MAX], call, body)
 
 
 def _read_planned_run(sent: Fields) -> RunForm:

@@ -168,6 +168,33 @@ def test_a_run_says_so_when_its_watcher_is_signed_out(open_page: Any, site: Site
     watched.page.get_by_role("heading", name="Your session has ended").wait_for()
 
 
+def test_a_budget_is_explained_while_it_is_typed_and_a_weak_one_needs_a_cross(
+    open_page: Any,
+) -> None:
+    watched = open_page()
+    page = watched.page
+    watched.sign_in("admin")
+    watched.go("/new-dataset")
+    page.get_by_label("Name", exact=True).fill("typed-weak")
+    page.get_by_label("Records", exact=True).fill("100")
+    page.get_by_label("ε", exact=True).fill("200")
+    page.get_by_label("δ", exact=True).fill(".5")
+    page.get_by_text("1000 of 1000").wait_for()
+    cross = page.get_by_label("I want this budget all the same")
+    cross.check()
+    page.get_by_label("ε", exact=True).fill("300")
+    page.get_by_text("ε = 300 is above 20").wait_for()
+    assert not cross.is_checked(), "the yes was for other numbers"
+    cross.check()
+    page.get_by_role("button", name="Create dataset").click()
+    page.wait_for_url("**/datasets/typed-weak")
+    page.get_by_role("link", name="Delete").click()
+    page.get_by_role("button", name="Delete the dataset").click()
+    page.wait_for_url("**/datasets")
+    assert page.get_by_text("typed-weak").count() == 0
+    assert watched.complaints == []
+
+
 def test_keys_are_made_and_revoked(open_page: Any) -> None:
     watched = open_page()
     page = watched.page

@@ -377,6 +377,7 @@ def test_signing_out(admin: Person) -> None:
 
 FORMS: dict[str, dict[str, Any]] = {  # of each path, as its page would send it
     "/datasets": {"name": "forged", "size": "5", "epsilon": "1", "delta": "1e-5", "once": "f"},
+    "/datasets/{name}/delete": {"once": "g"},
     "/keys": {"name": "forged", "scopes": "admin", "reach": "all", "days": ""},
     "/keys/{identifier}/revoke": {},
     "/import": {"document": import_page.EXAMPLE, "delta": "1e-5"},
@@ -418,7 +419,7 @@ def test_a_form_without_its_token_does_nothing(
         form = {name: text.replace("{key}", keys["run"]) for name, text in FORMS[path].items()}
         form |= {} if token is None else {"csrf": token}
         before = read_everything(app)
-        sent_to = path.format(identifier=victim.identifier)
+        sent_to = path.format(identifier=victim.identifier, name="forged")
         answer = admin.http.post(sent_to, data=form, follow_redirects=False)
         is_same = read_everything(app) == before and "Set-Cookie" not in answer.headers
         return answer.status_code, not is_same

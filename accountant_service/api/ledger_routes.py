@@ -427,7 +427,9 @@ def create_key(body: bodies.KeyRequest, request: Request, key: Key) -> Response:
         requests_per_minute=body.requests_per_minute,
         by=key.identifier,
     )
-    return _json_response(ledger_views.key_view(record) | {"key": token}, 201)
+    warnings = keys_of(request).warn_of_missing_datasets(record.datasets or ())
+    view = ledger_views.key_view(record) | {"key": token, "warnings": warnings}
+    return _json_response(view, 201)
 
 
 @router.get("/v1/keys", response_model=bodies.KeysView, tags=["keys"])

@@ -413,6 +413,7 @@ class NewKeyView(KeyView):
     """A new API key with its secret, which is shown only once."""
 
     key: str
+    warnings: list[str] = Field(description="the datasets that do not exist yet, in sentences")
 
 
 class KeysView(BaseModel):
@@ -575,7 +576,7 @@ EXAMPLES: Final[dict[str, Any]] = {
     "EntryKind": "grant",
     "ExportFormat": "jsonl",
     "KeyView": _KEY,
-    "NewKeyView": _KEY | {"key": "pa_1c3aee0336e2d586_…"},
+    "NewKeyView": _KEY | {"key": "pa_1c3aee0336e2d586_…", "warnings": []},
     "KeysView": {"items": [_KEY]},
     "Scope": "run",
     "Format": "html",

@@ -786,6 +786,9 @@ def test_a_request_without_a_valid_key_is_told_what_is_wrong_with_it(web: Servic
 def test_keys_are_shown_once_and_can_be_revoked_and_events_name_who_did_it(web: Service) -> None:
     admin = web.admin
     made = admin.make("/v1/keys", {"scopes": ["run"], "name": "team"})
+    assert made["warnings"] == []
+    missing = admin.make("/v1/keys", {"scopes": ["run"], "datasets": ["adlut"]})
+    assert missing["warnings"][0].startswith("there is no dataset 'adlut'")
     assert made["scopes"] == ["run"]
     team = web.with_key(made["key"])
     team.read("/v1/datasets")

@@ -1306,7 +1306,9 @@ def test_the_safe_choices_of_a_key_are_made_at_first(admin: Person, app: Any) ->
     text = admin.send("/keys", 422, **as_shown)
     assert problem(text, "datasets") == "Name at least one dataset, or choose all datasets."
     assert "unchanged" not in [key.name for key in app.state.keys.list_keys()]
-    admin.send("/keys", 201, **(as_shown | {"datasets": "patients other"}))
+    text = admin.send("/keys", 201, **(as_shown | {"datasets": "patients other"}))
+    assert "There is no dataset &#39;other&#39;" in text
+    assert "There is no dataset &#39;patients&#39;" not in text
     admin.send("/keys", 201, **(as_shown | {"name": "wide", "reach": "all", "datasets": "x"}))
     made = {key.name: key for key in app.state.keys.list_keys()}
     assert made["unchanged"].datasets == ("patients", "other")

@@ -168,7 +168,7 @@ def test_sigterm_gives_back_what_is_held_before_the_first_step(
         signal.raise_signal(signal.SIGTERM)
 
     with monkeypatch.context() as patched:
-        patched.setattr("training_client.lab.recipe.load", killed)
+        patched.setattr("training_client.lab.cli.run.clear_earlier_run", killed)
         assert bench.run(*USUAL, "--dataset", bench.name).exit_code == 130
     assert held[0] > 0
     bench.require_uncharged()

@@ -12,6 +12,7 @@ from accountant_service import number_format
 from accountant_service.cli.access import LedgerAccess, call_ledger
 from accountant_service.cli.encoding import spell
 from accountant_service.cli.mechanism_options import (
+    REQUIRED,
     BatchSize,
     Epochs,
     Mechanisms,
@@ -33,7 +34,7 @@ from accountant_service.number_format import round_nearest as shown
 dataset_app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
-    help="Create, list, show, quote, close and delete datasets with a budget.",
+    help="Create, list, show, quote, close and delete datasets.",
     epilog="With ACCOUNTANT_API_KEY these commands ask the service at ACCOUNTANT_SERVICE; without "
     "it they open the ledger's database.",
 )
@@ -58,12 +59,18 @@ def create(
     name: Name,
     size: Annotated[
         Any,
-        typer.Option("--size", "-n", parser=parse_count, metavar="INTEGER", help="Records in it."),
+        typer.Option(
+            "--size", "-n", parser=parse_count, metavar="INTEGER", help=f"Records in it.{REQUIRED}"
+        ),
     ] = None,
     epsilon: Annotated[
         Any,
         typer.Option(
-            "--epsilon", "-E", parser=parse_number, metavar="NUMBER", help="ε of the budget."
+            "--epsilon",
+            "-E",
+            parser=parse_number,
+            metavar="NUMBER",
+            help=f"ε of the budget.{REQUIRED}",
         ),
     ] = None,
     delta: Annotated[
@@ -73,7 +80,8 @@ def create(
             "-d",
             parser=parse_number,
             metavar="NUMBER",
-            help="δ of the budget, such as 1e-6; far below one over the number of records.",
+            help="δ of the budget, such as 1e-6; far below one over the number of records."
+            + REQUIRED,
         ),
     ] = None,
     unit: Annotated[

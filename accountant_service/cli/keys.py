@@ -37,7 +37,12 @@ Quota = Annotated[
 @keys.command("create")
 def create_key(
     scope: Annotated[
-        list[Scope], typer.Option("--scope", help="A permission of the key. Repeatable.")
+        list[Scope],
+        typer.Option(
+            "--scope",
+            metavar="SCOPE",
+            help=f"A permission of the key: {', '.join(Scope)}. Repeatable.",
+        ),
     ],
     name: Annotated[str, typer.Option(help="A name for the key, for example its owner.")] = "",
     dataset: Annotated[

@@ -285,6 +285,14 @@ def test_wrong_data_are_found_before_anything_is_reserved(
             assert bench.dataset()["version"] == 1
 
 
+@pytest.mark.parametrize("command", ["run", "compare", "together", "data", "optimizers"])
+def test_help_cuts_no_name_and_shows_no_type_of_python(command: str) -> None:
+    shown = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "80"})
+    assert shown.exit_code == 0
+    assert "…" not in shown.output
+    assert "list[" not in shown.output
+
+
 def test_a_plot_of_no_known_kind_is_refused_before_the_training(bench: Bench) -> None:
     done = bench.train("compare", "dp_sgd", "--output", "plot.nope")
     assert done.exit_code == 2

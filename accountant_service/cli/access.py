@@ -227,7 +227,7 @@ class ServiceAccess(LedgerAccess):
             advice = "Let this machine trust its certificate, as with the variable SSL_CERT_FILE"
         elif isinstance(reason, ssl.SSLError):
             advice = f"It may speak plain HTTP: set {SERVICE_VARIABLE} to http://{rest}"
-        elif isinstance(error, HTTPException | ConnectionResetError) and scheme == "http":
+        elif isinstance(reason, HTTPException | ConnectionResetError) and scheme == "http":
             advice = f"It may require TLS: set {SERVICE_VARIABLE} to https://{rest}"
         else:
             advice = f"Start it with `accountant serve`, or set {SERVICE_VARIABLE}"

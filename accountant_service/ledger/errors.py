@@ -122,21 +122,9 @@ class StaleSequenceError(
 class WeakGuaranteeError(
     LedgerError, code="weak-guarantee", title="The budget protects hardly anyone"
 ):
-    """The budget of a new dataset has ε > 20 or δ ≥ 1/size, and `accept_weak` is not true.
-
-    Attributes:
-        weaknesses: a sentence for ε, for δ or for both.
-    """
+    """The budget of a new dataset has ε > 20 or δ ≥ 1/size, and `accept_weak` is not true."""
 
     mechanism_at = ""  # the pointer is one into the request
-
-    def __init__(self, weaknesses: dict[str, str]) -> None:
-        self.weaknesses = weaknesses
-        found = ". ".join(weaknesses.values())
-        super().__init__(
-            f"{found}. If you want this budget all the same, set accept_weak",
-            f"/budget/{next(iter(weaknesses))}",
-        )
 
 
 class NameTakenError(LedgerError, code="name-taken", title="The name is taken", status=409):

@@ -149,7 +149,10 @@ class NewDataset:
         """Refuse a weak budget that was not accepted."""
         weak = list_weaknesses(self.size, self.epsilon, self.delta)
         if weak and not self.accept_weak:
-            raise WeakGuaranteeError(weak)
+            raise WeakGuaranteeError(
+                f"{'. '.join(weak.values())}. If you want this all the same, set accept_weak",
+                f"/budget/{next(iter(weak))}",
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,16 +72,18 @@ def _render_new_dataset_page(
 ) -> Response:
     """Render the form for a new dataset, with the texts that were sent."""
     texts = {name: first_value(sent, name) for name in sent}
+    meaning = _explain_budget(sent)
+    weak = {} if meaning is None or "accept_weak" in sent else meaning["weaknesses"]
     return render_page(
         request,
         "new_dataset.html",
         status,
         parameters=_NUMBERS,
-        meaning=_explain_budget(sent),
+        meaning=meaning,
         texts=texts | {name: choice.read(texts.get(name)) for name, choice in CHOICES.items()},
         choices=CHOICES,
         run=_read_planned_run(sent),
-        problems=faults or {},
+        problems={name: f"{each}." for name, each in weak.items()} | dict(faults or {}),
         once=uuid.uuid4().hex,
     )
 
@@ -117,8 +119,10 @@ async def create_dataset(
         if not faults:
             await ledger.create_dataset(_write_request(holder, sent, body), new)
             return RedirectResponse(f"/datasets/{asked.name}", _SEE_OTHER)
-    except (ValidationError, NameTakenError, WeakGuaranteeError) as error:
+    except (ValidationError, NameTakenError) as error:
         faults = _get_problem_sentences(error, sent) | faults
+    except WeakGuaranteeError:
+        pass  # the page says why, beside the numbers
     except CodedError as error:
         if error.mechanism_at != "/planned_mechanism":
             raise
@@ -211,12 +215,8 @@ _FIELD_PROBLEMS: Final = {
 }
 
 
-def _get_problem_sentences(
-    error: ValidationError | NameTakenError | WeakGuaranteeError, sent: Fields
-) -> dict[str, str]:
+def _get_problem_sentences(error: ValidationError | NameTakenError, sent: Fields) -> dict[str, str]:
     """Return a sentence for each invalid field of the form."""
-    if isinstance(error, WeakGuaranteeError):
-        return {name: f"{sentence}." for name, sentence in error.weaknesses.items()}
     if isinstance(error, NameTakenError):
         return {"name": "A dataset of this name exists; choose another name."}
     found: dict[str, str] = {}

@@ -645,8 +645,9 @@ def test_a_wrong_key_form_keeps_what_was_typed(admin: Person) -> None:
     assert problem(admin.send("/keys", 422, scopes="king", days="inf"), "scopes")
 
 
-SENT = ("name", "size", "epsilon", "delta", "privacy_unit", "once", "days", "scopes", "reach",
-        "planned", "kind", "mechanism", "filter", "document", "format", "sampling")  # fmt: skip
+SENT = ("name", "size", "epsilon", "delta", "accept_weak", "privacy_unit", "once", "days",
+        "scopes", "reach", "planned", "kind", "mechanism", "filter", "document", "format",
+        "sampling")  # fmt: skip
 GARBAGE = st.dictionaries(st.sampled_from(SENT), st.one_of(TEXTS, st.just("x" * 300)))
 
 
@@ -659,7 +660,7 @@ def test_no_form_breaks_a_page(
     person = Person(TestClient(app, raise_server_exceptions=False))
     person.sign_in(keys["admin"])
     body = urlencode({"csrf": person.csrf} | fields, errors="replace")
-    answer = person.http.post(path.format(identifier="x"), content=body)
+    answer = person.http.post(path.format(identifier="x", name="x"), content=body)
     assert answer.status_code < 500
     assert "Traceback" not in answer.text
 
@@ -1283,7 +1284,7 @@ def test_the_page_says_what_a_budget_allows_before_it_is_created(admin: Person) 
     assert "accept_weak" not in text
 
 
-def test_a_weak_budget_is_created_only_with_a_cross(admin: Person) -> None:
+def test_a_weak_budget_is_created_only_with_a_checked_box(admin: Person) -> None:
     typed = {"name": "weak-here", "size": "100", "epsilon": "200", "delta": ".5", "once": "k"}
     text = admin.send("/datasets", 422, **typed)
     assert problem(text, "epsilon").startswith("ε = 200 is above 20")
@@ -1291,6 +1292,9 @@ def test_a_weak_budget_is_created_only_with_a_cross(admin: Person) -> None:
     assert 'name="accept_weak"' in text
     assert "finds at most <strong>1000 of 1000</strong>" in text
     assert "weak-here" not in admin.get("/datasets")
+    text = admin.send("/datasets", 422, **(typed | {"name": "a/b", "accept_weak": "yes"}))
+    assert 'name="accept_weak" value="yes" checked' in text
+    assert not problem(text, "epsilon"), "it was accepted"
     assert "<h1>weak-here</h1>" in admin.send("/datasets", **typed, accept_weak="yes")
 
 

@@ -48,7 +48,7 @@ demo-federated: $(FLOWER_READY)  ## train at eight sites through Flower, each wi
 
 look: $(READY)  ## serve the demo's budget, run and certificate on http://127.0.0.1:8000
 	@test -e runs/mnist/ledger.db || { echo "Run the demo first: make demo"; exit 1; }
-	@echo "A new key to sign in with: $$($(DEMO_LEDGER) $(BIN)/accountant keys create --scope admin --name look)"
+	@echo "A new key to sign in with, for a day: $$($(DEMO_LEDGER) $(BIN)/accountant keys create --scope admin --name look --expires-in-days 1)"
 	$(DEMO_LEDGER) $(BIN)/accountant serve --port $(SERVE_PORT)
 
 serve: $(READY)  ## run the service on http://127.0.0.1:8000

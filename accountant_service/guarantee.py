@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from decimal import Decimal
 from enum import StrEnum
+from typing import Final
 
 from accountant_service import number_format
 from accountant_service.version import __version__
+
+WEAK_EPSILON: Final = 20
 
 
 class Status(StrEnum):
@@ -96,6 +99,25 @@ def count_exposed_records(size: int, delta: float) -> Decimal:
     A mechanism that publishes each record with probability δ publishes so many on average.
     """
     return number_format.as_written(delta) * size
+
+
+def list_weaknesses(size: int, epsilon: float, delta: float) -> dict[str, str]:
+    """Return why a guarantee protects hardly anyone: a sentence for ε, for δ or for both.
+
+    Args:
+        size: the number of records.
+        epsilon: ε of a budget.
+        delta: δ of a budget.
+    """
+    found = {}
+    if epsilon > WEAK_EPSILON:
+        found["epsilon"] = (
+            f"ε = {number_format.round_up(epsilon)} is above {WEAK_EPSILON}: an attacker may "
+            "tell of almost every record whether it is in the data"
+        )
+    if (warning := warn_about_delta(size, delta)) is not None:
+        found["delta"] = warning
+    return found
 
 
 def warn_about_delta(size: int | None, delta: float) -> str | None:

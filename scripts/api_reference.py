@@ -28,6 +28,7 @@ RUN: Final = {"kind": "dp_sgd", "noise_multiplier": 1.1, "sample_rate": 0.01, "s
 SHORT: Final = RUN | {"steps": 100}
 
 # In the order of the page. The name in a path comes from the answer to an earlier call.
+DATASET: Final = {"name": "patients", "size": 60000, "budget": {"epsilon": 3.0, "delta": 1e-5}}
 CALLS: Final[list[tuple[str, str, Any]]] = [
     ("POST", "/v1/epsilon", {"mechanism": RUN, "delta": 1e-5}),
     ("POST", "/v1/delta", {"mechanism": RUN, "epsilon": 2.0}),
@@ -95,11 +96,7 @@ CALLS: Final[list[tuple[str, str, Any]]] = [
         {"requests": [{"path": "/v1/epsilon", "body": {"mechanism": RUN, "delta": 1e-5}}]},
     ),
     ("GET", "/v1/methods", None),
-    (
-        "POST",
-        "/v1/datasets",
-        {"name": "patients", "size": 60000, "budget": {"epsilon": 3.0, "delta": 1e-5}},
-    ),
+    ("POST", "/v1/datasets", DATASET),
     ("GET", "/v1/datasets", None),
     ("GET", "/v1/datasets/{name}", None),
     ("POST", "/v1/datasets/{name}/quotes", {"mechanism": RUN}),
@@ -128,6 +125,7 @@ CALLS: Final[list[tuple[str, str, Any]]] = [
     ("DELETE", "/v1/datasets/{name}/caps/teams/{team}", None),
     ("DELETE", "/v1/datasets/{name}/caps/keys/{key_id}", None),
     ("POST", "/v1/datasets/{name}/close", {}),
+    ("DELETE", "/v1/datasets/{name}", None),
     (
         "POST",
         "/v1/keys",
@@ -245,6 +243,9 @@ class ReferencePage:
         """Send a call's example request; make the reservations that it needs first."""
         if path.endswith("/release"):
             self._send("POST", "/v1/datasets/{name}/reservations", {"mechanism": SHORT})
+        if (method, path) == ("DELETE", "/v1/datasets/{name}"):
+            path = "/v1/datasets/mistake"
+            self._send("POST", "/v1/datasets", DATASET | {"name": "mistake"})
         answer = self._send(method, path, body)
         if path.endswith("/release"):
             self._send("POST", "/v1/datasets/{name}/reservations", {"mechanism": SHORT})

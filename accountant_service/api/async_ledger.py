@@ -161,6 +161,10 @@ class AsyncLedger:
         dataset = await self._read(self._ledger.find_dataset, request.key, name, Scope.OWNER)
         return await self._write(dataset.identifier, self._ledger.close_dataset, request, name)
 
+    async def delete_dataset(self, request: WriteRequest, name: str) -> StoredAnswer:
+        """Delete a dataset that was never used."""
+        return await self._write(name, self._ledger.delete_dataset, request, name)
+
     async def preview_budget(self, key: KeyRecord, name: str) -> BudgetPreview:
         """Return how many steps of typical runs a dataset's whole budget covers."""
         dataset = await self._read(self._ledger.find_dataset, key, name)

@@ -177,7 +177,8 @@ def _json_response(view: Any, status: int = 200) -> Response:
 def _body_as_json(body: BaseModel) -> Any:
     """Return a request body as JSON; it is compared to recognise a retried write."""
     trees = {name for name in type(body).model_fields if "mechanism" in name}
-    plain = body.model_dump(mode="json", exclude=trees)
+    newer = {"accept_weak"} - body.model_fields_set  # earlier versions did not hash it
+    plain = body.model_dump(mode="json", exclude=trees | newer)
     present = {name: tree for name in trees if (tree := getattr(body, name)) is not None}
     return plain | {name: mechanisms.to_json(tree) for name, tree in present.items()}
 
@@ -225,6 +226,19 @@ async def close_dataset(
     """
     write = _build_write_request(request, key, idempotency_key, _body_as_json(body))
     return _stored_response(await ledger.close_dataset(write, name))
+
+
+@router.delete("/v1/datasets/{name}", response_model=bodies.DatasetView)
+async def delete_dataset(
+    name: Name, request: Request, key: Key, ledger: TheLedger, idempotency_key: Idempotency = None
+) -> Response:
+    """Delete a dataset that was never used: its only entry is its creation.
+
+    An audit event records who did, and the hash of that entry. The name may be used again. Anyone
+    who may create a budget may delete it.
+    """
+    write = _build_write_request(request, key, idempotency_key, None)
+    return _stored_response(await ledger.delete_dataset(write, name))
 
 
 @router.get("/v1/datasets/{name}/report", response_model=dict[str, Any], responses=_FORMATS)
@@ -469,7 +483,9 @@ def create_key(body: bodies.KeyRequest, request: Request, key: Key) -> Response:
         requests_per_minute=body.requests_per_minute,
         by=key.identifier,
     )
-    return _json_response(ledger_views.key_view(record) | {"key": token}, 201)
+    warnings = keys_of(request).warn_of_missing_datasets(record.datasets or ())
+    view = ledger_views.key_view(record) | {"key": token, "warnings": warnings}
+    return _json_response(view, 201)
 
 
 @router.get("/v1/keys", response_model=bodies.KeysView, tags=["keys"])

@@ -75,6 +75,13 @@ class DatasetRequest(_Body):
             "divergence"
         ),
     ] = "reference"
+    accept_weak: Annotated[
+        bool,
+        Field(
+            description="must be true for ε above 20, or δ not below one over `size`: such a "
+            "budget protects hardly anyone"
+        ),
+    ] = False
 
     @model_validator(mode="after")
     def _check_filter(self) -> DatasetRequest:
@@ -85,7 +92,11 @@ class DatasetRequest(_Body):
         return self
 
     def to_new_dataset(self) -> NewDataset:
-        """Return the dataset that this request asks to create."""
+        """Return the dataset that this request asks to create.
+
+        Raises:
+            WeakGuaranteeError: the budget protects hardly anyone, and that was not accepted.
+        """
         return NewDataset(
             self.name,
             self.size,
@@ -95,6 +106,7 @@ class DatasetRequest(_Body):
             self.privacy_unit,
             self.planned_mechanism,
             self.filter,
+            self.accept_weak,
         )
 
 
@@ -278,8 +290,9 @@ class DatasetView(BaseModel):
     remaining: AmountView
     accounting: AccountingView
     version: int
-    state: Literal["open", "closed"] = Field(
-        description="`closed` datasets take no further reservation"
+    state: Literal["open", "closed", "deleted"] = Field(
+        description="`closed` datasets take no further reservation; `deleted` is only in the "
+        "answer to the deletion"
     )
     closed_at: float | None = Field(description="Unix time in seconds; null while it is open")
 
@@ -400,6 +413,7 @@ class NewKeyView(KeyView):
     """A new API key with its secret, which is shown only once."""
 
     key: str
+    warnings: list[str] = Field(description="the datasets that do not exist yet, in sentences")
 
 
 class KeysView(BaseModel):
@@ -562,7 +576,7 @@ EXAMPLES: Final[dict[str, Any]] = {
     "EntryKind": "grant",
     "ExportFormat": "jsonl",
     "KeyView": _KEY,
-    "NewKeyView": _KEY | {"key": "pa_1c3aee0336e2d586_…"},
+    "NewKeyView": _KEY | {"key": "pa_1c3aee0336e2d586_…", "warnings": []},
     "KeysView": {"items": [_KEY]},
     "Scope": "run",
     "Format": "html",

@@ -14,7 +14,7 @@ from accountant_service.ledger.filters.reference import SLACK_UNITS
 from accountant_service.ledger.plans import BudgetPreview, CombinedQuote, Quote
 from accountant_service.ledger.repository import KeyRecord, RunPlace, Transaction
 from accountant_service.ledger.rules import CapUse, Dataset, HolderKind, Reservation
-from accountant_service.ledger.service import BurnDownPoint, EntriesPage, Subject
+from accountant_service.ledger.service import BurnDownPoint, Deletion, EntriesPage, Subject
 from accountant_service.numerics.floats import rounding
 
 LIST_PAGE_SIZE: Final = 200  # datasets, keys or caps
@@ -37,6 +37,9 @@ class _Answers:
         """
         if isinstance(result, BudgetPreview):
             text = json.dumps(dataset_view(dataset) | preview_view(result))
+            return text, text
+        if isinstance(result, Deletion):  # no row is left to restore anything from
+            text = json.dumps(dataset_view(dataset) | {"state": "deleted"})
             return text, text
         view = dataset_view(dataset) if result is None else reservation_view(dataset, result)
         fixed = _FIXED_OF_DATASETS if result is None else _FIXED_OF_RUNS

@@ -66,7 +66,7 @@ _COMMANDS: Final = {
     "serve": _Entry(
         "server", "Run the service: the API, its documentation at /docs, health at /healthz."
     ),
-    "dataset": _Entry("datasets", "Create, list, show, quote and close datasets with a budget."),
+    "dataset": _Entry("datasets", "Create, list, show, quote, close and delete datasets."),
     "run": _Entry("runs", "Reserve, grant and end runs, and get their certificates."),
     "report": _Entry(
         "reports", "Report what was promised to whom: for signing, and for registries."

@@ -50,6 +50,10 @@ class LedgerAccess(ABC):
         """Close a dataset for new reservations; return it."""
 
     @abstractmethod
+    def delete_dataset(self, name: str) -> Json:
+        """Delete a dataset that was never used; return it as it was."""
+
+    @abstractmethod
     def list_datasets(self) -> list[Json]:
         """Return all datasets that the caller may see."""
 
@@ -118,6 +122,11 @@ class ServiceAccess(LedgerAccess):
         """Close a dataset for new reservations; return it."""
         return self._call(f"/v1/datasets/{quote(name, safe='')}/close", {}, is_write=True)
 
+    def delete_dataset(self, name: str) -> Json:
+        """Delete a dataset that was never used; return it as it was."""
+        path = f"/v1/datasets/{quote(name, safe='')}"
+        return self._call(path, is_write=True, method="DELETE")
+
     def list_datasets(self) -> list[Json]:
         """Return all datasets that the key may see, page by page."""
         return self._read_pages("/v1/datasets")
@@ -167,7 +176,14 @@ class ServiceAccess(LedgerAccess):
 
         return Facts.model_validate(self._call(f"/v1/datasets/{quote(name, safe='')}/report"))
 
-    def _call(self, path: str, body: Json | None = None, *, is_write: bool = False) -> Json:
+    def _call(
+        self,
+        path: str,
+        body: Json | None = None,
+        *,
+        is_write: bool = False,
+        method: str | None = None,
+    ) -> Json:
         """Send a request with the key, and return the answer's JSON."""
         headers = {"Authorization": f"Bearer {self._key}", "Accept": "application/json"}
         data = None
@@ -176,7 +192,7 @@ class ServiceAccess(LedgerAccess):
             data = json.dumps(body).encode()
         if is_write:
             headers["Idempotency-Key"] = uuid.uuid4().hex
-        with self._open(http.Request(self._service + path, data, headers)) as answer:
+        with self._open(http.Request(self._service + path, data, headers, method=method)) as answer:
             found: Json = json.load(answer)
             return found
 
@@ -211,7 +227,7 @@ class ServiceAccess(LedgerAccess):
             advice = "Let this machine trust its certificate, as with the variable SSL_CERT_FILE"
         elif isinstance(reason, ssl.SSLError):
             advice = f"It may speak plain HTTP: set {SERVICE_VARIABLE} to http://{rest}"
-        elif isinstance(error, HTTPException | ConnectionResetError) and scheme == "http":
+        elif isinstance(reason, HTTPException | ConnectionResetError) and scheme == "http":
             advice = f"It may require TLS: set {SERVICE_VARIABLE} to https://{rest}"
         else:
             advice = f"Start it with `accountant serve`, or set {SERVICE_VARIABLE}"
@@ -265,7 +281,7 @@ class DatabaseAccess(LedgerAccess):
             _COMMAND_LINE, _COMMAND_LINE, b"", scopes, None, 0, None, None, None
         )  # fmt: skip
 
-    def _write(self, call: str, body: Json) -> Any:
+    def _write(self, call: str, body: Json | None) -> Any:
         """Build a write request to the ledger, with a new Idempotency-Key."""
         from accountant_service.ledger.service import WriteRequest
 
@@ -282,6 +298,11 @@ class DatabaseAccess(LedgerAccess):
         """Close a dataset for new reservations; return it."""
         write = self._write(f"POST /v1/datasets/{name}/close", {})
         return _read(self._ledger.close_dataset(write, name))
+
+    def delete_dataset(self, name: str) -> Json:
+        """Delete a dataset that was never used; return it as it was."""
+        write = self._write(f"DELETE /v1/datasets/{name}", None)
+        return _read(self._ledger.delete_dataset(write, name))
 
     def list_datasets(self) -> list[Json]:
         """Return all datasets."""

@@ -1,4 +1,4 @@
-"""The commands `accountant dataset`: create, list, show, quote and close datasets."""
+"""The commands `accountant dataset`: create, list, show, quote, close and delete datasets."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from accountant_service import number_format
 from accountant_service.cli.access import LedgerAccess, call_ledger
 from accountant_service.cli.encoding import spell
 from accountant_service.cli.mechanism_options import (
+    REQUIRED,
     BatchSize,
     Epochs,
     Mechanisms,
@@ -33,7 +34,7 @@ from accountant_service.number_format import round_nearest as shown
 dataset_app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
-    help="Create, list, show, quote and close datasets with a budget.",
+    help="Create, list, show, quote, close and delete datasets.",
     epilog="With ACCOUNTANT_API_KEY these commands ask the service at ACCOUNTANT_SERVICE; without "
     "it they open the ledger's database.",
 )
@@ -49,6 +50,7 @@ _NEW_OPTIONS: Final = {
     "/neighbouring_relation": "--relation",
     "/filter": "--filter",
     "/planned_mechanism": "--mechanism",
+    "/accept_weak": "--accept-weak",
 }
 
 
@@ -57,12 +59,18 @@ def create(
     name: Name,
     size: Annotated[
         Any,
-        typer.Option("--size", "-n", parser=parse_count, metavar="INTEGER", help="Records in it."),
+        typer.Option(
+            "--size", "-n", parser=parse_count, metavar="INTEGER", help=f"Records in it.{REQUIRED}"
+        ),
     ] = None,
     epsilon: Annotated[
         Any,
         typer.Option(
-            "--epsilon", "-E", parser=parse_number, metavar="NUMBER", help="ε of the budget."
+            "--epsilon",
+            "-E",
+            parser=parse_number,
+            metavar="NUMBER",
+            help=f"ε of the budget.{REQUIRED}",
         ),
     ] = None,
     delta: Annotated[
@@ -72,7 +80,8 @@ def create(
             "-d",
             parser=parse_number,
             metavar="NUMBER",
-            help="δ of the budget, such as 1e-6; far below one over the number of records.",
+            help="δ of the budget, such as 1e-6; far below one over the number of records."
+            + REQUIRED,
         ),
     ] = None,
     unit: Annotated[
@@ -85,6 +94,12 @@ def create(
         str | None, typer.Option("--filter", help="reference (default) or renyi.")
     ] = None,
     mechanism: Mechanisms = None,
+    accept_weak: Annotated[
+        bool,
+        typer.Option(
+            "--accept-weak", help="Allow ε above 20, or δ not below one over the records."
+        ),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Create a dataset with a budget. The budget can never be changed."""
@@ -96,6 +111,7 @@ def create(
         "privacy_unit": unit,
         "neighbouring_relation": relation,
         "filter": filter_,
+        "accept_weak": accept_weak or None,
     }
     budget = {"epsilon": epsilon, "delta": delta}
 
@@ -107,7 +123,7 @@ def create(
         body["budget"] = {name: value for name, value in budget.items() if value is not None}
         if mechanism:
             body["planned_mechanism"] = join_mechanisms(read_mechanisms(mechanism))
-        validate(DatasetRequest, body)
+        validate(DatasetRequest, body).to_new_dataset()
         return body
 
     body = run_or_exit(build, options, as_json=as_json)  # first: a mistake begins no ledger
@@ -209,6 +225,13 @@ def close(name: Name, as_json: AsJson = False) -> None:
     share = number_format.round_up(100 * found["held"]["share"], 3)
     if found["held"]["share"]:
         print(f"open runs hold {share} % of the budget: they may go on, or see `run release`")
+
+
+@dataset_app.command("delete")
+def delete(name: Name, as_json: AsJson = False) -> None:
+    """Delete a dataset that was never used, such as one with a mistake; its name is free then."""
+    found = call_ledger(lambda ledger: ledger.delete_dataset(name), {"": "NAME"}, as_json=as_json)
+    print(json.dumps(found) if as_json else f"deleted {_describe_heading(found)}")
 
 
 def describe_closing(dataset: Json) -> str:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -16,9 +16,6 @@ from accountant_service.cli.opening import open_repository
 from accountant_service.cli.printing import AsJson, print_rows
 from accountant_service.ledger.names import Scope
 from accountant_service.ledger.quotas import REQUESTS_PER_MINUTE_MAX
-
-if TYPE_CHECKING:
-    from accountant_service.ledger.repository import Repository
 
 keys = typer.Typer(
     add_completion=False, no_args_is_help=True, help="Create, limit, list and revoke API keys."
@@ -40,7 +37,12 @@ Quota = Annotated[
 @keys.command("create")
 def create_key(
     scope: Annotated[
-        list[Scope], typer.Option("--scope", help="A permission of the key. Repeatable.")
+        list[Scope],
+        typer.Option(
+            "--scope",
+            metavar="SCOPE",
+            help=f"A permission of the key: {', '.join(Scope)}. Repeatable.",
+        ),
     ],
     name: Annotated[str, typer.Option(help="A name for the key, for example its owner.")] = "",
     dataset: Annotated[
@@ -71,8 +73,10 @@ def create_key(
     names = tuple(each for each in dataset or () if check_name(each, "--dataset"))
     expires = None if expires_in_days is None else now() + int(86400e6 * expires_in_days)
     with open_repository(create=True) as repository:
-        _warn_of_missing_datasets(repository, names)
-        token, _ = Keys(repository).create(
+        store = Keys(repository)
+        for warning in store.warn_of_missing_datasets(names):
+            typer.echo(f"warning: {warning}", err=True)
+        token, _ = store.create(
             scope,
             check_label(name),
             names or None,
@@ -81,15 +85,6 @@ def create_key(
             requests_per_minute=requests_per_minute,
         )
     print(token)
-
-
-def _warn_of_missing_datasets(repository: Repository, names: Iterable[str]) -> None:
-    """Warn on stderr of each dataset that a key is bound to and that does not exist yet."""
-    with repository.reading() as reading:
-        missing = [name for name in names if reading.find_dataset(name) is None]
-    for name in missing:
-        typer.echo(f"warning: there is no dataset {name!r}; the key is for it once it is created",
-                   err=True)  # fmt: skip
 
 
 @keys.command("list")

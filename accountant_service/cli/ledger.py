@@ -309,7 +309,12 @@ def export(
         typer.Option("--dataset", metavar="NAME", help="Only this dataset. Repeatable."),
     ] = None,
     kind: Annotated[
-        list[EntryKind] | None, typer.Option("--kind", help="Only these entries. Repeatable.")
+        list[EntryKind] | None,
+        typer.Option(
+            "--kind",
+            metavar="KIND",
+            help=f"Only these entries: {', '.join(EntryKind)}. Repeatable.",
+        ),
     ] = None,
     since: Annotated[
         Any, typer.Option(parser=_parse_time, metavar="TIME", help="Earliest time; ISO 8601, UTC.")

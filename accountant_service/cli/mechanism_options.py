@@ -96,6 +96,9 @@ Epochs = Annotated[
         help="Instead of --steps, with --batch-size.", rich_help_panel=PANEL,
     ),
 ]  # fmt: skip
+# in the help of an option without which the command is refused: it is checked with all other
+# faults, not by Typer, which would name one at a time. The backslash is for Rich
+REQUIRED: Final = r" \[required]"
 Mechanisms = Annotated[
     list[str] | None,
     typer.Option("--mechanism", "-m", metavar="JSON", help=MECHANISM_HELP, rich_help_panel=PANEL),

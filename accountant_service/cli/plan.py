@@ -13,7 +13,12 @@ from rich.table import Table
 
 from accountant_service import number_format
 from accountant_service.cli.asking import answer_or_exit
-from accountant_service.cli.mechanism_options import TIME_LIMIT_HELP, parse_count, parse_number
+from accountant_service.cli.mechanism_options import (
+    REQUIRED,
+    TIME_LIMIT_HELP,
+    parse_count,
+    parse_number,
+)
 from accountant_service.guarantee import NeighbouringRelation
 
 Json = dict[str, Any]
@@ -38,7 +43,7 @@ def plan(
         typer.Option(
             "--epsilon",
             "-E",
-            help="ε of the budget, such as 2.",
+            help=f"ε of the budget, such as 2.{REQUIRED}",
             parser=parse_number,
             metavar="NUMBER",
         ),
@@ -48,7 +53,7 @@ def plan(
         typer.Option(
             "--delta",
             "-d",
-            help="δ of the budget, such as 1e-5.",
+            help=f"δ of the budget, such as 1e-5.{REQUIRED}",
             parser=parse_number,
             metavar="NUMBER",
         ),
@@ -56,7 +61,11 @@ def plan(
     dataset_size: Annotated[
         Any,
         typer.Option(
-            "--dataset-size", "-n", help="Number of records.", parser=parse_count, metavar="INTEGER"
+            "--dataset-size",
+            "-n",
+            help=f"Number of records.{REQUIRED}",
+            parser=parse_count,
+            metavar="INTEGER",
         ),
     ] = None,
     epochs: Annotated[

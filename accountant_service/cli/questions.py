@@ -6,6 +6,7 @@ request model and computation, so that both accept, refuse and answer alike.
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from accountant_service.cli.mechanism_options import (
     MECHANISM_HELP,
     OTHER_RUNS_HELP,
     OTHER_RUNS_POINTER,
+    REQUIRED,
     RUN_FLAGS,
     TIME_LIMIT_HELP,
     find_dataset_size,
@@ -170,6 +172,7 @@ _SOLVE_OPTIONS: Final = {  # of the command that solves for a parameter of any m
         "The mechanism, with any number or null for the parameter. " + MECHANISM_HELP,
         "--mechanism",
         "-m",
+        metavar="JSON",
     ),
 }
 _CLAIM: Final = ("method", "neighbouring_relation")
@@ -183,12 +186,14 @@ class _Question:
         name: the command's name; the endpoint is /v1/ and this name.
         help: the first line of its help.
         options: names in `_OPTIONS`, in the order of its help.
+        required: those of them that its help marks as required.
         example: options of the example in its help.
     """
 
     name: str
     help: str
     options: tuple[str, ...]
+    required: tuple[str, ...]
     example: str
 
 
@@ -197,18 +202,21 @@ _QUESTIONS: Final = (
         "epsilon",
         "Compute the ε of a run, or of any mechanism, at δ.",
         ("delta", *_MECHANISM, *_CLAIM, "tolerance"),
+        ("delta",),
         "-q 0.01 -s 1.1 -t 1000 -d 1e-5",
     ),
     _Question(
         "delta",
         "Compute the δ of a run, or of any mechanism, at ε.",
         ("epsilon", *_MECHANISM, *_CLAIM, "tolerance"),
+        ("epsilon",),
         "-q 0.01 -s 1.1 -t 1000 -E 2",
     ),
     _Question(
         "noise-multiplier",
         "Find the least noise multiplier with which a run meets an (ε, δ) or risk target.",
         (*_TARGET, "sample_rate", "steps", *_SHAPE, "other_runs", "mechanism", *_CLAIM),
+        (),
         "-q 0.01 -t 1000 -E 2 -d 1e-5",
     ),
     _Question(
@@ -225,18 +233,21 @@ _QUESTIONS: Final = (
             "mechanism",
             *_CLAIM,
         ),
+        ("noise_multiplier",),
         "-q 0.01 -s 1.1 -E 2 -d 1e-5",
     ),
     _Question(
         "sample-rate",
         "Find the largest sample rate with which a run meets an (ε, δ) or risk target.",
         (*_TARGET, "noise_multiplier", "steps", "other_runs", "mechanism", *_CLAIM),
+        ("noise_multiplier", "steps"),
         "-s 1.1 -t 1000 -E 2 -d 1e-5",
     ),
     _Question(
         "solve",
         "Find one parameter of any mechanism with which it meets an (ε, δ) or risk target.",
         (*_TARGET, "parameter", "mechanism", *_CLAIM),
+        ("parameter", "mechanism"),
         """-m '{"kind": "laplace", "noise_multiplier": null}' --parameter /noise_multiplier """
         "-E 0.5 -d 0",
     ),
@@ -244,6 +255,7 @@ _QUESTIONS: Final = (
         "compare",
         "Compare the ε of all methods with what is proved.",
         ("delta", *_MECHANISM, "neighbouring_relation", "tolerance"),
+        ("delta",),
         "-q 0.01 -s 1.1 -t 1000 -d 1e-5",
     ),
 )
@@ -276,6 +288,7 @@ def _create_command(command: _Question) -> typer.Typer:
     options = _OPTIONS | (_TARGET_OPTIONS if _is_solver(command) else {})
     if command.name == "solve":
         options |= _SOLVE_OPTIONS
+    options |= {name: _mark_required(*options[name]) for name in command.required}
     types = {name: options[name] for name in (*command.options, "time_limit", "as_json")}
     run.__annotations__ = {name: type_ for name, (type_, _) in types.items()}
     run.__signature__ = Signature(  # type: ignore[attr-defined]
@@ -288,6 +301,13 @@ def _create_command(command: _Question) -> typer.Typer:
     app = typer.Typer(add_completion=False)
     app.command(command.name, help=command.help, epilog=epilog)(run)
     return app
+
+
+def _mark_required(type_: Any, default: Any) -> tuple[Any, Any]:
+    """Return an option whose help says that it is required."""
+    marked = copy.copy(default)
+    marked.help += REQUIRED
+    return type_, marked
 
 
 def _is_solver(command: _Question) -> bool:

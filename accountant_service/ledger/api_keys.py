@@ -70,6 +70,15 @@ class Keys:
             transaction.announce_key("key.created", identifier)
         return token, record
 
+    def warn_of_missing_datasets(self, names: Iterable[str]) -> list[str]:
+        """Return a warning for each dataset that a key is bound to and that does not exist yet."""
+        with self._repository.reading() as reading:
+            missing = [name for name in names if reading.find_dataset(name) is None]
+        return [
+            f"there is no dataset {name!r}; the key is for it once it is created"
+            for name in missing
+        ]
+
     def authenticate(self, token: str | None) -> KeyRecord:
         """Return the valid API key that a token belongs to, and count the request.
 

@@ -4,6 +4,7 @@ LedgerError
 ├── BudgetExhaustedError       the plan does not fit in the remaining budget
 │   └── CapExhaustedError      the plan does not fit under a cap of its key or team
 ├── DatasetClosedError         the dataset is closed: it takes no further reservation
+├── DatasetUsedError           the dataset has entries besides its creation, so it stays
 ├── DatasetSizeError           the mechanism is for another number of records
 ├── UnsuitableReferenceError   the mechanism cannot be the reference of a budget
 ├── ChargeUndecidedError       the time limit ended before a plan's charge was known
@@ -11,6 +12,7 @@ LedgerError
 ├── ReservationClosedError     the reservation has ended
 ├── ReservationOpenError       the reservation has not ended yet
 ├── StaleSequenceError         the client's count of granted steps is not the ledger's
+├── WeakGuaranteeError         the budget of a new dataset protects hardly anyone
 ├── NameTakenError             a dataset of this name exists
 ├── IdempotencyKeyRequiredError, IdempotencyKeyReusedError
 ├── UnauthenticatedError, ForbiddenError, UnknownSubjectError
@@ -67,6 +69,10 @@ class DatasetClosedError(
     """The dataset was closed, for good: it takes no further reservation."""
 
 
+class DatasetUsedError(LedgerError, code="dataset-used", title="The dataset is used", status=409):
+    """A dataset that is to be deleted has entries besides its creation."""
+
+
 class DatasetSizeError(
     LedgerError,
     code="dataset-size-mismatch",
@@ -111,6 +117,14 @@ class StaleSequenceError(
     LedgerError, code="stale-sequence", title="The sequence is stale", status=409
 ):
     """The client missed a grant, or requests the same grant twice."""
+
+
+class WeakGuaranteeError(
+    LedgerError, code="weak-guarantee", title="The budget protects hardly anyone"
+):
+    """The budget of a new dataset has ε > 20 or δ ≥ 1/size, and `accept_weak` is not true."""
+
+    mechanism_at = ""  # the pointer is one into the request
 
 
 class NameTakenError(LedgerError, code="name-taken", title="The name is taken", status=409):

@@ -598,6 +598,19 @@ class Transaction:
         self._announce_change(dataset, closed)
         return closed
 
+    def delete_dataset(self, dataset: Dataset, key: str) -> None:
+        """Delete an unused dataset with its only entry and its caps, and record who did.
+
+        The audit event states the hash of the entry, which an earlier export may have.
+        """
+        for use in self.list_cap_uses(dataset):
+            self.remove_cap(dataset, use.cap.kind, use.cap.holder)
+            holder = f"{use.cap.kind} {use.cap.holder}"
+            self.record_audit_event(key, "cap-removed", dataset.name, holder)
+        self.connection.execute(ENTRY.delete().where(ENTRY.c.dataset == dataset.identifier))
+        self.connection.execute(DATASET.delete().where(DATASET.c.id == dataset.identifier))
+        self.record_audit_event(key, "dataset-deleted", dataset.name, dataset.head)
+
     # --- reservations
 
     def find_reservation(self, identifier: str) -> Reservation | None:

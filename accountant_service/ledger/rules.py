@@ -19,14 +19,16 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Final
 
-from accountant_service.guarantee import NeighbouringRelation
+from accountant_service.guarantee import NeighbouringRelation, list_weaknesses
 from accountant_service.ledger.errors import (
     BudgetExhaustedError,
     CapExhaustedError,
     ChargeOutdatedError,
     DatasetClosedError,
+    DatasetUsedError,
     ReservationClosedError,
     StaleSequenceError,
+    WeakGuaranteeError,
 )
 from accountant_service.ledger.filters.base import (
     Amounts,
@@ -127,6 +129,10 @@ class NewDataset:
         privacy_unit: what one record stands for.
         planned_mechanism: the mechanism that the policy is chosen for, if there is one.
         filter: the name of the privacy filter.
+        accept_weak: whether a budget that protects hardly anyone is wanted.
+
+    Raises:
+        WeakGuaranteeError: the budget protects hardly anyone, and that was not accepted.
     """
 
     name: str
@@ -137,6 +143,16 @@ class NewDataset:
     privacy_unit: str
     planned_mechanism: Mechanism | None = None
     filter: str = "reference"
+    accept_weak: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse a weak budget that was not accepted."""
+        weak = list_weaknesses(self.size, self.epsilon, self.delta)
+        if weak and not self.accept_weak:
+            raise WeakGuaranteeError(
+                f"{'. '.join(weak.values())}. If you want this all the same, set accept_weak",
+                f"/budget/{next(iter(weak))}",
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -442,6 +458,15 @@ def close_dataset(dataset: Dataset, at: int) -> Dataset | None:
         at: the time, in microseconds since 1970.
     """
     return None if dataset.closed_at is not None else replace(dataset, closed_at=at)
+
+
+def require_unused(dataset: Dataset) -> None:
+    """Raise `DatasetUsedError` unless the only entry of a dataset is the one that created it."""
+    if dataset.version > 1:
+        raise DatasetUsedError(
+            f"dataset {dataset.name!r} has {dataset.version} entries, and only one whose single "
+            "entry is its creation can be deleted: close it instead"
+        )
 
 
 def grant(reservation: Reservation, steps: int, sequence: int) -> Change:

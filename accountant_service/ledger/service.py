@@ -74,9 +74,15 @@ _BURN_DOWN_ENTRIES_MAX: Final = 2_000
 _OTHERS_FIRST: Final = "other requests kept changing the dataset; nothing was charged. Try again"
 _FINAL_STATES: Final = {EntryKind.COMMIT: State.COMMITTED, EntryKind.RELEASE: State.RELEASED}
 _CREATING: Final = (EntryKind.CREATE, EntryKind.RESERVE)
+
+
+class Deletion:
+    """Stands for the deletion of a dataset in the outcome of a write."""
+
+
 # of a write: the dataset, and its reservation or, if the dataset is new, what its budget admits;
 # None if the write is about the dataset alone
-Subject = Reservation | BudgetPreview | None
+Subject = Reservation | BudgetPreview | Deletion | None
 Outcome = tuple[Dataset, Subject]
 Refunds = dict[str, tuple[int, Amounts]]  # by reservation: steps granted, and amounts returned
 
@@ -261,6 +267,25 @@ class Ledger:
 
         return self._write_once(request, EntryKind.CLOSE, close)
 
+    def delete_dataset(self, request: WriteRequest, name: str) -> StoredAnswer:
+        """Delete a dataset that was never used; its name may be given to another one.
+
+        Anyone who may create a budget may delete it.
+
+        Raises:
+            DatasetUsedError: it has entries besides its creation.
+        """
+        require_unbound(request.key, Scope.OWNER)
+
+        def delete(transaction: Transaction) -> Outcome:
+            """Delete the locked dataset, and return the answer."""
+            dataset = self._lock_dataset(transaction, name)
+            rules.require_unused(dataset)
+            transaction.delete_dataset(dataset, request.key.identifier)
+            return dataset, Deletion()
+
+        return self._write_once(request, None, delete)
+
     def list_datasets(
         self, key: KeyRecord, after: str = "", limit: int | None = None
     ) -> list[Dataset]:
@@ -417,6 +442,8 @@ class Ledger:
         def insert(transaction: Transaction) -> Outcome:
             """Store the reservation in a transaction, and return the answer."""
             current = self._lock_dataset(transaction, dataset.name)
+            if current.identifier != dataset.identifier:
+                raise ChargeOutdatedError(f"another dataset is {dataset.name!r} now")
             self._run_quota.require_room(
                 *transaction.count_runs_of_key(current, reservation.key, now())
             )
@@ -697,11 +724,13 @@ class Ledger:
     def _write_once(
         self,
         request: WriteRequest,
-        kind: EntryKind,
+        kind: EntryKind | None,
         write: Callable[[Transaction], Outcome],
         steps: int = 0,
     ) -> StoredAnswer:
         """Make a write and store its answer in one transaction; a retry gets the same answer.
+
+        `kind` is that of the entry that the write appends, if it appends one.
 
         A retry cannot store its answer, because its Idempotency-Key is taken: the transaction is
         rolled back, and the first answer is returned. To look for the key first would cost every
@@ -725,7 +754,8 @@ class Ledger:
                         replace(answer, text=stored),
                         is_authenticated=request.is_authenticated,
                     )
-                self._on_write(kind, steps)
+                if kind is not None:
+                    self._on_write(kind, steps)
                 return answer
             except DatabaseAwayError:
                 raise

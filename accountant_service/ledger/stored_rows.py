@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
-from sqlalchemy import Column, Table, exists, func, select
+from sqlalchemy import Column, Table, case, exists, func, select
 
 from accountant_service.canonical_json import canonical_json, read_json
 from accountant_service.ledger.repository import Row, Transaction
@@ -28,7 +28,7 @@ JSON_COLUMNS: Final = {
     RESERVATION: ("mechanism", "charge", "taken"),
 }
 _NAMED: Final = DATASET.c.name == AUDIT_EVENT.c.subject
-_CREATED: Final = "dataset-created"  # the audit event of a new dataset
+_CREATED, _DELETED = "dataset-created", "dataset-deleted"  # audit events
 
 
 @contextmanager
@@ -91,19 +91,25 @@ def _find_numbers_below_one(transaction: Transaction) -> Iterator[str]:
 
 
 def _find_lost_datasets(transaction: Transaction) -> Iterator[str]:
-    """Yield a fault for each name that was created twice, or created and is no dataset's now.
+    """Yield a fault for each name whose dataset is gone, or replaced, and was not deleted.
 
-    A name is never used again: no dataset is ever deleted.
+    A name is used again only if its dataset was deleted, which no used dataset can be.
     """
-    created = AUDIT_EVENT.c.action == _CREATED
-    rows = transaction.connection.execute(
-        select(AUDIT_EVENT.c.subject, func.count(), exists().where(_NAMED))
-        .where(created)
-        .group_by(AUDIT_EVENT.c.subject)
-        .order_by(AUDIT_EVENT.c.subject)
+    action, subject = AUDIT_EVENT.c.action, AUDIT_EVENT.c.subject
+    created, deleted = (
+        func.sum(case((action == each, 1), else_=0)) for each in (_CREATED, _DELETED)
     )
-    for name, count, is_there in rows:
-        if not is_there:
+    rows = transaction.connection.execute(
+        select(subject, created, deleted, exists().where(_NAMED))
+        .where(action.in_((_CREATED, _DELETED)))
+        .group_by(subject)
+        .order_by(subject)
+    )
+    for name, begun, ended, is_there in rows:
+        count = begun - ended
+        if is_there and 0 < begun <= ended:
+            yield f"dataset {name!r}: the audit events say that it was deleted, but it has a row"
+        if count > 0 and not is_there:
             yield f"dataset {name!r}: the audit events say that it was created, but it has no row"
         if count > 1:
             yield (

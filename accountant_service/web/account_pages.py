@@ -111,7 +111,7 @@ def _render_keys_page(
     request: Request, status: int = 200, after: str = "", **context: Any
 ) -> Response:
     """Render the page of API keys, with the form for a new one."""
-    blank: Any = {"texts": _BLANK, "problems": {}, "token": None}
+    blank: Any = {"texts": _BLANK, "problems": {}, "token": None, "warnings": ()}
     found = keys_of(request).list_keys(parse_key_cursor(after), LIST_PAGE_SIZE + 1)
     keys = found[:LIST_PAGE_SIZE]
     return render_page(
@@ -162,7 +162,8 @@ def create_key(request: Request, holder: FormKey, sent: SentFields) -> Response:
     token, _ = keys_of(request).create(
         asked.scopes, asked.name, names, expires, asked.team, by=holder.identifier
     )
-    return _render_keys_page(request, 201, token=token)
+    warnings = keys_of(request).warn_of_missing_datasets(names or ())
+    return _render_keys_page(request, 201, token=token, warnings=warnings)
 
 
 def _check_reach(sent: Fields) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""The page that creates a dataset with its privacy budget."""
+"""The pages that create a dataset with its privacy budget, and delete one that was never used."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import RedirectResponse, Response
 
 from accountant_service.api import problems
+from accountant_service.api.ledger_routes import Name
 from accountant_service.api.ledger_schemas import DatasetRequest
 from accountant_service.api.routes import StrictRoute
+from accountant_service.disclosure.attack_rates import bound_attacks_by_epsilon, count_per_thousand
 from accountant_service.errors import CodedError
+from accountant_service.guarantee import count_exposed_records, list_weaknesses
 from accountant_service.ledger.api_keys import Scope, require_unbound
-from accountant_service.ledger.errors import NameTakenError
+from accountant_service.ledger.errors import NameTakenError, WeakGuaranteeError
 from accountant_service.ledger.service import WriteRequest
 from accountant_service.web import run_form
 from accountant_service.web.choices import RELATION, Choice
@@ -49,15 +52,19 @@ CHOICES: Final[Mapping[str, Choice]] = {
 }
 _SEE_OTHER: Final = 303
 _IDEMPOTENCY_KEY_MAX: Final = 200
+_NUMBERS: Final = ("size", "epsilon", "delta")
+_FALSE_POSITIVE_RATE: Final = 0.01  # of the attack in the explanation of a budget
 
 router = APIRouter(route_class=StrictRoute, include_in_schema=False)
 
 
 @router.get("/new-dataset")
 def show_new_dataset(request: Request, session: TheSession) -> Response:
-    """Show the form for a new dataset."""
+    """Show the form for a new dataset; the URL may fill in the numbers of its budget."""
     require_unbound(session.key, Scope.OWNER)
-    return _render_new_dataset_page(request, {})
+    query = request.query_params
+    given = {name: [query[name]] for name in _NUMBERS if name in query}
+    return _render_new_dataset_page(request, given)
 
 
 def _render_new_dataset_page(
@@ -65,16 +72,39 @@ def _render_new_dataset_page(
 ) -> Response:
     """Render the form for a new dataset, with the texts that were sent."""
     texts = {name: first_value(sent, name) for name in sent}
+    meaning = _explain_budget(sent)
+    weak = {} if meaning is None or "accept_weak" in sent else meaning["weaknesses"]
     return render_page(
         request,
         "new_dataset.html",
         status,
+        parameters=_NUMBERS,
+        meaning=meaning,
         texts=texts | {name: choice.read(texts.get(name)) for name, choice in CHOICES.items()},
         choices=CHOICES,
         run=_read_planned_run(sent),
-        problems=faults or {},
+        problems={name: f"{each}." for name, each in weak.items()} | dict(faults or {}),
         once=uuid.uuid4().hex,
     )
+
+
+def _explain_budget(sent: Fields) -> Json | None:
+    """Return what the numbers of a budget allow; None if they cannot be read."""
+    body = _build_dataset_body(sent)
+    try:
+        asked = DatasetRequest(name="unnamed", size=body["size"], budget=body["budget"])
+    except ValidationError:
+        return None
+    size, budget = asked.size, asked.budget
+    attack = bound_attacks_by_epsilon(budget.epsilon, budget.delta).detection(_FALSE_POSITIVE_RATE)
+    return {
+        "epsilon": budget.epsilon,
+        "size": size,
+        "found": count_per_thousand(attack.true_positive_rate),
+        "blind": count_per_thousand(_FALSE_POSITIVE_RATE),
+        "exposed": count_exposed_records(size, budget.delta),
+        "weaknesses": list_weaknesses(size, budget.epsilon, budget.delta),
+    }
 
 
 @router.post("/datasets")
@@ -85,11 +115,14 @@ async def create_dataset(
     body, faults = _build_dataset_body(sent), _list_planned_faults(sent)
     try:
         asked = DatasetRequest.model_validate(body)
+        new = asked.to_new_dataset()
         if not faults:
-            await ledger.create_dataset(_write_request(holder, sent, body), asked.to_new_dataset())
+            await ledger.create_dataset(_write_request(holder, sent, body), new)
             return RedirectResponse(f"/datasets/{asked.name}", _SEE_OTHER)
     except (ValidationError, NameTakenError) as error:
         faults = _get_problem_sentences(error, sent) | faults
+    except WeakGuaranteeError:
+        pass  # the page says why, beside the numbers
     except CodedError as error:
         if error.mechanism_at != "/planned_mechanism":
             raise
@@ -98,11 +131,33 @@ async def create_dataset(
     return await run_in_threadpool(_render_new_dataset_page, request, sent, faults, 422)
 
 
-def _write_request(holder: Any, sent: Fields, body: Json) -> WriteRequest:
-    """Return the form's write request, with its field `once` as the idempotency key."""
-    return WriteRequest(
-        holder, first_value(sent, "once")[:_IDEMPOTENCY_KEY_MAX], "POST /datasets", body
+@router.get("/datasets/{name}/delete")
+async def ask_to_delete(
+    request: Request, name: Name, session: TheSession, ledger: TheLedger
+) -> Response:
+    """Ask whether to delete a dataset, and show the consequences."""
+    require_unbound(session.key, Scope.OWNER)
+    found = await ledger.get_dataset(session.key, name)
+    return await run_in_threadpool(
+        render_page, request, "delete_dataset.html", dataset=found, once=uuid.uuid4().hex
     )
+
+
+@router.post("/datasets/{name}/delete")
+async def delete_dataset(
+    name: Name, holder: FormKey, sent: SentFields, ledger: TheLedger
+) -> Response:
+    """Delete a dataset that was never used."""
+    write = _write_request(holder, sent, None, f"POST /datasets/{name}/delete")
+    await ledger.delete_dataset(write, name)
+    return RedirectResponse("/datasets", _SEE_OTHER)
+
+
+def _write_request(
+    holder: Any, sent: Fields, body: Json | None, call: str = "POST /datasets"
+) -> WriteRequest:
+    """Return the form's write request, with its field `once` as the idempotency key."""
+    return WriteRequest(holder, first_value(sent, "once")[:_IDEMPOTENCY_KEY_MAX], call, body)
 
 
 def _read_planned_run(sent: Fields) -> RunForm:
@@ -138,7 +193,8 @@ def _build_dataset_body(sent: Fields) -> Json:
         if (value := first_value(sent, name))
     }
     planned = {"planned_mechanism": _read_planned_run(sent).mechanism} if _is_planned(sent) else {}
-    return body | ({"privacy_unit": unit} if unit else {}) | chosen | planned
+    accepted = {"accept_weak": True} if first_value(sent, "accept_weak") else {}
+    return body | ({"privacy_unit": unit} if unit else {}) | chosen | planned | accepted
 
 
 def _number_or_text(text: str) -> float | str:

@@ -168,6 +168,40 @@ def test_a_run_says_so_when_its_watcher_is_signed_out(open_page: Any, site: Site
     watched.page.get_by_role("heading", name="Your session has ended").wait_for()
 
 
+def test_a_budget_is_explained_while_it_is_typed_and_a_weak_one_needs_a_checked_box(
+    open_page: Any,
+) -> None:
+    watched = open_page()
+    page = watched.page
+    watched.sign_in("admin")
+    watched.go("/new-dataset")
+    page.get_by_label("Name", exact=True).fill("typed-weak")
+    page.get_by_label("Records", exact=True).fill("100")
+    page.get_by_label("ε", exact=True).fill("200")
+    page.get_by_label("δ", exact=True).fill(".5")
+    page.get_by_text("1000 of 1000").wait_for()
+    box = page.get_by_label("I want this budget all the same")
+    box.check()
+    page.get_by_label("ε", exact=True).fill("300")
+    page.get_by_text("ε = 300 is above 20").wait_for()
+    assert not box.is_checked(), "the yes was for other numbers"
+    page.get_by_role("button", name="Create dataset").click()
+    page.get_by_text("ε = 300 is above 20").wait_for()
+    page.get_by_label("ε", exact=True).fill("3")
+    page.get_by_text("ε = 300 is above 20").wait_for(state="detached")
+    assert page.get_by_label("ε", exact=True).get_attribute("aria-invalid") is None
+    page.get_by_label("ε", exact=True).fill("400")
+    page.get_by_text("ε = 400 is above 20").wait_for()
+    box.check()
+    page.get_by_role("button", name="Create dataset").click()
+    page.wait_for_url("**/datasets/typed-weak")
+    page.get_by_role("link", name="Delete").click()
+    page.get_by_role("button", name="Delete the dataset").click()
+    page.wait_for_url("**/datasets")
+    assert page.get_by_text("typed-weak").count() == 0
+    assert [each for each in watched.complaints if "status of 422" not in each] == []
+
+
 def test_keys_are_made_and_revoked(open_page: Any) -> None:
     watched = open_page()
     page = watched.page

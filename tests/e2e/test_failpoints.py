@@ -87,10 +87,15 @@ class Bench:
         with self.repository.transaction() as transaction:
             transaction.add_webhook(self.webhook, "test")
         self.name = uuid.uuid4().hex
-        budget = {"epsilon": 50.0, "delta": 1e-5}
-        self.send("/v1/datasets", {"name": self.name, "size": 1000, "budget": budget})
+        self.create_dataset()
         self.plan = (f"/v1/datasets/{self.name}/reservations", {"mechanism": RUN})
         self.run = self.send(*self.plan).json()["id"]
+
+    def create_dataset(self) -> None:
+        """Create the current dataset, with more budget than the writes can spend."""
+        budget = {"epsilon": 50.0, "delta": 1e-5}
+        body = {"name": self.name, "size": 1000, "budget": budget, "accept_weak": True}
+        self.send("/v1/datasets", body)
 
     def send(self, path: str, body: Any, key: str | None = None, port: int = 0) -> httpx.Response:
         """A write, to the server that works unless a port is given."""
@@ -132,8 +137,7 @@ class Bench:
     def next_closing(self) -> tuple[str, Any]:
         """The closing of a dataset that has an open run, which is the current one from now on."""
         self.name = uuid.uuid4().hex
-        budget = {"epsilon": 50.0, "delta": 1e-5}
-        self.send("/v1/datasets", {"name": self.name, "size": 1000, "budget": budget})
+        self.create_dataset()
         self.send(f"/v1/datasets/{self.name}/reservations", {"mechanism": RUN})
         return f"/v1/datasets/{self.name}/close", {}
 

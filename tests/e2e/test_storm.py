@@ -39,7 +39,7 @@ class Storm:
         relation = NeighbouringRelation.ADD_OR_REMOVE_ONE
         Ledger(self.repository, ANSWERS).create_dataset(
             WriteRequest(admin, "first", "storm", None),
-            NewDataset("d", 60_000, epsilon, 1e-5, relation, "record"),
+            NewDataset("d", 60_000, epsilon, 1e-5, relation, "record", accept_weak=True),
         )
         self.epsilon, self.folder = epsilon, folder
         self.servers = [Server(url, folder) for _ in range(servers)]

@@ -35,6 +35,7 @@ def test_a_claim_is_for_the_dataset_s_neighbours(bench: Bench) -> None:
     budget = {"epsilon": 200.0, "delta": 1e-5}
     body = {
         "name": bench.name, "size": ROWS, "budget": budget, "neighbouring_relation": "replace_one",
+        "accept_weak": True,
     }  # fmt: skip
     ledger(bench, "POST", "/v1/datasets", body)
     done = require_success(bench.run("--dataset", bench.name, "--noise-multiplier", "2"))
@@ -167,7 +168,7 @@ def test_sigterm_gives_back_what_is_held_before_the_first_step(
         signal.raise_signal(signal.SIGTERM)
 
     with monkeypatch.context() as patched:
-        patched.setattr("training_client.lab.recipe.load", killed)
+        patched.setattr("training_client.lab.cli.run.clear_earlier_run", killed)
         assert bench.run(*USUAL, "--dataset", bench.name).exit_code == 130
     assert held[0] > 0
     bench.require_uncharged()

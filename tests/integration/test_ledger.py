@@ -18,6 +18,8 @@ from sqlalchemy import QueuePool, create_engine, text
 from sqlalchemy.exc import OperationalError
 
 from accountant_service import calculator, mechanisms
+from accountant_service.api import ledger_routes
+from accountant_service.api.ledger_schemas import DatasetRequest
 from accountant_service.canonical_json import canonical_json
 from accountant_service.computation_processes import ProcessPool
 from accountant_service.errors import NoFiniteEpsilonError, TooExpensiveError
@@ -317,6 +319,26 @@ def sized(size: int) -> list[tuple[Json, str]]:
         ({"kind": "parallel", "mechanisms": [nested]}, "/mechanisms/0/dataset_size"),
         (truncated | rate, "/mechanism/dataset_size"),
     ]
+
+
+def test_a_weak_budget_needs_an_explicit_yes(admin: Caller, name: str) -> None:
+    weak = {"name": name, "size": 100, "budget": {"epsilon": 200, "delta": 0.5}}
+    for body in (weak, weak | {"accept_weak": False}):
+        status, problem = admin.post("/v1/datasets", body)
+        assert (status, problem["code"]) == (422, "weak-guarantee")
+        assert "ε = 200 is above 20" in problem["detail"]
+        assert "δ = 0.5 is not below 1/100" in problem["detail"]
+        assert "set accept_weak" in problem["detail"]
+    made = admin.make("/v1/datasets", weak | {"accept_weak": True})
+    assert made["budget"] == weak["budget"]
+    strong = {"name": f"{name}-strong", "size": 1, "budget": {"epsilon": 20, "delta": 0.9}}
+    admin.make("/v1/datasets", strong)
+
+
+def test_a_request_without_the_yes_is_hashed_as_before_there_was_one() -> None:
+    body = {"name": "d", "size": 100, "budget": {"epsilon": 1, "delta": 1e-5}}
+    asked = DatasetRequest.model_validate(body)
+    assert "accept_weak" not in ledger_routes._body_as_json(asked)  # private: what is hashed
 
 
 @pytest.mark.slow
@@ -835,6 +857,9 @@ def test_a_request_without_a_valid_key_is_told_what_is_wrong_with_it(web: Servic
 def test_keys_are_shown_once_and_can_be_revoked_and_events_name_who_did_it(web: Service) -> None:
     admin = web.admin
     made = admin.make("/v1/keys", {"scopes": ["run"], "name": "team"})
+    assert made["warnings"] == []
+    missing = admin.make("/v1/keys", {"scopes": ["run"], "datasets": ["adlut"]})
+    assert missing["warnings"][0].startswith("there is no dataset 'adlut'")
     assert made["scopes"] == ["run"]
     team = web.with_key(made["key"])
     team.read("/v1/datasets")

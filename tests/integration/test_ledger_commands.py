@@ -30,6 +30,17 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def test_a_weak_budget_begins_no_ledger_unless_it_is_accepted(folder: Path) -> None:
+    weak = "dataset create survey --size 100 --epsilon 200 --delta .5"
+    refused = call(weak)
+    assert refused.exit_code == 2
+    assert "(weak-guarantee)" in refused.output
+    assert "--epsilon ε = 200 is above 20" in refused.output
+    assert "set --accept-weak" in refused.output
+    assert list(folder.iterdir()) == []
+    assert "created survey" in call(f"{weak} --accept-weak").output
+
+
 def test_a_backup_of_a_ledger_in_use_is_whole_and_private(folder: Path) -> None:
     assert call(CREATE).exit_code == 0
     writer = sqlite3.connect("accountant.db")

@@ -6,15 +6,19 @@ import json
 import shlex
 import shutil
 import socket
+import ssl
+import struct
 import threading
 from pathlib import Path
 from typing import NamedTuple
+from urllib.error import URLError
 
 import pytest
 from typer.testing import CliRunner, Result
 
 from accountant_service import cli
 from accountant_service.cli import opening
+from accountant_service.cli.access import ServiceAccess
 from accountant_service.ledger.errors import DatabaseAwayError
 
 CERTIFICATE = (
@@ -277,6 +281,41 @@ def test_a_service_without_tls_is_told_by_its_error() -> None:
         f"It may speak plain HTTP: set ACCOUNTANT_SERVICE to http://127.0.0.1:{port}"
         in found.output
     )
+
+
+@pytest.mark.parametrize("reads", [True, False], ids=["handshake", "reset at once"])
+def test_a_service_with_tls_is_told_by_its_error(reads: bool) -> None:
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen()
+        port = listening.getsockname()[1]
+
+        def answer() -> None:
+            connection, _ = listening.accept()
+            if reads:  # and finds no TLS: no certificate is needed for that
+                with pytest.raises(ssl.SSLError, match="HTTP_REQUEST"):
+                    ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).wrap_socket(
+                        connection, server_side=True
+                    )
+            else:
+                at_once = struct.pack("ii", 1, 0)
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, at_once)
+            connection.close()
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        service = f"http://127.0.0.1:{port}"
+        found = invoke("dataset list", ACCOUNTANT_API_KEY="pa_x", ACCOUNTANT_SERVICE=service)
+        thread.join()
+    assert found.exit_code == 2
+    assert f"It may require TLS: set ACCOUNTANT_SERVICE to https://127.0.0.1:{port}" in found.output
+
+
+def test_a_reset_while_a_request_is_sent_is_told_like_one_after_it() -> None:
+    service = ServiceAccess("http://127.0.0.1:1", "pa_x")
+    wrapped = URLError(ConnectionResetError(104, "Connection reset by peer"))
+    # private: the moment of the reset is the kernel's choice
+    assert "It may require TLS" in service._explain(wrapped)
 
 
 def test_the_reason_why_a_database_takes_no_writes_decides_the_advice() -> None:

@@ -54,7 +54,7 @@ def seen_steps(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, float]]:
     return seen
 
 
-def test_each_phase_is_reserved_before_data_are_read_and_charged_as_it_is_made(
+def test_each_phase_is_reserved_before_the_first_step_and_charged_as_it_is_made(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = seen_steps(monkeypatch)

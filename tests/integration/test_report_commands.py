@@ -122,7 +122,9 @@ def assert_verified_for_the_model_alone(command: Command, digest: str) -> None:
 
 
 def test_a_delta_too_large_for_the_dataset_is_warned_about(command: Command) -> None:
-    created = command("dataset", "create", "few", "-n", "10", "-E", "1", "-d", "0.1")
+    created = command(
+        "dataset", "create", "few", "-n", "10", "-E", "1", "-d", "0.1", "--accept-weak"
+    )
     assert "warning: δ = 0.1 is not below 1/10" in created
 
 

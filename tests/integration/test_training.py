@@ -257,6 +257,42 @@ def test_wrong_input_is_named(bench: Bench, subtests: pytest.Subtests) -> None:
             assert words in words_of(done)
 
 
+def test_wrong_data_are_found_before_anything_is_reserved(
+    bench: Bench, tmp_path: Path, subtests: pytest.Subtests
+) -> None:
+    bench.give(8.0)
+    own = ("--data-dir", str(tmp_path), "--size", str(ROWS), "--data")
+    right = "1,2\n" * ROWS
+    for name, train in (("ragged", "1,2\n0,2,3\n"), ("few", right[4:]), ("words", f"{right}1,x\n")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "train.csv").write_text(train)
+        (tmp_path / name / "test.csv").write_text(right)
+    for arguments, words in (
+        ([*own, "ragged"], "train.csv is not a table of numbers"),
+        ([*own, "few"], f"has {ROWS - 1} records, the plan is for {ROWS}: check --size"),
+        ([*own, "words"], "could not convert string 'x' to float"),
+        ([*own, "words", "--noise-schedule", "10:2,20:1"], "could not convert string 'x' to float"),
+        ([*own, "words", "--pca", "1"], "could not convert string 'x' to float"),
+        ([*own, "missing"], "Unknown dataset 'missing'"),
+        (["--size", "7", "--batch-size", "5"], "has 400 records, the plan is for 7"),
+        (["--model", "cnn"], "cnn takes images"),
+        (["--pca", "9"], "--pca 9 is not possible with 8 inputs"),
+    ):
+        with subtests.test(arguments=arguments):
+            done = bench.run("--dataset", bench.name, *arguments)
+            assert done.exit_code == 2, done.output
+            assert words in words_of(done)
+            assert bench.dataset()["version"] == 1
+
+
+@pytest.mark.parametrize("command", ["run", "compare", "together", "data", "optimizers"])
+def test_help_cuts_no_name_and_shows_no_type_of_python(command: str) -> None:
+    shown = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "80"})
+    assert shown.exit_code == 0
+    assert "…" not in shown.output
+    assert "list[" not in shown.output
+
+
 def test_a_plot_of_no_known_kind_is_refused_before_the_training(bench: Bench) -> None:
     done = bench.train("compare", "dp_sgd", "--output", "plot.nope")
     assert done.exit_code == 2

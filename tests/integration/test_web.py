@@ -377,6 +377,7 @@ def test_signing_out(admin: Person) -> None:
 
 FORMS: dict[str, dict[str, Any]] = {  # of each path, as its page would send it
     "/datasets": {"name": "forged", "size": "5", "epsilon": "1", "delta": "1e-5", "once": "f"},
+    "/datasets/{name}/delete": {"once": "g"},
     "/keys": {"name": "forged", "scopes": "admin", "reach": "all", "days": ""},
     "/keys/{identifier}/revoke": {},
     "/import": {"document": import_page.EXAMPLE, "delta": "1e-5"},
@@ -418,7 +419,7 @@ def test_a_form_without_its_token_does_nothing(
         form = {name: text.replace("{key}", keys["run"]) for name, text in FORMS[path].items()}
         form |= {} if token is None else {"csrf": token}
         before = read_everything(app)
-        sent_to = path.format(identifier=victim.identifier)
+        sent_to = path.format(identifier=victim.identifier, name="forged")
         answer = admin.http.post(sent_to, data=form, follow_redirects=False)
         is_same = read_everything(app) == before and "Set-Cookie" not in answer.headers
         return answer.status_code, not is_same
@@ -644,8 +645,9 @@ def test_a_wrong_key_form_keeps_what_was_typed(admin: Person) -> None:
     assert problem(admin.send("/keys", 422, scopes="king", days="inf"), "scopes")
 
 
-SENT = ("name", "size", "epsilon", "delta", "privacy_unit", "once", "days", "scopes", "reach",
-        "planned", "kind", "mechanism", "filter", "document", "format", "sampling")  # fmt: skip
+SENT = ("name", "size", "epsilon", "delta", "accept_weak", "privacy_unit", "once", "days",
+        "scopes", "reach", "planned", "kind", "mechanism", "filter", "document", "format",
+        "sampling")  # fmt: skip
 GARBAGE = st.dictionaries(st.sampled_from(SENT), st.one_of(TEXTS, st.just("x" * 300)))
 
 
@@ -658,7 +660,7 @@ def test_no_form_breaks_a_page(
     person = Person(TestClient(app, raise_server_exceptions=False))
     person.sign_in(keys["admin"])
     body = urlencode({"csrf": person.csrf} | fields, errors="replace")
-    answer = person.http.post(path.format(identifier="x"), content=body)
+    answer = person.http.post(path.format(identifier="x", name="x"), content=body)
     assert answer.status_code < 500
     assert "Traceback" not in answer.text
 
@@ -1272,6 +1274,30 @@ def test_a_wrong_planned_run_keeps_what_was_typed(admin: Person) -> None:
     assert "wrong-plan" not in admin.get("/datasets")
 
 
+def test_the_page_says_what_a_budget_allows_before_it_is_created(admin: Person) -> None:
+    assert "What this allows" not in admin.get("/new-dataset")
+    assert "What this allows" not in admin.get("/new-dataset?size=100&epsilon=many&delta=.5")
+    text = admin.get("/new-dataset?size=10000&epsilon=1&delta=1e-5")
+    assert value(text, "epsilon") == "1"
+    assert "finds at most <strong>28 of 1000</strong>" in text
+    assert "on average at most <strong>0.1</strong>" in text
+    assert "accept_weak" not in text
+
+
+def test_a_weak_budget_is_created_only_with_a_checked_box(admin: Person) -> None:
+    typed = {"name": "weak-here", "size": "100", "epsilon": "200", "delta": ".5", "once": "k"}
+    text = admin.send("/datasets", 422, **typed)
+    assert problem(text, "epsilon").startswith("ε = 200 is above 20")
+    assert problem(text, "delta").startswith("δ = 0.5 is not below 1/100")
+    assert 'name="accept_weak"' in text
+    assert "finds at most <strong>1000 of 1000</strong>" in text
+    assert "weak-here" not in admin.get("/datasets")
+    text = admin.send("/datasets", 422, **(typed | {"name": "a/b", "accept_weak": "yes"}))
+    assert 'name="accept_weak" value="yes" checked' in text
+    assert not problem(text, "epsilon"), "it was accepted"
+    assert "<h1>weak-here</h1>" in admin.send("/datasets", **typed, accept_weak="yes")
+
+
 # --- safe keys
 
 
@@ -1284,7 +1310,9 @@ def test_the_safe_choices_of_a_key_are_made_at_first(admin: Person, app: Any) ->
     text = admin.send("/keys", 422, **as_shown)
     assert problem(text, "datasets") == "Name at least one dataset, or choose all datasets."
     assert "unchanged" not in [key.name for key in app.state.keys.list_keys()]
-    admin.send("/keys", 201, **(as_shown | {"datasets": "patients other"}))
+    text = admin.send("/keys", 201, **(as_shown | {"datasets": "patients other"}))
+    assert "There is no dataset &#39;other&#39;" in text
+    assert "There is no dataset &#39;patients&#39;" not in text
     admin.send("/keys", 201, **(as_shown | {"name": "wide", "reach": "all", "datasets": "x"}))
     made = {key.name: key for key in app.state.keys.list_keys()}
     assert made["unchanged"].datasets == ("patients", "other")

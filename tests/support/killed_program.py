@@ -67,7 +67,7 @@ class KilledProgram:
         relation = NeighbouringRelation.ADD_OR_REMOVE_ONE
         Ledger(self.repository, ANSWERS).create_dataset(
             WriteRequest(admin, "first", "bench", None),
-            NewDataset(self.name, size, epsilon, 1e-5, relation, "record"),
+            NewDataset(self.name, size, epsilon, 1e-5, relation, "record", accept_weak=True),
         )
         self.folder, self.python = folder, python or Path(sys.executable)
         self._started: list[subprocess.Popen[str]] = []

@@ -171,6 +171,10 @@ class Person:
         """Close a dataset."""
         return _read(self._ledger.close_dataset(self.request(once), name).text)
 
+    def delete(self, name: str = "d", *, once: str | None = None) -> Json:
+        """Delete a dataset."""
+        return _read(self._ledger.delete_dataset(self.request(once), name).text)
+
     def reserve(
         self, plan: int | Mechanism = PLAN, name: str = "d", *, lease: float = 3600.0,
         once: str | None = None,

@@ -419,10 +419,19 @@ _LEDGER = [
         ({"planned_mechanism": {"kind": "laplace"}}, "/planned_mechanism/noise_multiplier",
          "is required"),
     ),
+    *(
+        Refusal("/v1/datasets", _DATASET | weak, f"/budget/{number}", says, "weak-guarantee")
+        for weak, number, says in (
+            ({"budget": {"epsilon": 20.001, "delta": 1e-5}}, "epsilon", "ε = 20.001 is above 20"),
+            ({"budget": {"epsilon": 1, "delta": 0.2}}, "delta", "δ = 0.2 is not below 1/9"),
+        )
+    ),
     Refusal("/v1/datasets", _DATASET | {"name": "patients"}, None, "choose another name",
             "name-taken", 409),
     _missing("/v1/datasets/none"),
     _missing("/v1/datasets/none/report"),
+    _missing("/v1/datasets/none", None, "DELETE"),
+    Refusal("/v1/datasets/closed", None, None, "close it instead", "dataset-used", 409, "DELETE"),
     _missing("/v1/datasets/none/close", {}, "POST"),
     _missing("/v1/datasets/none/quotes", {"mechanism": _FITTING}, "POST"),
     _missing("/v1/datasets/none/reservations", {"mechanism": _FITTING}, "POST"),
@@ -559,6 +568,7 @@ _COMMANDS: Final = {  # the calls of the ledger that have a command
     "POST /v1/datasets": "dataset create",
     "GET /v1/datasets/*": "dataset show",
     "POST /v1/datasets/*/close": "dataset close",
+    "DELETE /v1/datasets/*": "dataset delete",
     "POST /v1/datasets/*/quotes": "dataset quote",
     "POST /v1/datasets/*/reservations": "run reserve",
     "GET /v1/datasets/*/report": "report dataset",
@@ -668,6 +678,7 @@ _PAGES: Final = {  # the calls of the ledger that have a page
     "POST /v1/keys": "/keys",
     "DELETE /v1/keys/*": "/keys/*/revoke",
     "POST /v1/datasets": "/datasets",
+    "DELETE /v1/datasets/*": "/datasets/*/delete",
 }
 _CHOICES: Final = {**calculator_form.CHOICES, **plan_form.CHOICES}
 
@@ -707,7 +718,7 @@ def _to_ledger_page(row: Refusal, body: Json) -> Page | None:
     if call.endswith("keys"):
         return None if "requests_per_minute" in body else _send_key(row, body)
     if call.startswith("DELETE"):
-        return Page(path, {}, None, row.status)
+        return Page(path, {"once": str(row)}, None, row.status)
     body |= body.pop("budget")
     planned = body.pop("planned_mechanism", None)
     form = {field: _type(value) for field, value in body.items()} | {"once": str(row)}

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +42,53 @@ def test_the_list_of_commands_says_what_each_command_says(name: str) -> None:
     listed, command = GROUP.commands[name], cli.load_command(name)
     assert listed.help == (command.help or "").split("\n")[0]
     assert command.name == name
+
+
+def walk_commands() -> Iterator[tuple[list[str], Any]]:
+    """Yield the words and the object of every command that does something."""
+    for name in GROUP.commands:
+        command: Any = cli.load_command(name)
+        inner = getattr(command, "commands", None)
+        yield from (
+            [([name], command)]
+            if inner is None
+            else (([name, word], each) for word, each in inner.items())
+        )
+
+
+def test_help_cuts_no_name_and_shows_no_type_of_python() -> None:
+    for words, _ in walk_commands():
+        shown = invoke(*words, "--help", columns=80).output
+        assert "…" not in shown, words
+        assert "list[" not in shown, words
+
+
+def test_help_marks_each_option_without_which_a_command_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = dict[str, set[str]]()
+    for words, command in walk_commands():
+        shown = {
+            max(each.opts, key=len)
+            for each in command.params
+            if each.param_type_name == "option"
+            and (each.required or "[required]" in (each.help or ""))
+        }
+        if not shown:
+            continue
+        found[" ".join(words)] = shown
+        assert invoke(*words, "--help").output.count("[required]") == len(shown) + sum(
+            each.param_type_name == "argument" and each.required for each in command.params
+        )
+        arguments = ["x" for each in command.params if each.param_type_name == "argument"]
+        refused = invoke(*words, *arguments).output
+        missing = set(re.findall(r"(--[\w-]+) is required", refused))
+        assert missing - {"--noise-multiplier"} <= shown, words  # it may be in --mechanism instead
+    assert found["dataset create"] == {"--size", "--epsilon", "--delta"}
+    assert found["plan"] == {"--epsilon", "--delta", "--dataset-size"}
+    assert found["epsilon"] == found["compare"] == {"--delta"}
+    assert found["delta"] == {"--epsilon"}
 
 
 @pytest.mark.slow

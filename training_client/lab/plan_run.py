@@ -1,4 +1,4 @@
-"""Plan a run before any data is read: find its noise multiplier, and plan or reserve its budget.
+"""Plan a run without its data: find its noise multiplier, and plan or reserve its budget.
 
 A run may release something before its first step (its initial releases, such as a PCA). Without a
 ledger everything is one composition within the run's (ε, δ). With a ledger, the dataset holds one
@@ -280,6 +280,7 @@ def reserve_budget(
     notify: Notify,
     noise: float | None = None,
     record: Path | None = None,
+    check_data: Callable[[], object] = lambda: None,
 ) -> ChargedBudget:
     """Reserve budget in a dataset's ledger for a run's initial releases and its steps.
 
@@ -290,6 +291,9 @@ def reserve_budget(
         notify: called with messages for the user.
         noise: σ; by default the smallest that fits.
         record: a file where each grant is recorded, as of `LedgerBudget`.
+        check_data: loads the data and raises unless they fit the run. It is called once the steps
+            are known to fit the budget and before anything is reserved, because a reservation that
+            is given back stays in the record.
 
     Raises:
         BudgetExhaustedError: the plan does not fit; the message says what would. Nothing is held.
@@ -303,13 +307,17 @@ def reserve_budget(
         raise DataError(f"{mismatch}: they cannot be part of it. Check --dataset and --data")
     if size not in (None, records):  # the training data may be a part of the dataset
         notify(f"Note: {mismatch}: is it the right one?")
+    quoted = None if spec.changes_noise else _find_fitting_plan(accounting, spec, dataset, noise)
+    check_data()
     releases: list[Reservation] = []
     try:
         for release in spec.initial_releases:  # not a comprehension: what is held must be released
             releases.append(_reserve_release(accounting, dataset, release))  # noqa: PERF401
-        if spec.changes_noise:
+        if quoted is None:
             return _reserve_phases(accounting, spec, dataset, noise, releases, notify, record)
-        plan, quote = _find_fitting_plan(accounting, spec, dataset, noise)
+        if releases:  # less is left now
+            quoted = _find_fitting_plan(accounting, spec, dataset, noise)
+        plan, quote = quoted
         reservation = accounting.reserve(dataset, plan.mechanism(spec.steps), _PURPOSE)
     except BaseException:  # an interrupt too: nobody else knows the reservations
         with suppress(TrainingStoppedError):  # their leases expire anyway

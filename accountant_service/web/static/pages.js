@@ -251,6 +251,7 @@ document.addEventListener("DOMContentLoaded", () => {
 });
 
 document.addEventListener("htmx:afterSettle", (event) => {
+  if (event.target.id === "meaning") markProblems();
   if (event.target.id !== "answer") return;
   prepareCopying(event.target);
   drawAll(event.target);

@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final
+from typing import Any, Final
 
 import typer
 from rich.console import Console
+from typer.core import TyperCommand
 
 from training_client.errors import DataError, TrainingStoppedError
 
@@ -23,6 +24,16 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Differentially private training that asks the accounting service before every step.",
 )
+
+
+class CommandOfNames(TyperCommand):
+    """A command with a list of names, whose help leaves out that Typer calls it `list[str]`."""
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        for each in self.params:
+            if each.param_type_name == "argument":
+                vars(each)["display_type_rich"] = lambda ctx: None  # noqa: ARG005
 
 
 @contextmanager

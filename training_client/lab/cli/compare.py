@@ -17,6 +17,7 @@ from training_client.client import AccountingService
 from training_client.errors import NoGuaranteeError
 from training_client.lab.cli.app import (
     EXITS,
+    CommandOfNames,
     announce_public_data,
     app,
     exit_on_error,
@@ -55,7 +56,9 @@ class ComparisonOptions:
 
     optimizers: Annotated[
         list[str] | None,
-        typer.Argument(help="NAME or NAME:STATE, such as adadp:public; a few by default."),
+        typer.Argument(
+            metavar="NAME", help="NAME or NAME:STATE, such as adadp:public; a few by default."
+        ),
     ] = None
     seeds: Annotated[
         int, typer.Option(min=1, help="Runs of each optimizer; their mean is shown.")
@@ -98,6 +101,7 @@ def compare(comparison: ComparisonOptions, options: RunOptions) -> None:
 
 app.command(
     "compare",
+    cls=CommandOfNames,
     epilog=f"{EXITS}. Example: accountant-train compare dp_sgd adadp adadp:public --seeds 3",
 )(expand_options(compare, only=_OPTIONS))
 

@@ -9,16 +9,20 @@ import typer
 from rich.console import Console
 
 from training_client.errors import DataError, NotFetchedError
-from training_client.lab.cli.app import app, exit_on_error, print_error
+from training_client.lab.cli.app import CommandOfNames, app, exit_on_error, print_error
 from training_client.lab.cli.options import DataDir
 from training_client.lab.data import DATASETS, load, require_size
 
 
 @app.command(
-    "data", epilog="Exit codes: 0 done, 2 a download failed, or its hash is not the expected one."
+    "data",
+    cls=CommandOfNames,
+    epilog="Exit codes: 0 done, 2 a download failed, or its hash is not the expected one.",
 )
 def fetch(
-    names: Annotated[list[str] | None, typer.Argument(help="Data sets; all by default.")] = None,
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="NAME", help="Data sets; all by default.")
+    ] = None,
     data_dir: DataDir = Path("data"),
 ) -> None:
     """Download data sets and check their hashes; Python packages are read but not installed."""

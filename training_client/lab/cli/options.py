@@ -24,6 +24,7 @@ from training_client.plan import POISSON, SAMPLINGS
 
 BUDGET: Final = "Budget"
 TRAINING: Final = "Training"
+SCHEDULES: Final = "Schedules"
 DATA: Final = "Data"
 NO_SERVICE: Final = "none"  # the value of --service for a run without one
 
@@ -209,6 +210,7 @@ class RunOptions:
         typer.Option(
             min=1e-9,
             max=1e9,
+            metavar="NUMBER",
             help="Clip norm C of each example's (scaled) gradient.",
             rich_help_panel=TRAINING,
         ),
@@ -218,8 +220,8 @@ class RunOptions:
         typer.Option(
             callback=_check_schedule("noise_schedule"),
             help="Factors of σ from step to step: CURVE:END from 1 to END along a linear, cosine "
-            "or exponential curve, or STEPS:FACTOR,STEPS:FACTOR…; charged as what runs.",
-            rich_help_panel=BUDGET,
+            "or exponential curve, or STEPS:FACTOR pairs with commas; charged as what runs.",
+            rich_help_panel=SCHEDULES,
         ),
     ] = None
     clip_schedule: Annotated[
@@ -227,7 +229,7 @@ class RunOptions:
         typer.Option(
             callback=_check_schedule("clip_schedule"),
             help="Factors of C, as for --noise-schedule; the noise of a step follows its C.",
-            rich_help_panel=TRAINING,
+            rich_help_panel=SCHEDULES,
         ),
     ] = None
     learning_rate_schedule: Annotated[
@@ -235,7 +237,7 @@ class RunOptions:
         typer.Option(
             callback=_check_schedule("learning_rate_schedule"),
             help="Factors of η, as for --noise-schedule; costs no privacy.",
-            rich_help_panel=TRAINING,
+            rich_help_panel=SCHEDULES,
         ),
     ] = None
     learning_rate: Annotated[

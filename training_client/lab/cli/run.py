@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,7 @@ from training_client.lab.run_folder import RunFolder
 from training_client.lab.schedules import schedules_of
 from training_client.lab.train import Result, train
 from training_client.phased_budget import ChargedBudget
+from training_client.plan import Plan
 from training_client.run_report import (
     CERTIFICATE,
     PCA_CERTIFICATE,
@@ -59,8 +61,9 @@ _STOPPED_BY_SIGNAL = 130
 def run(context: typer.Context, options: RunOptions) -> None:
     """Train a model privately until the privacy budget or the steps are used up.
 
-    The plan is quoted before any data is read, every block of steps is
-    allowed before it is made, and without an answer nothing is trained.
+    The plan is quoted before any data is read, the data are checked before
+    budget is reserved, every block of steps is allowed before it is made,
+    and without an answer nothing is trained.
     """
     console = make_console(as_json=options.as_json)
     folder = options.output or Path("runs") / options.data
@@ -78,7 +81,7 @@ def run(context: typer.Context, options: RunOptions) -> None:
             approved = command.resume() if options.resume else command.start()
             announce_public_data(approved.recipe.declared_public, console)
             with _release_on_failure(approved):
-                data = command.load_data(approved)
+                data = approved.load_data()
                 if not options.resume:  # a refused run leaves no folder
                     until_finished.enter_context(lock_folder(folder))
                 run_folder, data = command.prepare(approved, data)
@@ -106,12 +109,14 @@ class _ApprovedRun:
         recipe: the run's configuration.
         budget: the budget that its steps draw on.
         steps: the number of steps of the whole run.
+        load_data: loads the data once; raises if they do not fit the run.
         checkpoint: the state to resume from, if any.
     """
 
     recipe: Recipe
     budget: Budget | ChargedBudget | NoBudget
     steps: int
+    load_data: Callable[[], TrainingData]
     checkpoint: Checkpoint | None = None
 
 
@@ -139,8 +144,13 @@ class _RunCommand:
         options, recipe = self.options, self.options.recipe()
         spec = options.run_spec(recipe)
         spec.announce_epochs(self.console.print)
-        make = self._budget_without_claim if options.no_guarantee else self._budget_with_guarantee
-        return _ApprovedRun(recipe, make(recipe, spec), spec.steps)
+        plan = spec.plan(options.noise_multiplier or 1.0)  # any σ: no model depends on it
+        load_data = cache(partial(self._load_data, recipe, plan))
+        if options.no_guarantee:
+            budget: Budget | ChargedBudget | NoBudget = self._budget_without_claim(recipe, spec)
+        else:
+            budget = self._budget_with_guarantee(recipe, spec, load_data)
+        return _ApprovedRun(recipe, budget, spec.steps, load_data)
 
     def resume(self) -> _ApprovedRun:
         """Set up the run in the folder's checkpoint, with the rest of its reservation."""
@@ -159,14 +169,14 @@ class _RunCommand:
         require_unchanged(self.explicit, recipe, checkpoint, budget.reserved)
         for message in messages:
             self.console.print(message)
-        return _ApprovedRun(recipe, budget, budget.reserved, checkpoint)
+        load_data = partial(self._load_data, recipe, budget.plan)
+        return _ApprovedRun(recipe, budget, budget.reserved, load_data, checkpoint)
 
-    def load_data(self, approved: _ApprovedRun) -> TrainingData:
+    def _load_data(self, recipe: Recipe, plan: Plan) -> TrainingData:
         """Load the data; raise if the model cannot be built or trained privately."""
-        data = approved.recipe.load_data(self.options.data_dir, self.options.device)
-        resumed = approved.checkpoint is not None
-        with report_unreadable(self.folder) if resumed else nullcontext():
-            approved.recipe.require_buildable(approved.budget.plan, data)
+        data = recipe.load_data(self.options.data_dir, self.options.device)
+        with report_unreadable(self.folder) if self.options.resume else nullcontext():
+            recipe.require_buildable(plan, data)
         return data
 
     def prepare(self, approved: _ApprovedRun, data: TrainingData) -> tuple[RunFolder, TrainingData]:
@@ -215,7 +225,9 @@ class _RunCommand:
         run_folder.save_model()
         return result
 
-    def _budget_with_guarantee(self, recipe: Recipe, spec: RunSpec) -> Budget | ChargedBudget:
+    def _budget_with_guarantee(
+        self, recipe: Recipe, spec: RunSpec, check_data: Callable[[], object]
+    ) -> Budget | ChargedBudget:
         """Return a ledger reservation if a dataset is named, else a budget of this run alone."""
         objection = self._objection(recipe)
         if objection is not None:
@@ -234,6 +246,7 @@ class _RunCommand:
             notify,
             options.noise_multiplier,
             self.folder / GRANTS,
+            check_data,
         )
 
     def _budget_without_claim(self, recipe: Recipe, spec: RunSpec) -> Budget | NoBudget:

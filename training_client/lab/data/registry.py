@@ -1,7 +1,7 @@
 """The registry of data sets: how each is loaded, and its size, which plans need before loading.
 
-Budget is quoted and reserved before any data is read, so the number of records is listed here. For
-your own data the caller states it, and `require_size` checks it once the data are loaded.
+Budget is quoted before any data is read, so the number of records is listed here. For your own data
+the caller states it, and `require_size` checks it once the data are loaded.
 """
 
 from __future__ import annotations

@@ -118,7 +118,7 @@ def test_a_few_random_cases_of_each_kind(draw: Draw) -> None:
 
 @pytest.mark.slow
 def test_every_engine_answers_every_question_in_each_direction() -> None:
-    """As .venv/bin/python -m tests.enclosures --points 100 --seed 1 does, with fewer cases."""
+    """As .venv/bin/python -m tests.enclosures --points 100 does, with fewer cases."""
     tally = compare_random_cases(39, 5)
     assert not tally.outside, "\n".join(tally.outside)
     found = {(engine, question, direction) for _, engine, question, direction in tally.counts}

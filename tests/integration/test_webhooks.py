@@ -231,7 +231,7 @@ def test_a_write_that_is_rolled_back_tells_nothing(
 ) -> None:
     hook = bench.add(receiver.url)
 
-    def fail(*_: Any) -> None:
+    def fail(*_: Any, **__: Any) -> None:
         raise RuntimeError("killed before the commit")
 
     with monkeypatch.context() as patch:

@@ -27,6 +27,7 @@ from training_client.lab.federated import Participant, train_federated
 from training_client.lab.models import cross_entropy
 from training_client.optimizers import AdaDp, PrivateOptimizer, StepContext
 from training_client.private_step import AccumulatedSum, BlockwiseSum, Loss
+from training_client.private_step.rounded_gaussian import NoiseGrid
 
 
 def state_of(optimizer: PrivateOptimizer) -> list[torch.Tensor]:
@@ -35,6 +36,10 @@ def state_of(optimizer: PrivateOptimizer) -> list[torch.Tensor]:
 
 
 Make = Callable[[], PrivateOptimizer]
+
+
+def without_noise(_: NoiseGrid, total: torch.Tensor, factor: float, __: bytes) -> None:
+    total.mul_(factor)
 
 
 def replay_on_other_data(
@@ -53,11 +58,8 @@ def replay_on_other_data(
 
     optimizer.private_sum.clipped_sum = summed  # type: ignore[method-assign]
 
-    def without_noise(tensor: torch.Tensor, *_: Any) -> torch.Tensor:
-        return torch.zeros_like(tensor)
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("training_client.private_step.private_sum.gaussian_like", without_noise)
+        patch.setattr(NoiseGrid, "add_noise", without_noise)
         for _ in released:
             optimizer.step(*other, cross_entropy)
     return state_of(optimizer)
@@ -155,10 +157,7 @@ def state_after_rounds(
     # private: a participant's releases must be the same on other data
     person._private_sum.clipped_sum = summed  # type: ignore[method-assign]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            "training_client.private_step.private_sum.gaussian_like",
-            lambda t, *_: torch.zeros_like(t),
-        )
+        patch.setattr(NoiseGrid, "add_noise", without_noise)
         train_federated(net, [person], cross_entropy, learning_rate=0.1)
     kept = {
         name: each for name, each in vars(person).items() if name not in ("_examples", "_targets")

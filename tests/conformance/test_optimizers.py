@@ -169,7 +169,8 @@ def compare_ways(
         assert clipping == "adaptive" or norm == plan.at(step).clip_norm
         sigma = charged[min(step - 1, 1)]["noise_multiplier"] if charged else plan.noise_multiplier
         stated = sigma * transform.bound * transform.gain / plan.expected_batch_size
-        assert mean.noise_deviation == pytest.approx(stated, rel=1e-12)
+        # the rounding of the sum is charged as more noise
+        assert stated <= mean.noise_deviation <= stated * (1 + 2.0**-27 * (size**0.5 + 2))
         if plan.adaptive_clipping is None or not is_ball:
             assert next_factor == factor
         else:

@@ -17,8 +17,8 @@ from typing import Any, Final
 import torch
 from torch import distributed
 
-from training_client.private_step import private_sum
 from training_client.private_step.private_sum import PrivateSum
+from training_client.private_step.rounded_gaussian import NoiseGrid
 from training_client.private_step.shared_budget import SharedBudget
 from training_client.private_step.step_processes import SharedStep
 from training_client.private_step.trained_parameters import TrainedParameters
@@ -82,7 +82,7 @@ class Victim:
         self._watch("gather", TrainedParameters, "gathered")
         self._watch("pass", torch.nn.Linear, "forward")
         if rank == 0:
-            self._watch("noise", private_sum, "gaussian_like", after=True)
+            self._watch("noise", NoiseGrid, "draw_like", after=True)
         else:
             self._watch("noise", SharedStep, "add_up")
         self._watch("update", torch.optim.Adam, "step", after=True)

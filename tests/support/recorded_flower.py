@@ -51,8 +51,9 @@ def record_site() -> None:
     from flwr.clientapp import ClientApp
 
     from training_client.private_step import private_sum
+    from training_client.private_step.rounded_gaussian import NoiseGrid
 
-    genuine_release, genuine_noise = private_sum.PrivateSum.release, private_sum.gaussian_like
+    genuine_release, genuine_noise = private_sum.PrivateSum.release, NoiseGrid.add_noise
     genuine_call = ClientApp.__call__
     homes: list[Path] = []  # of the site whose message is answered
 
@@ -65,11 +66,11 @@ def record_site() -> None:
         record(event="release")
         return genuine_release(self, *given)
 
-    def gaussian_like(*given: Any) -> Any:
-        """Draw noise, and record it."""
-        noise = genuine_noise(*given)
-        record(event="noise", values=noise.flatten().tolist())
-        return noise
+    def add_noise(grid: Any, total: Any, factor: float, key: bytes) -> None:
+        """Add noise, and record it."""
+        before = total * factor
+        genuine_noise(grid, total, factor, key)
+        record(event="noise", values=(total - before).flatten().tolist())
 
     def call(self: Any, message: Message, context: Context) -> Message:
         """Answer a message, and record the reply before it is sent; stop if the test asks for it.
@@ -95,7 +96,7 @@ def record_site() -> None:
         return reply
 
     private_sum.PrivateSum.release = release  # type: ignore[method-assign]
-    private_sum.gaussian_like = gaussian_like
+    NoiseGrid.add_noise = add_noise  # type: ignore[method-assign]
     ClientApp.__call__ = call  # type: ignore[method-assign,unused-ignore]
 
 

@@ -8,6 +8,7 @@ import math
 import os
 import pickle
 from collections.abc import Callable
+from contextlib import nullcontext
 from fractions import Fraction
 from typing import Any
 
@@ -23,7 +24,8 @@ from training_client.errors import DataError, NoGuaranteeError
 from training_client.lab.models import cross_entropy
 from training_client.optimizers import make_optimizer
 from training_client.plan import Plan
-from training_client.private_step.noise import FreshGenerator, gaussian_like
+from training_client.private_step.noise import FreshGenerator, draw_key
+from training_client.private_step.rounded_gaussian import NoiseGrid
 from training_client.private_step.sampling import PoissonSampler
 
 
@@ -39,15 +41,18 @@ def test_an_empty_batch_still_gets_noise() -> None:
 def test_noise_has_the_stated_standard_deviation_and_never_repeats() -> None:
     plan = Plan(dataset_size=10, sample_rate=0.5, clip_norm=3.0, noise_multiplier=1.5)
     generator = FreshGenerator(torch.device("cpu"))
-    draws = gaussian_like(torch.empty(1_000_000), plan.noise_deviation, generator)
+    grid = NoiseGrid.for_sum(plan.noise_multiplier, plan.clip_norm, 1_000_000, 5)
+
+    def noise(of: torch.Generator) -> torch.Tensor:
+        total = torch.zeros(1_000_000)
+        grid.add_noise(total, 1.0, draw_key(of))
+        return total
+
+    draws = noise(generator)
     assert float(draws.std()) == pytest.approx(4.5, rel=0.01)
     assert float(draws.mean()) == pytest.approx(0.0, abs=0.02)
-    again = gaussian_like(torch.empty(1_000_000), plan.noise_deviation, generator)
-    other = gaussian_like(
-        torch.empty(1_000_000), plan.noise_deviation, FreshGenerator(torch.device("cpu"))
-    )
-    assert not torch.equal(draws, again)
-    assert not torch.equal(draws, other)
+    assert not torch.equal(draws, noise(generator))
+    assert not torch.equal(draws, noise(FreshGenerator(torch.device("cpu"))))
 
 
 @pytest.mark.parametrize("rate", [1.0, 0.5, 0.1, 600 / 60_000, 1 / 3, 1e-9, 2.0**-53, 3e-16, 1e-17])
@@ -145,18 +150,13 @@ def test_a_forked_process_draws_other_noise() -> None:
     assert ours[1] == theirs[1]
 
 
-@pytest.mark.parametrize("kind", [torch.float32, torch.float64])
-def test_noise_that_may_underflow_is_refused(kind: torch.dtype) -> None:
-    least = torch.finfo(kind).tiny * 2**24
-    generator = FreshGenerator(torch.device("cpu"))
-    torch.set_flush_denormal(True)
-    try:
-        drawn = gaussian_like(torch.empty(100_000, dtype=kind), least, generator)
-    finally:
-        torch.set_flush_denormal(False)
-    assert int((drawn == 0).sum()) < 3
-    with pytest.raises(DataError, match="may underflow"):
-        gaussian_like(torch.empty(9, dtype=kind), least * 0.99, generator)
+def test_noise_that_may_underflow_is_refused() -> None:
+    least = torch.finfo(torch.float64).tiny * 2**24  # of the noise on the mean of two examples
+    for multiplier, refused in ((2.1e100 * least, False), (1.9e100 * least, True)):
+        plan = Plan(4, sample_rate=0.5, clip_norm=1e-100, noise_multiplier=multiplier)
+        optimizer = make_optimizer("dp_sgd", model(), unbudgeted(plan))
+        with pytest.raises(DataError, match="may underflow") if refused else nullcontext():
+            optimizer.step(*batch(0), cross_entropy)
 
 
 def test_a_claim_needs_noise_that_cannot_be_drawn_again() -> None:

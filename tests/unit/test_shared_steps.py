@@ -42,8 +42,7 @@ from training_client.lab.models import cross_entropy
 from training_client.optimizers import make_optimizer, private_batches
 from training_client.optimizers.private_batches import _DrawnIndices
 from training_client.plan import Plan
-from training_client.private_step import private_sum
-from training_client.private_step.noise import gaussian_like
+from training_client.private_step.rounded_gaussian import NoiseGrid
 from training_client.private_step.sampling import PoissonSampler
 from training_client.private_step.shared_budget import SharedBudget, share_budget
 
@@ -294,12 +293,12 @@ def drawn_indices(_: int) -> list[list[int]]:
 
 def noise_of_empty_batches(_: int) -> tuple[list[torch.Tensor], int]:
     """Return the means of two empty batches, and how often this process drew noise for them."""
-    draws = 0
+    draws, genuine = 0, NoiseGrid.draw_like
 
     def draw(*of: Any) -> torch.Tensor:
         nonlocal draws
         draws += 1
-        return gaussian_like(*of)
+        return genuine(*of)
 
     optimizer = make_optimizer(
         "dp_sgd", nn.Linear(400, 250), share_budget(lambda: no_claim(RANDOM))
@@ -307,7 +306,7 @@ def noise_of_empty_batches(_: int) -> tuple[list[torch.Tensor], int]:
     empty = torch.zeros(0, 400), torch.zeros(0, dtype=torch.int64)
     means = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(private_sum, "gaussian_like", draw)
+        patch.setattr(NoiseGrid, "draw_like", draw)
         for _step in range(2):
             optimizer.take()
             optimizer.expect_examples(0)

@@ -23,10 +23,12 @@ import torch
 
 from training_client.errors import DataError
 from training_client.lab.data import Dataset
-from training_client.private_step.noise import FreshGenerator, gaussian_like
+from training_client.private_step.noise import FreshGenerator, draw_key
+from training_client.private_step.rounded_gaussian import NoiseGrid
 
 INPUTS_MAX: Final = 4096  # the matrix takes 128 MiB and its eigenvectors take minutes
 _CHUNK_ROWS: Final = 8192  # examples converted to double precision at a time
+_EXAMPLES: Final = 1 << 20  # about the most: the grid of the noise has room for 8 times as many
 _ROUNDING: Final = 1 + 1e-12  # a norm may be rounded down; scaled examples must not exceed norm 1
 
 
@@ -77,10 +79,10 @@ class PrivatePca:
         """
         self.require_fits(examples.shape[1])
         moments = second_moments(examples)
-        noise = gaussian_like(
-            moments, self.noise_multiplier, generator or FreshGenerator(moments.device)
-        )
-        released = torch.triu(moments + noise)
+        inputs = moments.shape[0]
+        grid = NoiseGrid.for_sum(self.noise_multiplier, 1.0, inputs * (inputs + 1) // 2, _EXAMPLES)
+        grid.add_noise(moments, 1.0, draw_key(generator or FreshGenerator(moments.device)))
+        released = torch.triu(moments)
         _, directions = torch.linalg.eigh(released + torch.triu(released, 1).T)
         return Projection(directions[:, -self.components :].flip(1).float())
 

@@ -1,4 +1,4 @@
-"""Gaussian noise from generators that the operating system seeds."""
+"""Random generators that the operating system seeds, and keys of noise."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from typing import Any, Final
 
 import torch
 
-from training_client.errors import DataError
-from training_client.private_step.rounding_bounds import smallest_safe_factor
+from training_client.private_step.rounded_gaussian import KEY_BYTES
 
 _STATE_WORDS: Final = 624  # of the Mersenne Twister
 _HEADER_BYTES: Final = 24  # before the words: the seed, two counters and a flag
@@ -54,22 +53,18 @@ def _replace_state_words(state: torch.Tensor, words: bytes) -> torch.Tensor:
     return found
 
 
-def gaussian_like(
-    tensor: torch.Tensor, standard_deviation: float, generator: torch.Generator
-) -> torch.Tensor:
-    """Draw Gaussian noise of mean 0, with the shape, dtype and device of `tensor`.
+def draw_key(generator: torch.Generator) -> bytes:
+    """Return a key to draw noise with: from the operating system, unless a program seeded its own.
 
-    Raises:
-        DataError: the standard deviation is so small that the noise may underflow.
+    A `FreshGenerator` has no state that the noise depends on: a copy of it, a fork or a checkpoint
+    could not draw the same noise again.
     """
-    smallest = smallest_safe_factor(tensor.dtype)
-    if not standard_deviation >= smallest:
-        raise DataError(
-            f"noise of standard deviation {standard_deviation:g} may underflow in {tensor.dtype} "
-            f"(at least {smallest:.0e} is needed): use a larger clip norm, or a smaller sample rate"
-        )
-    noise = torch.empty_like(tensor)
-    return noise.normal_(0.0, standard_deviation, generator=generator)
+    if isinstance(generator, FreshGenerator):
+        return os.urandom(KEY_BYTES)
+    drawn = torch.randint(
+        256, (KEY_BYTES,), dtype=torch.uint8, generator=generator, device=generator.device
+    )
+    return bytes(drawn.tolist())
 
 
 def _reseed_all() -> None:

@@ -31,8 +31,9 @@ from training_client.private_step.batches import (
     tensors_of,
 )
 from training_client.private_step.blocks import unflatten_vector
-from training_client.private_step.noise import FreshGenerator, gaussian_like
-from training_client.private_step.rounding_bounds import Scalar
+from training_client.private_step.noise import FreshGenerator, draw_key
+from training_client.private_step.rounded_gaussian import NoiseGrid
+from training_client.private_step.rounding_bounds import Scalar, smallest_safe_factor
 from training_client.private_step.sampling import Epoch, EpochProgress, Sampler, sampler_for_plan
 from training_client.private_step.shared_budget import SharedBudget
 from training_client.private_step.single_process import require_same_process
@@ -77,17 +78,24 @@ class NoisyBlock:
 
 @dataclass(frozen=True, slots=True)
 class _StepSum:
-    """A step's clipped gradient sum (private), with the standard deviation of the noise to add.
+    """A step's clipped gradient sum (private), with the noise to add.
 
     Attributes:
         total: the clipped sum.
-        noise_deviation: the standard deviation of the noise on each coordinate of the mean.
+        grid: what the sum is rounded to, and the noise on it.
+        factor: of the noisy sum, which makes it the mean.
         unread: the blocks whose noisy mean was not read yet; each may be read once.
     """
 
     total: BlockwiseSum
-    noise_deviation: float
+    grid: NoiseGrid
+    factor: float
     unread: deque[Block]
+
+    @property
+    def noise_deviation(self) -> float:
+        """The standard deviation of the noise on each coordinate of the mean."""
+        return self.grid.noise_deviation * self.factor
 
 
 class NoisyMean:
@@ -441,7 +449,8 @@ class PrivateSum:
             if not self._is_step_open or self._is_batch_read:
                 self.take()
             self._is_batch_read, self._epoch, self._examples_drawn = True, epoch, None
-        terms = StepTerms(self.steps, transform.bound, self._noise_deviation(transform))
+        grid, factor = self._noise(transform), transform.gain / self.plan.expected_batch_size
+        terms = StepTerms(self.steps, transform.bound, grid.noise_deviation * factor)
         clipping, size = self.plan.adaptive_clipping, self.plan.expected_batch_size
         with self.trained.gathered():
             total, mean_loss = self.processes.clip(
@@ -452,7 +461,7 @@ class PrivateSum:
         unclipped = None
         if clipping is not None and transform.counts:
             unclipped = self._noisy_count(total.unclipped, clipping.count_noise) / size
-        step = _StepSum(total, terms.noise_deviation, deque(self.clipper.blocks))
+        step = _StepSum(total, grid, factor, deque(self.clipper.blocks))
         return NoisyMean(
             mean_loss,
             terms.noise_deviation,
@@ -478,10 +487,24 @@ class PrivateSum:
             )
         return self._examples_drawn
 
-    def _noise_deviation(self, transform: Transform) -> float:
-        """Return the standard deviation of the noise on each coordinate of the mean."""
-        plan = self.plan
-        return plan.noise_multiplier * transform.bound * transform.gain / plan.expected_batch_size
+    def _noise(self, transform: Transform) -> NoiseGrid:
+        """Return the grid that the sum is rounded to, with the noise that the plan asks for.
+
+        Raises:
+            DataError: the noise is so small that the noisy mean may underflow.
+        """
+        plan, size = self.plan, sum(block.size for block in self.clipper.blocks)
+        deviation = plan.noise_multiplier * transform.bound
+        dtype = self.clipper.parameters[0].dtype
+        least = smallest_safe_factor(dtype) * max(plan.expected_batch_size / transform.gain, 1.0)
+        if not deviation >= least:
+            raise DataError(
+                f"noise of standard deviation {deviation:g} may underflow in {dtype} (at least "
+                f"{least:.0e} is needed): use a larger clip norm, or a smaller sample rate"
+            )
+        return NoiseGrid.for_sum(
+            plan.noise_multiplier, transform.bound, size, plan.expected_batch_size
+        )
 
     @torch.no_grad()
     def _noisy_block(
@@ -495,18 +518,27 @@ class PrivateSum:
                 "the same sum"
             )
         is_last = not step.unread
-        affine, deviation = transform.for_block(block), step.noise_deviation
-        factor = transform.gain / self.plan.expected_batch_size
+        affine = transform.for_block(block)
         step.total.write_block(block, affine, mean)
-        if self.processes.adds_noise:
-            noise = gaussian_like(mean, deviation, self._generator)
-            torch.add(noise, mean, alpha=factor, out=mean)
-        else:
-            mean.mul_(factor)
-        self.processes.add_up(mean)
+        self._add_noise(mean, step.grid, step.factor)
         if is_last:
             self._is_step_open = False
-        return NoisyBlock(block, mean, affine, deviation)
+        return NoisyBlock(block, mean, affine, step.noise_deviation)
+
+    def _add_noise(self, total: torch.Tensor, grid: NoiseGrid, factor: float) -> None:
+        """Overwrite this process's sum with (the rounded sum of all processes + noise)·`factor`.
+
+        Several processes add up whole numbers, exactly: shares of the noise would not add up to it.
+        """
+        key = draw_key(self._generator)
+        if not self.processes.are_several:
+            grid.add_noise(total, factor, key)
+            return
+        steps = grid.round(total, self.processes.share_of_records[1])
+        if self.processes.adds_noise:
+            steps += grid.draw_like(steps, key)
+        self.processes.add_up(steps)
+        total.copy_(steps.mul_(grid.step * factor))
 
     def _noisy_count(self, count: Scalar, deviation: float) -> float:
         """Return the number of unclipped examples, over all processes, with Gaussian noise.
@@ -514,9 +546,7 @@ class PrivateSum:
         It is read once per step, because the next clip norm is computed from it on the CPU.
         """
         noisy = torch.zeros(1, dtype=torch.float64, device=self._device) + count
-        if self.processes.adds_noise:
-            noisy += gaussian_like(noisy, deviation, self._generator)
-        self.processes.add_up(noisy)
+        self._add_noise(noisy, NoiseGrid.for_count(deviation), 1.0)
         return float(noisy)
 
     def _clip_drawn(

@@ -71,7 +71,9 @@ class Workload:
         self.name = uuid.uuid4().hex
         relation = NeighbouringRelation.ADD_OR_REMOVE_ONE
         # its budget takes no computation
-        new = NewDataset(self.name, 1000, 100.0, 1e-5, relation, "record", None, "renyi")
+        new = NewDataset(
+            self.name, 1000, 100.0, 1e-5, relation, "record", None, "renyi", accept_weak=True
+        )
         self.ledger.create_dataset(make_write_request(self.key, self.name), new)
         with repository.reading() as reading:
             found = reading.find_dataset(self.name)

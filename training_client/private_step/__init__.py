@@ -17,8 +17,9 @@ In the order of a step, with what each part guarantees and where that is shown:
 5. `clipper` finds the weights min(1, B/‖u‖), and `clipped_sum` adds up the weighted gradients.
    `rounding_bounds` keeps that bound true in floating point: its docstring lists every rounding,
    underflow and overflow, and what pays for it.
-6. `noise` draws the Gaussian noise. `private_sum` takes the step from the budget and is the only
-   exit: it adds noise to each `blocks.Block` of the sum and returns nothing else.
+6. `rounded_gaussian` rounds the sum to a grid and adds exact noise; `noise` has the keys that it is
+   drawn with. `private_sum` takes the step from the budget and is the only exit: it adds noise to
+   each `blocks.Block` of the sum and returns nothing else.
 
 `trained_parameters` gathers the parameters of a model that `fully_shard` sharded, and finds a
 process's own rows. `step_processes` shares a step out among processes, `shared_budget` has them ask
@@ -28,7 +29,7 @@ CPU loops: they compute and bound nothing.
 
 Tests in `tests/unit`: `test_clipped_sums.py`, `test_record_influence.py` and
 `test_rounding_of_clipped_sums.py` check the sums and the bound on a record's influence, also for
-extreme numbers; `test_refused_models.py` checks what is refused, and `test_noise_and_sampling.py`
+extreme numbers; `test_refused_models.py` checks what is refused, `test_rounded_gaussian.py` and `test_noise_and_sampling.py`
 the noise and the sample rate. `test_matmul_kernel.py`, `test_sparse_kernel.py` and
 `test_compiled_kernels.py` check that kernels agree with PyTorch and with exact arithmetic.
 `tests/conformance` checks the clipped sums of every kind of layer, and the noise of every

@@ -38,7 +38,9 @@ from numpy import floor, rint
 
 from training_client.private_step.kernels.compiled import compile_and_keep
 
-_NOISE_BITS: Final = 28  # the noise is 2**28 steps, so that g·√d adds 1.2e-4 at most up to d = 10⁹
+_RECORD_BITS: Final = 28  # Δ, or the noise if it is less, is 2**28 steps: up to d = 10⁹ g·√d is
+# at most 1.2e-4 of Δ
+_NOISE_MAX: Final = 64.0  # times Δ; of more noise the table would leave too many draws open
 _SUM_BITS: Final = 48  # the sum of the expected number of records is 2**48 steps at most
 _COUNT_STEP: Final = 2.0**-20
 _LARGEST: Final = float(1 << 51)  # of |m|: clamping is a projection, which moves nothing apart
@@ -79,10 +81,9 @@ class NoiseGrid:
             records: about how many are added up. The sum of 8 times as many fits on the grid; what
                 is beyond is clamped.
         """
-        step = _power_of_two_below(
-            sensitivity
-            * max(math.ldexp(noise_multiplier, -_NOISE_BITS), math.ldexp(records, -_SUM_BITS))
-        )
+        share = max(min(1.0, noise_multiplier), noise_multiplier / _NOISE_MAX)
+        share = math.ldexp(share, -_RECORD_BITS)
+        step = _power_of_two_below(sensitivity * max(share, math.ldexp(records, -_SUM_BITS)))
         moved = Fraction(sensitivity) / Fraction(step) + math.isqrt(coordinates) + 1
         return cls(step, math.nextafter(float(Fraction(noise_multiplier) * moved), math.inf))
 
@@ -232,7 +233,7 @@ def _derivatives(y: Any, polynomials: list[list[int]]) -> list[Any]:
 @cache
 def _fast_loop() -> Callable[..., int]:
     """Return the compiled `_overwrite`. Its roundings are those that the table's bounds allow."""
-    return compile_and_keep(_overwrite)  # type: ignore[return-value]
+    return compile_and_keep(_overwrite)
 
 
 def _overwrite(
@@ -334,7 +335,7 @@ class _FurtherBits:
 
 
 class _Buffers(threading.local):
-    """Buffers of one thread: the cipher frees the interpreter's lock, so shared ones repeat noise."""
+    """Buffers of one thread: the cipher frees the interpreter's lock while it fills them."""
 
     def __init__(self) -> None:
         self.words = bytearray(8 * _BLOCK + 15)

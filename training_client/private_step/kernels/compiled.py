@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+
+Result = TypeVar("Result")
 
 
 def is_on_cpu(tensor: torch.Tensor) -> bool:
@@ -27,7 +29,7 @@ def compile_loop(loop: Callable[..., None]) -> Callable[..., None]:
     return compile_and_keep(loop, error_model="numpy", fastmath={"reassoc", "contract"})
 
 
-def compile_and_keep(loop: Callable[..., None], **options: Any) -> Callable[..., None]:
+def compile_and_keep(loop: Callable[..., Result], **options: Any) -> Callable[..., Result]:
     """Compile a loop with numba, and cache the result on disk for later processes.
 
     It is kept in `__pycache__` beside the loop's source file, or in the user's cache folder. Where
@@ -37,7 +39,7 @@ def compile_and_keep(loop: Callable[..., None], **options: Any) -> Callable[...,
     import numba
 
     try:
-        result: Callable[..., None] = numba.njit(cache=True, **options)(loop)
+        result: Callable[..., Result] = numba.njit(cache=True, **options)(loop)
     except RuntimeError:
         result = numba.njit(**options)(loop)
     return result

@@ -29,8 +29,9 @@ CPU loops: they compute and bound nothing.
 
 Tests in `tests/unit`: `test_clipped_sums.py`, `test_record_influence.py` and
 `test_rounding_of_clipped_sums.py` check the sums and the bound on a record's influence, also for
-extreme numbers; `test_refused_models.py` checks what is refused, `test_rounded_gaussian.py` and `test_noise_and_sampling.py`
-the noise and the sample rate. `test_matmul_kernel.py`, `test_sparse_kernel.py` and
+extreme numbers; `test_refused_models.py` checks what is refused, `test_rounded_gaussian.py` and
+`test_noise_and_sampling.py` the noise and the sample rate. `test_matmul_kernel.py`,
+`test_sparse_kernel.py` and
 `test_compiled_kernels.py` check that kernels agree with PyTorch and with exact arithmetic.
 `tests/conformance` checks the clipped sums of every kind of layer, and the noise of every
 optimizer.

@@ -1,4 +1,4 @@
-"""Private sums without noise, for audits and tests of the training engine.
+"""Private sums without noise, and noise alone, for audits and tests of the training engine.
 
 Nothing that this module returns may be released. A clipped sum without noise is a function of
 private records that no privacy guarantee covers. Only people who may see the records may compare it
@@ -8,6 +8,8 @@ with what it should be.
 from __future__ import annotations
 
 import math
+import os
+from typing import Final
 
 import torch
 from torch import nn
@@ -16,7 +18,28 @@ from training_client.private_step import Clipper, Loss, Transform
 from training_client.private_step.batches import Examples
 from training_client.private_step.blocks import unflatten_vector
 from training_client.private_step.layer_uses import EnginePath
+from training_client.private_step.rounded_gaussian import KEY_BYTES, NoiseGrid
 from training_client.private_step.rounding_bounds import safe_bound_range
+
+_SCALE_MAX: Final = float(1 << 40)
+
+
+def draw_noise(count: int, scale: float) -> torch.Tensor:
+    """Return the whole numbers that a step adds to its sum, in steps of its grid, as int64.
+
+    Each is N with P(N = k) = Φ((k + ½)/s) − Φ((k − ½)/s), from a key of the operating system.
+
+    Args:
+        count: how many.
+        scale: s > 0, at most 2**40.
+
+    Raises:
+        ValueError: the scale is out of range.
+    """
+    if not 0 < scale <= _SCALE_MAX:
+        raise ValueError(f"expected a scale above 0 and at most 2**40, got {scale}")
+    empty = torch.empty(count, dtype=torch.float64)
+    return NoiseGrid(1.0, scale).draw_like(empty, os.urandom(KEY_BYTES)).long()
 
 
 @torch.no_grad()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mimetypes
+import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -116,6 +117,8 @@ def _template_environment() -> Environment:
 
 
 _TEMPLATES: Final = _template_environment()
+# one page at a time: Python renders no two at once, and grants would wait for each thread in turn
+_RENDERING: Final = threading.Lock()
 
 
 def render_page(
@@ -137,13 +140,14 @@ def render_page(
         context: the variables of the template.
     """
     session = getattr(request.state, "session", None)
-    text = _TEMPLATES.get_template(template).render(
-        path=request.url.path,
-        session=session,
-        documentation=request.app.state.settings.documentation_url,
-        notes=[*note_unknown_parameters(request.query_params, parameters), *notes],
-        **context,
-    )
+    with _RENDERING:
+        text = _TEMPLATES.get_template(template).render(
+            path=request.url.path,
+            session=session,
+            documentation=request.app.state.settings.documentation_url,
+            notes=[*note_unknown_parameters(request.query_params, parameters), *notes],
+            **context,
+        )
     return Response(text, status, {**HEADERS, **_PRIVATE}, media_type=_HTML)
 
 

@@ -35,7 +35,10 @@ from training_client.optimizers import PrivateOptimizer, make_optimizer
 from training_client.plan import Plan
 from training_client.private_step import AccumulatedSum, Clipper, Loss, Transform
 
-pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections is not supported")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:LSTM with projections is not supported"),
+    pytest.mark.usefixtures("quiet"),
+]
 QUIET = Plan(dataset_size=2 * SIZE, sample_rate=0.5, clip_norm=1e9, noise_multiplier=1e-30)
 CLIPPED = replace(QUIET, clip_norm=1.2)  # below some gradients' norms, and above others'
 CONV1D = "Conv1D of Hugging Face"

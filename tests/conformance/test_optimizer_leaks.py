@@ -20,6 +20,7 @@ from tests.support.optimizer_cases import (
     Recorder,
     build_optimizer,
     leaves,
+    without_noise,
 )
 from tests.support.small_models import batch, model, unbudgeted
 from training_client.budget import NoBudget
@@ -36,10 +37,6 @@ def state_of(optimizer: PrivateOptimizer) -> list[torch.Tensor]:
 
 
 Make = Callable[[], PrivateOptimizer]
-
-
-def without_noise(_: NoiseGrid, total: torch.Tensor, factor: float, __: bytes) -> None:
-    total.mul_(factor)
 
 
 def replay_on_other_data(

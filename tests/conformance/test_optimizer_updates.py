@@ -19,6 +19,7 @@ from training_client.optimizers import AdaDps
 from training_client.private_step import AffineMap, Transform
 from training_client.private_step.blocks import cut_into_blocks
 
+pytestmark = pytest.mark.usefixtures("quiet")
 Rule = Callable[..., torch.Tensor]
 
 

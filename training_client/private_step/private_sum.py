@@ -488,20 +488,8 @@ class PrivateSum:
         return self._examples_drawn
 
     def _noise(self, transform: Transform) -> NoiseGrid:
-        """Return the grid that the sum is rounded to, with the noise that the plan asks for.
-
-        Raises:
-            DataError: the noise is so small that the noisy mean may underflow.
-        """
+        """Return the grid that the sum is rounded to, with the noise that the plan asks for."""
         plan, size = self.plan, sum(block.size for block in self.clipper.blocks)
-        deviation = plan.noise_multiplier * transform.bound
-        dtype = self.clipper.parameters[0].dtype
-        least = smallest_safe_factor(dtype) * max(plan.expected_batch_size / transform.gain, 1.0)
-        if not deviation >= least:
-            raise DataError(
-                f"noise of standard deviation {deviation:g} may underflow in {dtype} (at least "
-                f"{least:.0e} is needed): use a larger clip norm, or a smaller sample rate"
-            )
         return NoiseGrid.for_sum(
             plan.noise_multiplier, transform.bound, size, plan.expected_batch_size
         )
@@ -529,7 +517,16 @@ class PrivateSum:
         """Overwrite this process's sum with (the rounded sum of all processes + noise)·`factor`.
 
         Several processes add up whole numbers, exactly: shares of the noise would not add up to it.
+
+        Raises:
+            DataError: the noise is so small that the result may underflow.
         """
+        deviation, least = grid.noise_deviation * factor, smallest_safe_factor(total.dtype)
+        if not deviation >= least:
+            raise DataError(
+                f"noise of standard deviation {deviation:g} may underflow in {total.dtype} (at "
+                f"least {least:.0e} is needed): use a larger clip norm, or a smaller sample rate"
+            )
         key = draw_key(self._generator)
         if not self.processes.are_several:
             grid.add_noise(total, factor, key)

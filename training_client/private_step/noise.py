@@ -64,7 +64,7 @@ def draw_key(generator: torch.Generator) -> bytes:
     drawn = torch.randint(
         256, (KEY_BYTES,), dtype=torch.uint8, generator=generator, device=generator.device
     )
-    return bytes(drawn.tolist())
+    return drawn.cpu().numpy().tobytes()
 
 
 def _reseed_all() -> None:

@@ -175,11 +175,10 @@ def _make_table() -> Array:
     """
     from flint import arb, ctx
 
-    table, before = np.zeros((_ROWS + 1, _DEGREE + 2)), ctx.prec
+    table = np.zeros((_ROWS + 1, _DEGREE + 2))
     table[_ROWS, -1] = math.inf
     polynomials = _derivative_polynomials(_DEGREE + 1)
-    ctx.prec = _PRECISION
-    try:
+    with ctx.workprec(_PRECISION):
         for row in range(_ROWS):
             octave, part = divmod(row, 1 << _PARTS_BITS)
             scale = arb(2) ** (octave - _OCTAVES)
@@ -199,8 +198,6 @@ def _make_table() -> Array:
             upper = math.nextafter(float(error.upper()), math.inf)
             scaled = [math.ldexp(double, -45 * n) for n, double in enumerate(rounded)]  # exact
             table[row] = *scaled, upper
-    finally:
-        ctx.prec = before
     return table.ravel()
 
 
@@ -302,13 +299,11 @@ def _rounded(numerator: int, count: int, deviation: float) -> int | None:
 
     if numerator == 1 << count:
         return 0
-    exact, before, ctx.prec = Fraction(deviation), ctx.prec, count + 160
-    try:
+    exact = Fraction(deviation)
+    with ctx.workprec(count + 160):
         h = arb(2).sqrt() * (arb(numerator) / arb(1 << count)).erfcinv()
         found = (h * exact.numerator / exact.denominator + arb(1) / 2).floor().unique_fmpz()
         return None if found is None else int(found)
-    finally:
-        ctx.prec = before
 
 
 # --- the keystream

@@ -110,8 +110,11 @@ class Keys:
         """Return a key that was authenticated within a minute and has no quota, or None.
 
         It may have been revoked or given a quota since; nothing else of a key changes. The caller
-        checks that in its transaction (`WriteRequest.is_authenticated`).
+        checks that in its transaction (`WriteRequest.is_authenticated`). No database is asked, so
+        the event loop may call this.
         """
+        if self._secret is None:  # nothing was authenticated yet
+            return None
         until, record = self._remembered.get(self._digest(token), (0, None))
         return record if now() < until else None
 

@@ -637,9 +637,23 @@ def test_a_repeat_is_answered_alike_and_happens_once(admin: Caller, name: str) -
     assert (answer.status_code, answer.json()["code"]) == (400, "idempotency-key-required")
 
 
+def test_a_new_server_asks_no_database_for_what_it_remembers(
+    scenario: Scenario, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The event loop asks what is remembered, and a database that hangs would stop it."""
+    token, _ = scenario.keys.create([Scope.RUN])
+
+    def refuse(*_: Any) -> bytes:
+        raise AssertionError("the database was asked")
+
+    monkeypatch.setattr(scenario.repository, "get_or_create_secret", refuse)
+    assert api_keys.Keys(scenario.repository).remembered(token) is None
+
+
+@pytest.mark.parametrize("asks", ["the next step", "an earlier answer"])
 @pytest.mark.parametrize("change", ["revoked", "quota", "expired"])
 def test_a_remembered_key_grants_until_it_changes(
-    admin: Caller, web: Service, name: str, change: str, monkeypatch: pytest.MonkeyPatch
+    admin: Caller, web: Service, name: str, change: str, asks: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A key that was read within a minute is not read again: the write itself sees a change."""
     admin.dataset(name)
@@ -649,7 +663,7 @@ def test_a_remembered_key_grants_until_it_changes(
 
     def step(made: int) -> tuple[int, Any]:
         path = f"/v1/reservations/{run}/grants"
-        return job.post(path, {"steps": 1, "sequence": made}, once=f"{change} {made}")
+        return job.post(path, {"steps": 1, "sequence": made}, once=f"{change} {asks} {made}")
 
     assert step(0)[0] == 200
     with monkeypatch.context() as patch:
@@ -663,11 +677,10 @@ def test_a_remembered_key_grants_until_it_changes(
     else:
         later = storage.now() + 30_000_000
         monkeypatch.setattr(api_keys, "now", lambda: later)
-    refused = 429 if change == "quota" else 401
-    for made in (3, 1):  # also what was answered before
-        assert step(made)[0] == refused
-    found = admin.read(f"/v1/reservations/{run}")
-    assert found["steps_granted"] == (3 if change == "quota" else 2)
+    made, refused = (3, 429) if change == "quota" else (2, 401)
+    # one request only: a refusal makes the server forget the key
+    assert step(made if asks == "the next step" else 1)[0] == refused
+    assert admin.read(f"/v1/reservations/{run}")["steps_granted"] == made
 
 
 def test_a_grant_is_answered_alike_with_and_without_fastapi(

@@ -53,6 +53,15 @@ _PRECISION: Final = 200  # bits of the balls that the table is computed in
 _BLOCK: Final = 1 << 17  # coordinates of one stream of the cipher
 _CHUNK: Final = 1024  # coordinates whose polynomials are evaluated together
 KEY_BYTES: Final = 32
+# the same as numbers that the compiled loop reads
+_READ_BITS_OF_WORD: Final = np.uint64((1 << 63) - (1 << _UNREAD_BITS))
+_MIDDLE_OF_UNREAD: Final = np.uint64(1 << (_UNREAD_BITS - 1))
+_VARIABLE_BITS: Final = np.uint64(52 - _PARTS_BITS)  # of a double's 52 digits
+_VARIABLE: Final = np.uint64((1 << (52 - _PARTS_BITS)) - 1)
+_VARIABLE_ZERO: Final = 1 << (51 - _PARTS_BITS)
+_FIRST_ROW: Final = np.uint64((1023 + 63 - _OCTAVES) << _PARTS_BITS)
+_LAST_ROW: Final = np.uint64(_ROWS)
+_PRECISION_LOCK: Final = threading.RLock()  # flint has one precision for all threads
 Array = np.ndarray[Any, Any]
 
 
@@ -178,7 +187,7 @@ def _make_table() -> Array:
     table = np.zeros((_ROWS + 1, _DEGREE + 2))
     table[_ROWS, -1] = math.inf
     polynomials = _derivative_polynomials(_DEGREE + 1)
-    with ctx.workprec(_PRECISION):
+    with _PRECISION_LOCK, ctx.workprec(_PRECISION):
         for row in range(_ROWS):
             octave, part = divmod(row, 1 << _PARTS_BITS)
             scale = arb(2) ** (octave - _OCTAVES)
@@ -251,13 +260,13 @@ def _overwrite(
     for start in range(0, len(words), size):
         some, parts = words[start : start + size], total[start : start + size]
         for i in range(len(some)):  # the 52 bits that are read, and half of the rest: exact
-            read = (some[i] & np.uint64(0x7FFFFFFFFFFFF800)) | np.uint64(0x400)
+            read = (some[i] & _READ_BITS_OF_WORD) | _MIDDLE_OF_UNREAD
             chunk[i] = np.float64(np.int64(read))
         for i in range(len(some)):
             # the exponent and the first six digits are the row; the other digits are the variable
-            row = (bits[i] >> np.uint64(46)) - np.uint64((1023 + 63 - 32) << 6)
-            row = min(row, np.uint64(2048)) << np.uint64(3)
-            t = np.float64(np.int64(bits[i] & np.uint64(0x3FFFFFFFFFFF)) - 0x200000000000)
+            row = (bits[i] >> _VARIABLE_BITS) - _FIRST_ROW
+            row = min(row, _LAST_ROW) << np.uint64(3)
+            t = np.float64(np.int64(bits[i] & _VARIABLE) - _VARIABLE_ZERO)
             h = table[row + np.uint64(6)]
             h = h * t + table[row + np.uint64(5)]
             h = h * t + table[row + np.uint64(4)]
@@ -269,7 +278,7 @@ def _overwrite(
             k = floor(x + 0.5)
             if abs(x - k) < 0.5 - deviation * table[row + np.uint64(7)]:
                 m = rint(np.float64(parts[i]) * inverse)
-                m = min(max(m, -2251799813685248.0), 2251799813685248.0) if m == m else 0.0
+                m = min(max(m, -_LARGEST), _LARGEST) if m == m else 0.0
                 parts[i] = (m - k if some[i] >> np.uint64(63) else m + k) * unit
             else:
                 places[left] = start + i
@@ -300,7 +309,7 @@ def _rounded(numerator: int, count: int, deviation: float) -> int | None:
     if numerator == 1 << count:
         return 0
     exact = Fraction(deviation)
-    with ctx.workprec(count + 160):
+    with _PRECISION_LOCK, ctx.workprec(count + 160):
         h = arb(2).sqrt() * (arb(numerator) / arb(1 << count)).erfcinv()
         found = (h * exact.numerator / exact.denominator + arb(1) / 2).floor().unique_fmpz()
         return None if found is None else int(found)

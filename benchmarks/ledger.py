@@ -21,7 +21,7 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
 from rich.console import Console
@@ -55,6 +55,21 @@ UPDATE_DATASET = (
 INSERT_ENTRY, INSERT_IDEMPOTENCY = ENTRY.insert(), IDEMPOTENCY.insert()
 BODY = "x" * 350
 LONG_RUN = DpSgd(100.0, sample_rate=1e-4, steps=10**7)  # as many as clients fit
+
+
+def open_each_database() -> Iterator[tuple[str, Repository]]:
+    """Yield the kind of each database with an empty ledger on it; say which are skipped."""
+    for kind in ("sqlite", "postgresql"):
+        with ExitStack() as stack:
+            folder = stack.enter_context(tempfile.TemporaryDirectory())
+            try:
+                url = stack.enter_context(database(kind, Path(folder)))
+            except BaseException as skipped:  # pytest.skip's exception, if there is no PostgreSQL
+                CONSOLE.print(f"{kind} is skipped: {skipped}")
+                continue
+            repository = opening.open_repository(url)
+            stack.callback(repository.close)
+            yield kind, repository
 
 
 def make_write_request(key: KeyRecord, body: object) -> WriteRequest:
@@ -193,18 +208,9 @@ def main() -> None:
     lengths = Table(title="ms of a grant, by entries in the record", title_justify="left")
     for column in ("database", "1e2", "1e4", "1e6", "1e6 / 1e2"):
         lengths.add_column(column, justify="right")
-    for kind in ("sqlite", "postgresql"):
-        with ExitStack() as stack:
-            folder = stack.enter_context(tempfile.TemporaryDirectory())
-            try:
-                url = stack.enter_context(database(kind, Path(folder)))
-            except BaseException as skipped:  # pytest.skip's exception, if there is no PostgreSQL
-                CONSOLE.print(f"{kind} is skipped: {skipped}")
-                continue
-            repository = opening.open_repository(url)
-            stack.callback(repository.close)
-            add_throughput_rows(kind, repository, seconds, rates)
-            add_length_row(kind, repository, lengths)
+    for kind, repository in open_each_database():
+        add_throughput_rows(kind, repository, seconds, rates)
+        add_length_row(kind, repository, lengths)
     CONSOLE.print(rates)
     CONSOLE.print(lengths)
 

@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
-from sqlalchemy import event
 
 from accountant_service.ledger import database as opening
 from accountant_service.ledger import entry_columns, exporting, hash_chain, verification
@@ -24,7 +23,7 @@ from accountant_service.ledger.exporting import EntryQuery
 from accountant_service.ledger.repository import EntryFilter
 from accountant_service.ledger.rules import EntryKind
 from accountant_service.ledger.tables import ENTRY
-from tests.support.databases import database
+from tests.support.databases import database, record_plans
 from tests.support.earlier_ledgers import open_unmigrated
 from tests.support.ledger_scenarios import (
     PLAN_JSON,
@@ -186,15 +185,6 @@ def test_pages_of_any_length_have_each_wanted_entry_once(
 @SQL_MATTERS
 def test_a_page_reads_no_more_rows_after_many_entries(url: str) -> None:
     """Each page is found by an index: neither sorted nor counted through."""
-    plans: list[str] = []
-
-    def explain(connection: Any, _: Any, statement: str, parameters: Any, *__: Any) -> None:
-        if "FROM entry" in statement and "EXPLAIN" not in statement:
-            is_sqlite = connection.dialect.name == "sqlite"
-            prefix = "EXPLAIN QUERY PLAN " if is_sqlite else "EXPLAIN (ANALYZE) "
-            found = connection.exec_driver_sql(prefix + statement, parameters)
-            plans.append("\n".join(str(row) for row in found))
-
     with closing(opening.open_repository(url)) as repository:
         found = Scenario(repository)
         found.admin.create("d")
@@ -206,7 +196,7 @@ def test_a_page_reads_no_more_rows_after_many_entries(url: str) -> None:
             ]  # fmt: skip
             transaction.connection.execute(ENTRY.insert(), rows)
             transaction.connection.exec_driver_sql("UPDATE dataset SET version = 19999")
-        event.listen(repository.engine, "before_cursor_execute", explain)
+        plans = record_plans(repository, "entry")
         with repository.reading() as reading:  # the database has no statistics yet
             assert reading.list_all_entries(EntryFilter(since=10**17), ("d", 0), 200)[0] == []
         with repository.transaction() as transaction:

@@ -19,6 +19,7 @@ from accountant_service.ledger.repair import repair
 from accountant_service.ledger.rules import State
 from accountant_service.ledger.tables import RESERVATION
 from accountant_service.web import account_pages
+from tests.support.databases import record_plans
 from tests.support.ledger_scenarios import (
     ON_SQLITE,
     SQL_MATTERS,
@@ -170,15 +171,6 @@ def test_a_cursor_of_another_kind_is_refused_with_a_way_out(runs: Service, path:
 @SQL_MATTERS
 def test_a_page_of_runs_reads_no_more_rows_after_many(url: str) -> None:
     """Each page is found by an index: neither sorted nor counted through."""
-    plans: list[str] = []
-
-    def explain(connection: Any, _: Any, statement: str, parameters: Any, *__: Any) -> None:
-        if "FROM reservation" in statement and "EXPLAIN" not in statement:
-            is_sqlite = connection.dialect.name == "sqlite"
-            prefix = "EXPLAIN QUERY PLAN " if is_sqlite else "EXPLAIN (ANALYZE) "
-            found = connection.exec_driver_sql(prefix + statement, parameters)
-            plans.append("\n".join(str(row) for row in found))
-
     with closing(opening.open_repository(url)) as repository:
         found = Scenario(repository)
         found.admin.create("d")
@@ -192,7 +184,7 @@ def test_a_page_of_runs_reads_no_more_rows_after_many(url: str) -> None:
             ]
             transaction.connection.execute(RESERVATION.insert(), rows)
             transaction.connection.exec_driver_sql("ANALYZE")
-        event.listen(repository.engine, "before_cursor_execute", explain)
+        plans = record_plans(repository, "reservation")
         with repository.reading() as reading:
             for after in (None, (False, 10_000, "0"), (True, 10_000, "0"), (True, 0, "")):
                 page, following = reading.list_reservations_page(dataset, after, 200)

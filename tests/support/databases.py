@@ -12,9 +12,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
+from sqlalchemy import event
+
+from accountant_service.ledger.repository import Repository
 
 SERVER = "postgres@127.0.0.1:5432/test"
 
@@ -120,3 +124,19 @@ def free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
+
+
+def record_plans(repository: Repository, table: str) -> list[str]:
+    """Return a list to which the query plan of every later statement about a table is added."""
+    plans: list[str] = []
+
+    def explain(connection: Any, _: Any, statement: str, parameters: Any, *__: Any) -> None:
+        """Add the plan of a statement, before it is run."""
+        if f"FROM {table}" in statement and "EXPLAIN" not in statement:
+            is_sqlite = connection.dialect.name == "sqlite"
+            prefix = "EXPLAIN QUERY PLAN " if is_sqlite else "EXPLAIN (ANALYZE) "
+            found = connection.exec_driver_sql(prefix + statement, parameters)
+            plans.append("\n".join(str(row) for row in found))
+
+    event.listen(repository.engine, "before_cursor_execute", explain)
+    return plans

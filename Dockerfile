@@ -2,6 +2,8 @@
 #
 # Behind a package mirror, give pip's configuration as a build secret; it stays out of the image:
 #   docker build --secret id=pip,src=/etc/pip.conf .
+#
+# `make release` sets VERSION and REVISION, and notes the digest.
 
 FROM python:3.11-slim-bookworm AS base
 RUN useradd --uid 10001 --create-home --home-dir /data accountant \
@@ -14,6 +16,7 @@ WORKDIR /source
 # here: a container cannot write them, and would compile them at every start
 RUN python3 -m venv /opt/accountant && python3 -m venv /opt/uv
 COPY pyproject.toml constraints.txt README.md LICENSE scripts/install.py ./
+COPY scripts/package_metadata.py scripts/
 RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
     /opt/uv/bin/pip install --no-cache-dir --constraint constraints.txt uv
 COPY accountant_service accountant_service
@@ -45,3 +48,9 @@ EXPOSE 8000
 HEALTHCHECK --interval=5s --timeout=5s --start-period=60s --retries=3 CMD ["python3", "-c", \
     "from urllib.request import urlopen; urlopen('http://127.0.0.1:8000/readyz', timeout=4)"]
 CMD ["accountant", "serve", "--host", "0.0.0.0"]
+ARG VERSION=unknown REVISION=unknown
+LABEL org.opencontainers.image.title="Privacy accountant" \
+    org.opencontainers.image.description="Privacy accounting for differentially private training" \
+    org.opencontainers.image.licenses="Apache-2.0" \
+    org.opencontainers.image.version="$VERSION" \
+    org.opencontainers.image.revision="$REVISION"

@@ -7,6 +7,9 @@ READY := $(VENV)/.ready
 # Override on the command line: make serve SERVE_PORT=9000, make demo DEMO_OPTIONS='--steps 60'
 SERVE_PORT ?= 8000
 DOCS_PORT ?= 8001
+# What programs need, without what developers need: enough to try the project
+TRY_READY := $(VENV)/.ready-to-try
+TRY = $(if $(wildcard $(READY)),$(READY),$(TRY_READY))
 FLOWER := .venv-flower
 FLOWER_READY := $(FLOWER)/.ready
 DEMO_LEDGER := ACCOUNTANT_DATABASE_URL=sqlite:///runs/mnist/ledger.db
@@ -24,14 +27,19 @@ SITE := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs
 
 # An environment with what its constraints say: folder, constraints, packages
 define make_environment
-$(PYTHON) -m venv $(1)
-$(1)/bin/python -m pip install --quiet --disable-pip-version-check --constraint $(2) uv
-$(1)/bin/python scripts/install.py $(1) --constraint $(2) $(3)
-@touch $(1)/.ready
+@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	{ echo "Python 3.11 or newer is needed; name it with: make PYTHON=python3.11"; exit 1; }
+@echo "1 of 3: making the environment $(1)"
+@$(PYTHON) -m venv $(1)
+@echo "2 of 3: installing uv, which installs the rest"
+@$(1)/bin/python -m pip install --quiet --disable-pip-version-check --constraint $(2) uv
+@echo "3 of 3: installing the packages"
+@$(1)/bin/python scripts/install.py $(1) --constraint $(2) $(3)
+@touch $@
 endef
 
 .PHONY: help install flower-environment lock demo demo-federated look data serve test test-slow test-flower \
-	test-browser test-all test-nightly check docs pictures drawings bench clean
+	test-browser test-all test-nightly check docs pictures drawings bench release man clean
 
 # A line "##@" starts a group, a line "target:  ## text" is an entry of it.
 help:  ## show this list
@@ -40,27 +48,28 @@ help:  ## show this list
 		/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 ##@ Try it
-demo: $(READY)  ## train on MNIST within a budget of ε = 2 and check the certificate (minutes)
+demo: $(TRY)  ## train on MNIST within a budget of ε = 2 and check the certificate (minutes)
 	$(BIN)/python scripts/demo.py $(DEMO_OPTIONS)
 
 demo-federated: $(FLOWER_READY)  ## train at eight sites through Flower, each with a budget (3 minutes)
 	$(FLOWER)/bin/python -m scripts.demo_federated $(DEMO_OPTIONS)
 
-look: $(READY)  ## serve the demo's budget, run and certificate on http://127.0.0.1:8000
+look: $(TRY)  ## serve the demo's budget, run and certificate on http://127.0.0.1:8000
 	@test -e runs/mnist/ledger.db || { echo "Run the demo first: make demo"; exit 1; }
 	@echo "A new key to sign in with, for a day: $$($(DEMO_LEDGER) $(BIN)/accountant keys create --scope admin --name look --expires-in-days 1)"
 	$(DEMO_LEDGER) $(BIN)/accountant serve --port $(SERVE_PORT)
 
-serve: $(READY)  ## run the service on http://127.0.0.1:8000
+serve: $(TRY)  ## run the service on http://127.0.0.1:8000
 	$(BIN)/accountant serve --port $(SERVE_PORT)
 
 ##@ Set up
 install: $(READY)  ## create .venv with all dependencies
 
 $(READY): pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-		{ echo "Python 3.11 or newer is needed; name it with: make PYTHON=python3.11"; exit 1; }
 	$(call make_environment,$(VENV),constraints.txt,--editable '.[$(EXTRAS)]')
+
+$(TRY_READY): pyproject.toml constraints.txt
+	$(call make_environment,$(VENV),constraints.txt,--editable '.[train]')
 
 flower-environment: $(FLOWER_READY)  ## create .venv-flower, for Flower and its own dependencies
 
@@ -72,7 +81,7 @@ lock: $(READY)  ## write constraints.txt again: the versions of everything that 
 	UV_CUSTOM_COMPILE_COMMAND='make lock' $(BIN)/uv pip compile pyproject.toml --quiet --no-annotate \
 		$(addprefix --extra ,$(LOCKED)) $(LOCK_OPTIONS) --output-file constraints.txt
 
-data: $(READY)  ## download the datasets into data/ and check their hashes
+data: $(TRY)  ## download the datasets into data/ and check their hashes
 	$(BIN)/accountant-train data --data-dir data
 
 ##@ Check a change
@@ -95,8 +104,9 @@ test-browser: $(READY)  ## the second tier's web pages in Chromium; screenshots 
 test-all: $(READY)  ## the first and the second tier
 	$(BIN)/python -m pytest $(PARALLEL) $(ORDER_OPTIONS) -m "not nightly"
 
-test-nightly: $(READY)  ## the third tier; random cases take the date as seed, or NIGHT=20261127 (hours)
-	$(BIN)/python -m pytest $(PARALLEL) -m nightly -rfEP $(if $(NIGHT),--night-seed $(NIGHT))
+test-nightly: $(READY)  ## the third tier; random cases take the date as seed, or NIGHT=20261127 (hours; goes on if interrupted)
+	$(BIN)/python -m pytest $(PARALLEL) -m nightly -rfEP --night-log=build/night.jsonl \
+		$(if $(NIGHT),--night-seed=$(NIGHT))
 
 test-flower: $(READY) $(FLOWER_READY)  ## Flower's messages, and eight sites that are killed (minutes)
 	$(FLOWER)/bin/python -m pytest -W default tests/integration/test_flower.py
@@ -106,6 +116,13 @@ bench: $(READY)  ## print the benchmark tables
 	$(BIN)/python benchmarks/accounting.py $(BENCH_OPTIONS)
 	$(BIN)/python benchmarks/http.py $(filter --quick,$(BENCH_OPTIONS))
 	$(BIN)/python benchmarks/hostile_load.py $(filter --quick,$(BENCH_OPTIONS))
+
+##@ Publish
+release: $(READY)  ## build wheel, source archive, bill of materials, man pages, image and checksums in dist/
+	$(BIN)/python -m scripts.release
+
+man: $(READY)  ## write man pages of all commands into build/man
+	$(BIN)/python -m scripts.man_pages build/man
 
 ##@ Write the documentation
 docs: $(READY)  ## serve the documentation on http://127.0.0.1:8001; reloads on every change

@@ -23,7 +23,7 @@ from accountant_service.api import (
 from accountant_service.api.async_ledger import AsyncLedger
 from accountant_service.api.computation_cache import ComputationCache
 from accountant_service.api.ledger_views import ANSWERS
-from accountant_service.api.middleware import AccessLog, AddressRateLimit
+from accountant_service.api.middleware import AccessLog, AddressRateLimit, KeylessTurns
 from accountant_service.api.rate_limit import RateLimiter
 from accountant_service.api.routes import BODY_MEMORY_BYTES, BodyMemory, build_router
 from accountant_service.api.schemas import EXAMPLES, MECHANISM_PLACEHOLDER
@@ -148,6 +148,7 @@ def _add_middleware(app: FastAPI, settings: Settings) -> None:
     if settings.rate_limit:
         limiter = RateLimiter(settings.rate_limit, settings.rate_burst)
         app.add_middleware(AddressRateLimit, limiter=limiter)
+    app.add_middleware(KeylessTurns, rates=RateLimiter(settings.keyless_rate, settings.rate_burst))
     app.add_middleware(AccessLog, metrics=app.state.metrics)
 
 

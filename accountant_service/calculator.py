@@ -13,6 +13,7 @@ from typing import Final
 
 import numpy as np
 
+from accountant_service import number_format
 from accountant_service.accountants import ACCOUNTANTS, DEFAULT_METHOD, TOLERANCE, Question, referee
 from accountant_service.accountants.base import report_contradictions
 from accountant_service.accountants.pld import dominating_pairs, stated_delta
@@ -35,6 +36,7 @@ from accountant_service.numerics import trade_off as enclosure
 from accountant_service.numerics.floats import rounding
 from accountant_service.numerics.floats.special_functions import Array
 from accountant_service.numerics.laws.dominating_pair import DIRECTIONS
+from accountant_service.presentation import Presented, Row
 
 _RELATION: Final = NeighbouringRelation.ADD_OR_REMOVE_ONE
 _TRADE_OFF_EPSILONS: Final = 128  # values of ε whose bounds of δ enclose the trade-off
@@ -134,11 +136,25 @@ class NoAnswer:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class Comparison(Presented):
     """The guarantees of several methods for one mechanism, and the certified guarantee."""
 
     certified: referee.CertifiedAnswer
     answers: tuple[Guarantee | NoAnswer, ...]
+
+    def __str__(self) -> str:
+        """Return what is proved, and the ε and status of each method in a line."""
+        return "\n".join("  ".join(row) for row in self.table())
+
+    def table(self) -> list[Row]:
+        """Return what is proved, then each method with its ε and status."""
+        answers = [
+            (each.method, number_format.round_up(each.epsilon), str(each.status))
+            if isinstance(each, Guarantee)
+            else (each.method, "–", str(each.error))
+            for each in self.answers
+        ]
+        return [("proved", str(self.certified)), *answers]
 
 
 def compare(

@@ -1,44 +1,67 @@
 """The functions of the package: `from accountant_service import epsilon, noise_multiplier, …`.
 
 They take the options of the command line as keyword arguments, check them with the models of the
-API, and return dataclasses. Each function imports what it needs when it is called, so that
-`from accountant_service import epsilon` is quick: NumPy, SciPy and pydantic come with the first
-answer.
+API, and return dataclasses. The target or the claim may be the first argument without its name.
+A number may be an array (a list, a tuple, NumPy's or pandas'): the result then is `Answers`, with
+an answer for each element; several arrays are read in parallel. Each function imports what it needs
+when it is called, so that `from accountant_service import epsilon` is quick: NumPy, SciPy and
+pydantic come with the first answer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from accountant_service.errors import InvalidArgumentError
+from accountant_service import number_format
 from accountant_service.guarantee import Guarantee, Interval
+from accountant_service.presentation import Presented, Row
+from accountant_service.questions.arguments import read_arguments
+from accountant_service.questions.arrays import for_each_element
+from accountant_service.questions.functions import compare, delta, epsilon
 from accountant_service.time_limit import limit_cpu_seconds
 
 if TYPE_CHECKING:
-    from pydantic import BaseModel
-
-    from accountant_service.calculator import Comparison
     from accountant_service.importing import Answer
     from accountant_service.planner import Plan
 
-_RUN: Final = (
+__all__ = [
+    "compare",
+    "delta",
+    "epsilon",
+    "import_document",
     "noise_multiplier",
+    "plan",
     "sample_rate",
+    "solve",
     "steps",
-    "dataset_size",
-    "batch_size",
-    "epochs",
-    "sampling",
-)
+]
 
-Model = TypeVar("Model", bound="BaseModel")
 Mechanism = Mapping[str, Any]
 
 
+class _Solved(Presented):
+    """Base class of a solver's results, which have a `guarantee`."""
+
+    __slots__ = ()
+    guarantee: Guarantee
+
+    def __str__(self) -> str:
+        """Return the result in a line."""
+        return f"{' '.join(self._describe())}: {self.guarantee}"
+
+    def table(self) -> list[Row]:
+        """Return what was solved for, and the guarantee."""
+        return [self._describe(), *self.guarantee.table()]
+
+    def _describe(self) -> Row:
+        """Return the name and the value of what was solved for, rounded to the safe side."""
+        raise NotImplementedError
+
+
 @dataclass(frozen=True, slots=True)
-class SolvedNoiseMultiplier:
+class SolvedNoiseMultiplier(_Solved):
     """The least noise multiplier that meets a target.
 
     Attributes:
@@ -51,9 +74,12 @@ class SolvedNoiseMultiplier:
     guarantee: Guarantee
     risk: Interval | None = None
 
+    def _describe(self) -> Row:
+        return "noise multiplier", number_format.round_up(self.noise_multiplier)
+
 
 @dataclass(frozen=True, slots=True)
-class SolvedSteps:
+class SolvedSteps(_Solved):
     """The largest number of steps that meets a target.
 
     Attributes:
@@ -71,9 +97,12 @@ class SolvedSteps:
     undecided: float | None = None
     risk: Interval | None = None
 
+    def _describe(self) -> Row:
+        return "steps", str(self.steps)
+
 
 @dataclass(frozen=True, slots=True)
-class SolvedSampleRate:
+class SolvedSampleRate(_Solved):
     """The largest sample rate that meets a target.
 
     Attributes:
@@ -86,9 +115,12 @@ class SolvedSampleRate:
     guarantee: Guarantee
     risk: Interval | None = None
 
+    def _describe(self) -> Row:
+        return "sample rate", number_format.round_down(self.sample_rate)
+
 
 @dataclass(frozen=True, slots=True)
-class SolvedParameter:
+class SolvedParameter(_Solved):
     """The value of a mechanism's free parameter that costs most within a target.
 
     Attributes:
@@ -107,164 +139,14 @@ class SolvedParameter:
     undecided: float | None = None
     risk: Interval | None = None
 
-
-def epsilon(
-    *,
-    delta: float,
-    noise_multiplier: float | None = None,
-    sample_rate: float | None = None,
-    steps: int | None = None,
-    dataset_size: int | None = None,
-    batch_size: int | None = None,
-    epochs: float | None = None,
-    sampling: str | None = None,
-    mechanism: Mechanism | None = None,
-    method: str | None = None,
-    neighbouring_relation: str | None = None,
-    tolerance: float | None = None,
-    time_limit: float | None = None,
-) -> Guarantee:
-    """Return the (ε, δ) guarantee of a run, or of any mechanism, with ε computed for your δ.
-
-    Args:
-        delta: δ: 0, or from 1e-50 to below 1.
-        noise_multiplier: σ: standard deviation of the noise over the clipping norm.
-        sample_rate: q: expected batch size over dataset size; or `dataset_size` and `batch_size`.
-        steps: number of steps; or `epochs`, with `dataset_size` and `batch_size`.
-        dataset_size: number of records.
-        batch_size: expected number of records in a batch.
-        epochs: passes over the dataset.
-        sampling: "poisson" (default), "fixed_size", "balls_in_bins", "shuffled" or "none".
-        mechanism: any mechanism as JSON, instead of a run.
-        method: the accounting method; "pld" by default.
-        neighbouring_relation: "add_or_remove_one" (default), "replace_one" or "zero_out_one".
-        tolerance: largest relative width of the proved interval; any by default.
-        time_limit: most CPU seconds that the computation may take; none by default.
-
-    Raises:
-        InvalidArgumentError: an argument is missing or out of range; the message names it.
-        AccountingError: the question has no answer, such as no finite ε, or takes more time.
-    """
-    given = locals()
-    from accountant_service import calculator
-    from accountant_service.api import schemas
-
-    with limit_cpu_seconds(given.pop("time_limit")):
-        asked = _read_mechanism_request(schemas.EpsilonRequest, given)
-        return calculator.epsilon(
-            asked.mechanism, asked.delta, asked.method, asked.neighbouring_relation, asked.tolerance
-        )
+    def _describe(self) -> Row:
+        return "value", number_format.exactly(self.value)
 
 
-def delta(
-    *,
-    epsilon: float,
-    noise_multiplier: float | None = None,
-    sample_rate: float | None = None,
-    steps: int | None = None,
-    dataset_size: int | None = None,
-    batch_size: int | None = None,
-    epochs: float | None = None,
-    sampling: str | None = None,
-    mechanism: Mechanism | None = None,
-    method: str | None = None,
-    neighbouring_relation: str | None = None,
-    tolerance: float | None = None,
-    time_limit: float | None = None,
-) -> Guarantee:
-    """Return the (ε, δ) guarantee of a run, or of any mechanism, with δ computed for your ε.
-
-    Args:
-        epsilon: ε, from 0 to 1e6.
-        noise_multiplier: as for `epsilon`.
-        sample_rate: as for `epsilon`.
-        steps: as for `epsilon`.
-        dataset_size: as for `epsilon`.
-        batch_size: as for `epsilon`.
-        epochs: as for `epsilon`.
-        sampling: as for `epsilon`.
-        mechanism: as for `epsilon`.
-        method: as for `epsilon`.
-        neighbouring_relation: as for `epsilon`.
-        tolerance: as for `epsilon`.
-        time_limit: as for `epsilon`.
-
-    Raises:
-        InvalidArgumentError: an argument is missing or out of range; the message names it.
-        AccountingError: the question has no answer.
-    """
-    given = locals()
-    from accountant_service import calculator
-    from accountant_service.api import schemas
-
-    with limit_cpu_seconds(given.pop("time_limit")):
-        asked = _read_mechanism_request(schemas.DeltaRequest, given)
-        return calculator.delta(
-            asked.mechanism,
-            asked.epsilon,
-            asked.method,
-            asked.neighbouring_relation,
-            asked.tolerance,
-        )
-
-
-def compare(
-    *,
-    delta: float,
-    noise_multiplier: float | None = None,
-    sample_rate: float | None = None,
-    steps: int | None = None,
-    dataset_size: int | None = None,
-    batch_size: int | None = None,
-    epochs: float | None = None,
-    sampling: str | None = None,
-    mechanism: Mechanism | None = None,
-    methods: Sequence[str] | None = None,
-    neighbouring_relation: str | None = None,
-    tolerance: float | None = None,
-    time_limit: float | None = None,
-) -> Comparison:
-    """Return the ε of several methods at δ, each checked against the proved interval.
-
-    Args:
-        delta: as for `epsilon`.
-        noise_multiplier: as for `epsilon`.
-        sample_rate: as for `epsilon`.
-        steps: as for `epsilon`.
-        dataset_size: as for `epsilon`.
-        batch_size: as for `epsilon`.
-        epochs: as for `epsilon`.
-        sampling: as for `epsilon`.
-        mechanism: as for `epsilon`.
-        methods: names of methods; all by default.
-        neighbouring_relation: as for `epsilon`.
-        tolerance: as for `epsilon`.
-        time_limit: as for `epsilon`.
-
-    Raises:
-        InvalidArgumentError: an argument is missing or out of range; the message names it.
-        AccountingError: the tolerance is not reached.
-    """
-    given = locals()
-    from accountant_service import calculator
-    from accountant_service.api import schemas
-
-    with limit_cpu_seconds(given.pop("time_limit")):
-        if methods is not None:
-            given["methods"] = list(methods)
-        asked = _read_mechanism_request(schemas.CompareRequest, given)
-        return calculator.compare(
-            asked.mechanism,
-            asked.delta,
-            asked.methods,
-            asked.neighbouring_relation,
-            asked.tolerance,
-        )
-
-
+@for_each_element
 def noise_multiplier(
-    *,
     epsilon: float | None = None,
+    *,
     delta: float | None = None,
     sample_rate: float | None = None,
     steps: int | None = None,
@@ -314,15 +196,16 @@ def noise_multiplier(
     from accountant_service.api import schemas
 
     with limit_cpu_seconds(given.pop("time_limit")):
-        asked = _validate(schemas.NoiseMultiplierRequest, given)
+        asked = read_arguments(schemas.NoiseMultiplierRequest, given)
         found = solver.noise_multiplier(asked.run(), asked.target())
         return SolvedNoiseMultiplier(found.value, found.guarantee, found.risk)
 
 
+@for_each_element
 def steps(
+    epsilon: float | None = None,
     *,
     noise_multiplier: float,
-    epsilon: float | None = None,
     delta: float | None = None,
     sample_rate: float | None = None,
     dataset_size: int | None = None,
@@ -369,7 +252,7 @@ def steps(
     from accountant_service.api import schemas
 
     with limit_cpu_seconds(given.pop("time_limit")):
-        asked = _validate(schemas.StepsRequest, given)
+        asked = read_arguments(schemas.StepsRequest, given)
         found = solver.steps(asked.run(), asked.target())
         assert found.next is not None
         return SolvedSteps(
@@ -377,11 +260,12 @@ def steps(
         )
 
 
+@for_each_element
 def sample_rate(
+    epsilon: float | None = None,
     *,
     noise_multiplier: float,
     steps: int,
-    epsilon: float | None = None,
     delta: float | None = None,
     method: str | None = None,
     neighbouring_relation: str | None = None,
@@ -421,14 +305,15 @@ def sample_rate(
     from accountant_service.api import schemas
 
     with limit_cpu_seconds(given.pop("time_limit")):
-        asked = _validate(schemas.SampleRateRequest, given)
+        asked = read_arguments(schemas.SampleRateRequest, given)
         found = solver.sample_rate(asked.run(), asked.target())
         return SolvedSampleRate(found.value, found.guarantee, found.risk)
 
 
+@for_each_element
 def plan(
-    *,
     epsilon: float,
+    *,
     delta: float,
     dataset_size: int,
     epochs: float | None = None,
@@ -470,13 +355,13 @@ def plan(
     from accountant_service.api import plan_schemas
 
     with limit_cpu_seconds(given.pop("time_limit")):
-        asked = _validate(plan_schemas.PlanRequest, given)
+        asked = read_arguments(plan_schemas.PlanRequest, given)
         return planner.plan(asked.goal(), asked.samplings(), asked.batches(), asked.current())
 
 
 def import_document(
-    *,
     document: str | Mapping[str, Any] | Sequence[Any],
+    *,
     format: str | None = None,  # noqa: A002 - the API's name
     delta: float | None = None,
     epsilon: float | None = None,
@@ -487,8 +372,8 @@ def import_document(
 ) -> Answer:
     """Return what a configuration or history of another tool costs, and a verdict on its claims.
 
-    The answer has `verdict`, `summary` (the verdict in a sentence), `guarantee`, `claims` and
-    `findings`.
+    The answer has `verdict`, `summary` (the verdict in a sentence), `guarantee`, `claims`,
+    `findings` and `noise_tails` (lower bounds of δ from where generators of normal numbers end).
 
     Args:
         document: a text (JSON, TOML, YAML or a Python repr), or what JSON is parsed to.
@@ -508,12 +393,12 @@ def import_document(
     from accountant_service import importing
     from accountant_service.api import schemas
 
-    return importing.account_for(_validate(schemas.ImportRequest, given).read())
+    return importing.account_for(read_arguments(schemas.ImportRequest, given).read())
 
 
 def solve(
-    *,
     mechanism: Mechanism,
+    *,
     parameter: str,
     epsilon: float | None = None,
     delta: float | None = None,
@@ -553,63 +438,10 @@ def solve(
     from accountant_service.api import schemas
 
     with limit_cpu_seconds(given.pop("time_limit")):
-        asked = _validate(schemas.SolveRequest, given)
+        asked = read_arguments(schemas.SolveRequest, given)
         free = asked.free_parameter()
         found = solver.parameter(free, asked.target())
         value = int(found.value) if free.is_whole else found.value
         return SolvedParameter(
             value, free.write(value), found.guarantee, found.next, found.undecided, found.risk
         )
-
-
-def _read_mechanism_request(model: type[Model], arguments: Mapping[str, Any]) -> Model:
-    """Validate keyword arguments that describe a run or a mechanism; return the request.
-
-    Raises:
-        InvalidArgumentError: an argument is missing or out of range.
-    """
-    given = _without_none(arguments)
-    run = {name: given.pop(name) for name in _RUN if name in given}
-    if "mechanism" not in given:
-        given["mechanism"] = {"kind": "dp_sgd"} | run
-        return _validate(model, given, inside_mechanism=True)
-    if run:
-        raise InvalidArgumentError((next(iter(run)), "must be left out if mechanism is given"))
-    return _validate(model, given)
-
-
-def _validate(
-    model: type[Model], arguments: Mapping[str, Any], *, inside_mechanism: bool = False
-) -> Model:
-    """Validate keyword arguments by a request model; return the request.
-
-    Args:
-        model: the request's model.
-        arguments: by name; None counts as missing.
-        inside_mechanism: True if arguments that describe a run became the field `mechanism`; errors
-            then name the arguments.
-
-    Raises:
-        InvalidArgumentError: an argument is missing or out of range.
-    """
-    from pydantic import ValidationError
-
-    from accountant_service.api import problems
-
-    try:
-        return model.model_validate(_without_none(arguments))
-    except ValidationError as error:
-        faults = problems.of_error(error)["errors"]
-    prefix = "/mechanism" if inside_mechanism else ""
-    raise InvalidArgumentError(
-        *((fault["pointer"].removeprefix(prefix).strip("/"), fault["message"]) for fault in faults)
-    )
-
-
-def _without_none(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Drop arguments that are None, and convert NumPy scalars to Python numbers."""
-    return {
-        name: value.item() if hasattr(value, "item") else value
-        for name, value in arguments.items()
-        if value is not None
-    }

@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Final
 
 from accountant_service import number_format
+from accountant_service.presentation import Presented, Row
 from accountant_service.version import __version__
 
 WEAK_EPSILON: Final = 20
@@ -56,7 +57,7 @@ class Interval:
 
 
 @dataclass(frozen=True, slots=True)
-class Guarantee:
+class Guarantee(Presented):
     """A claim that a mechanism is (ε, δ)-differentially private.
 
     Attributes:
@@ -91,6 +92,33 @@ class Guarantee:
     conversion: str | None = None
     warnings: tuple[str, ...] = ()
     accountant_version: str = field(default=__version__)
+
+    def __str__(self) -> str:
+        """Return the claim in a line; ε and δ are rounded up."""
+        epsilon, delta = map(number_format.round_up, (self.epsilon, self.delta))
+        proved = f" ({found})" if (found := self._describe_interval()) else ""
+        return f"ε = {epsilon} at δ = {delta}, {self.status} by {self.method}{proved}"
+
+    def table(self) -> list[Row]:
+        """Return the claim, what is proved, and the hypotheses."""
+        marks = {True: "✓", False: "✗"}
+        return [
+            ("ε", number_format.round_up(self.epsilon)),
+            ("δ", number_format.round_up(self.delta)),
+            ("status", f"{self.status} by {self.method}"),
+            ("proved", self._describe_interval() or self.certified_reason or "nothing"),
+            ("for", f"{self.neighbouring_relation}, {self.sampling} sampling"),
+            *(("assumes", f"{marks[each.holds]} {each.statement}") for each in self.assumptions),
+            *(("warning", each) for each in self.warnings),
+        ]
+
+    def _describe_interval(self) -> str:
+        """Return the certified interval in words; empty if there is none."""
+        if self.certified is None:
+            return ""
+        symbol = "ε" if self.solved_for == "epsilon" else "δ"
+        lower = number_format.round_down(self.certified.lower)
+        return f"{lower} ≤ {symbol} ≤ {number_format.round_up(self.certified.upper)}"
 
 
 def count_exposed_records(size: int, delta: float) -> Decimal:

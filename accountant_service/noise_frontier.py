@@ -26,7 +26,7 @@ from accountant_service import number_format, solver
 from accountant_service.accountants.pld import dominating_pairs
 from accountant_service.errors import NoFiniteEpsilonError
 from accountant_service.mechanisms import DpSgd
-from accountant_service.mechanisms.codec import NOISE_MAX, NOISE_MIN
+from accountant_service.mechanisms.kinds import NOISE_MAX, NOISE_MIN
 from accountant_service.numerics.floats import search
 from accountant_service.numerics.laws import gaussian
 from accountant_service.numerics.laws.balls_in_bins import BallsInBins

@@ -40,8 +40,9 @@ from accountant_service.guarantee import (
     count_exposed_records,
 )
 from accountant_service.mechanisms import DpSgd
-from accountant_service.mechanisms.codec import COUNT_MAX
+from accountant_service.mechanisms.kinds import COUNT_MAX
 from accountant_service.noise_frontier import SolvedRun
+from accountant_service.presentation import Presented, Row
 
 PlannedSampling = Literal["poisson", "balls_in_bins"]
 SAMPLINGS: Final[tuple[PlannedSampling, ...]] = ("poisson", "balls_in_bins")
@@ -121,7 +122,7 @@ class BatchRange:
 
 
 @dataclass(frozen=True, slots=True)
-class PlannedRun:
+class PlannedRun(Presented):
     """A planned run: a batch size, its number of steps, and nearly the least noise.
 
     Attributes:
@@ -148,6 +149,20 @@ class PlannedRun:
     epsilon: float
     run: DpSgd
 
+    def __str__(self) -> str:
+        """Return the run in a line."""
+        return ", ".join(f"{name} {value}" for name, value in self.table())
+
+    def table(self) -> list[Row]:
+        """Return the numbers that the run is made with, and its ε."""
+        return [
+            ("sampling", self.sampling),
+            ("batch size", str(self.batch_size)),
+            ("steps", str(self.steps)),
+            ("noise multiplier", number_format.round_up(self.noise_multiplier)),
+            ("ε", number_format.round_up(self.epsilon)),
+        ]
+
 
 @dataclass(frozen=True, slots=True)
 class Advice:
@@ -167,7 +182,7 @@ class Advice:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(Presented):
     """Planned runs by batch size within a budget, with a recommended run and advice.
 
     Attributes:
@@ -189,6 +204,19 @@ class Plan:
     guarantee: Guarantee
     current_guarantee: Guarantee | None
     advice: tuple[Advice, ...]
+
+    def __str__(self) -> str:
+        """Return the recommended run, and why it is recommended."""
+        return f"{self.recommended}. {self.reason}"
+
+    def table(self) -> list[Row]:
+        """Return all runs in rows, with an arrow at the recommended one."""
+        heads = tuple(label for label, _ in self.recommended.table())
+        rows = [
+            (*(value for _, value in each.table()), "←" if each == self.recommended else "")
+            for each in self.runs
+        ]
+        return [(*heads, ""), *rows]
 
 
 @dataclass(frozen=True, slots=True)

@@ -127,6 +127,12 @@ class Settings(BaseSettings):
         ge=0,
         description="requests per second from one key or address to each worker; 0 for no limit",
     )
+    keyless_rate: float = Field(
+        default=100.0,
+        ge=0,
+        description="answers per second to one address without a valid key, from each worker; "
+        "further ones wait; 0 for no limit",
+    )
     rate_burst: int = Field(
         default=100, ge=1, description="requests of one key or address that may come at once"
     )

@@ -37,7 +37,8 @@ from accountant_service.mechanisms import (
     Repeated,
     canonical_form,
 )
-from accountant_service.mechanisms.codec import COUNT_MAX, NOISE_MAX, NOISE_MIN, RATE_MIN
+from accountant_service.mechanisms.field_types import RATE_MIN
+from accountant_service.mechanisms.kinds import COUNT_MAX, NOISE_MAX, NOISE_MIN
 from accountant_service.number_format import round_nearest as shown
 from accountant_service.numerics.floats import search
 from accountant_service.risk import RiskMeasure

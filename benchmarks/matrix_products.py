@@ -70,7 +70,7 @@ def main() -> None:
             "sum": (
                 lambda a=a, g=g, w=w, out=out: torch.mm((g * w).T, a, out=out),  # type: ignore[misc]
                 lambda g=g, w=w, out=out, get_factor=get_factor: get_factor().weighted_product(  # type: ignore[misc]
-                    g, w[:, 0], out
+                    g, w[:, 0], len(g), out.double()
                 ),
             ),
         }

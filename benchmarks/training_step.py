@@ -16,8 +16,9 @@ and ms and mib, the step's own time and memory.
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
-sys.path = [p for p in sys.path if not p.endswith("benchmarks")]  # http.py shadows a library
+sys.path = [str(Path(__file__).parents[1]), *(p for p in sys.path if not p.endswith("benchmarks"))]
 
 import json
 import multiprocessing
@@ -30,7 +31,6 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Annotated, Any, Final
 
 import torch
@@ -40,6 +40,14 @@ from rich.table import Table
 from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 
+from benchmarks.vision_models import (
+    DiffusionUNet,
+    ImageTransformer,
+    ScaledBlock,
+    build_convnext,
+    build_resnet18,
+    build_wrn,
+)
 from training_client.budget import NoBudget
 from training_client.integrations.patches import tune_process
 from training_client.lab.federated import Participant, train_federated
@@ -245,6 +253,11 @@ def build_vit() -> nn.Module:
     )))  # fmt: skip
 
 
+def build_vit_class_token() -> nn.Module:
+    """Return a vision transformer whose class token and positions are parameters of its own."""
+    return ImageTransformer(256, 8, 64, *(Block(256, 8) for _ in range(4)))
+
+
 def build_lora() -> nn.Module:
     """Return a frozen BERT whose classifier and rank-8 (LoRA) query and value maps are trained."""
     model = build_bert().requires_grad_(False)
@@ -284,6 +297,15 @@ CASES = [
     Case("llama", "Llama 4×256, 128 tokens", build_llama, 8, (POSITIONS,), VOCABULARY,
          tokens=VOCABULARY, is_generative=True),
     Case("vit", "ViT 4×256, 197 patches", build_vit, 8, (3, 224, 224)),
+    *(Case("resnet18", "ResNet-18, group norm, 32×32", build_resnet18, batch, (3, 32, 32))
+      for batch in (16, 64)),
+    Case("wrn", "WRN-16-4, group norm, 32×32", build_wrn, 16, (3, 32, 32)),
+    Case("convnext", "ConvNeXt-T, 32×32", build_convnext, 16, (3, 32, 32)),
+    Case("scaled_convnext", "ConvNeXt-T, scales in layers, 32×32",
+         partial(build_convnext, ScaledBlock), 16, (3, 32, 32)),
+    Case("vit_class_token", "ViT 4×256, own class token, 65 rows", build_vit_class_token, 16,
+         (3, 64, 64)),
+    Case("unet", "diffusion U-Net, 32×32", DiffusionUNet, 8, (3, 32, 32)),
 ]  # fmt: skip
 OPACUS_STEPS = ("opacus hooks", "opacus ghost")
 PAPER_VARIANTS = ("adadp box", "pi_adam own squares")  # they need every per-example gradient

@@ -20,7 +20,9 @@ from accountant_service.ledger.api_keys import Scope
 from accountant_service.settings import Settings
 
 PAGE: Final = Path(__file__).parents[1] / "docs" / "api.md"
-LISTED: Final = 3  # shown items of a long list
+LISTED: Final = 2  # shown items of a long list
+ROW_MIN: Final = 50  # characters of a row of a table that is shown once only
+OBJECT_MIN: Final = 100  # characters of an object that is shown once only
 DIGITS: Final = 6  # shown digits of a number: with four, ε of one step more is the same
 WRITTEN_AT: Final = 1795278815  # the time that the page's examples show
 TITLES: Final = {"computation": "Computations", "ledger": "The ledger", "keys": "Keys"}
@@ -78,7 +80,7 @@ CALLS: Final[list[tuple[str, str, Any]]] = [
             "epochs": 20,
             "batch_size": 256,
             "sampling": "poisson",
-            "points": 4,
+            "points": 2,
         },
     ),
     (
@@ -124,6 +126,11 @@ CALLS: Final[list[tuple[str, str, Any]]] = [
     ("GET", "/v1/datasets/{name}/caps", None),
     ("DELETE", "/v1/datasets/{name}/caps/teams/{team}", None),
     ("DELETE", "/v1/datasets/{name}/caps/keys/{key_id}", None),
+    (
+        "POST",
+        "/v1/reservations",
+        {"datasets": ["patients", "patients-2027"], "mechanism": SHORT},
+    ),
     ("POST", "/v1/datasets/{name}/close", {}),
     ("DELETE", "/v1/datasets/{name}", None),
     (
@@ -140,29 +147,27 @@ CALLS: Final[list[tuple[str, str, Any]]] = [
 
 INTRODUCTION: Final = """# The HTTP API
 
-Every call, what it takes and what it answers. This page is written by `scripts/api_reference.py`,
-which makes the calls; the service shows the same as OpenAPI at `/openapi.json`, and as a page at
-`/docs`.
+Every call, what it takes and what it answers. `scripts/api_reference.py` makes the calls and writes
+this page. The service shows the same as OpenAPI at `/openapi.json`, and as a page at `/docs`.
 
-* **Bodies** are JSON, and numbers in them finite. A field that is not known is refused.
+* **Bodies** are JSON with finite numbers. Unknown and repeated names are refused.
 * **Keys.** Calls under `/v1/datasets`, `/v1/reservations`, `/v1/keys`, `/v1/entries` and
   `/v1/events` need `Authorization: Bearer <key>`, with [the right
   scope](how-to/rotating-keys.md). Computations need one, of the scope `compute`, only if the
   service runs with `ACCOUNTANT_OPEN_COMPUTATION=false`.
 * **Writes** to the ledger need an `Idempotency-Key`: a new random value for each, the same one for
   a repeat. Calls that set a cap need none: a repeat sets the same again.
-* **Failures** are problems with a stable code: [errors](errors.md). Beside the statuses listed, any
-  call can answer 429 (too many requests), and any that needs a key 401.
+* **Failures** are problems with a stable code and one of the statuses 400, 401, 403, 404, 409, 413,
+  422, 429 and 503: [errors](errors.md).
 * **Amounts.** `share` is the used part of a budget. The `epsilon` beside it is the guarantee of
   what was used: it does not grow in proportion. A reservation's `charge` is what it held at first,
   and stays so when its steps are granted or returned; the report has what remains charged.
 * **Times** are seconds since 1970, in entries and audit events microseconds.
-* **Versions.** `v1` in the path is the contract's version. What a released description of a
-  mechanism means never changes. "Papers/000" to "papers/004" are the five papers in the
-  [glossary](glossary.md).
+* **Versions.** `v1` is the contract's version. What a released description of a mechanism means
+  never changes. "Papers/000" to "papers/004" are in the [glossary](glossary.md#the-papers).
 
-Figures and times below are rounded; … stands for what is cut from a list, and for what differs each
-time.
+Figures and times below are rounded; … stands for the rest of a list, for what differs each time,
+and for objects with the fields of an earlier answer.
 """
 MECHANISMS: Final = """## Mechanisms
 
@@ -180,6 +185,10 @@ class ReferencePage:
         self._schemas = self._document["components"]["schemas"]
         self._known = {"name": "patients", "team": "vision", "key_id": token.split("_")[1]}
         self._writes = 0
+        self._fields: dict[str, str] = {}  # rows of tables that were shown, and their calls
+        # Fields of answers and of objects in them, and the calls that showed them first.
+        self._answers: dict[tuple[str, ...], str] = {}
+        self._shown: dict[tuple[str, ...], str] = {}
 
     def render_page(self) -> Iterator[str]:
         """Yield the API reference page, section by section."""
@@ -226,23 +235,34 @@ class ReferencePage:
                 about = parameter.get("description", "")
                 yield f"Query: `{parameter['name']}`{': ' if about else ''}{about}.\n"
             if parameter["in"] == "header":
-                yield f"Header: `{parameter['name']}`, {parameter['description']}.\n"
+                yield f"Header: `{parameter['name']}`.\n"
         if body is not None:
             content = operation["requestBody"]["content"]["application/json"]["schema"]
-            yield from self._build_field_table(self._resolve(content))
+            yield from self._build_field_table(self._resolve(content), call=f"{method} {path}")
             yield _format_block(body)
         answer = self._send_example(method, path, body)
-        yield f"Answers {answer.status_code}{':' if answer.content else ', without a body.'}\n"
-        if answer.content:
-            yield _format_block(_shorten_answer(answer.json()))
-        refused = [status for status in operation["responses"] if status >= "400"]
-        if refused:
-            yield f"Refused with {', '.join(refused)}.\n"
+        yield from self._describe_answer(answer, f"{method} {path}")
+
+    def _describe_answer(self, answer: Any, call: str) -> Iterator[str]:
+        """Yield the status and the body of an answer, or the call that answers with the same."""
+        status = f"Answers {answer.status_code}"
+        if not answer.content:
+            yield f"{status}, without a body.\n"
+            return
+        body = _shorten_answer(answer.json())
+        first = call if "items" in body else self._answers.setdefault(tuple(body), call)
+        if first != call:
+            yield f"{status}, as [`{first}`](#{_anchor(first)}).\n"
+            return
+        yield f"{status}:\n"
+        yield _format_block({key: self._cut_repeated(each, call) for key, each in body.items()})
 
     def _send_example(self, method: str, path: str, body: Any) -> Any:
         """Send a call's example request; make the reservations that it needs first."""
         if path.endswith("/release"):
             self._send("POST", "/v1/datasets/{name}/reservations", {"mechanism": SHORT})
+        if path == "/v1/reservations":
+            self._send("POST", "/v1/datasets", DATASET | {"name": "patients-2027"})
         if (method, path) == ("DELETE", "/v1/datasets/{name}"):
             path = "/v1/datasets/mistake"
             self._send("POST", "/v1/datasets", DATASET | {"name": "mistake"})
@@ -268,17 +288,41 @@ class ReferencePage:
             self._known["identifier"] = answer.json()["id"]
         return answer
 
-    def _build_field_table(self, schema: Any, leave_out: str = "") -> Iterator[str]:
-        """Yield a Markdown table of a JSON object's fields."""
+    def _build_field_table(self, schema: Any, leave_out: str = "", call: str = "") -> Iterator[str]:
+        """Yield a Markdown table of a JSON object's fields; name those that another call shows."""
         required = schema.get("required", ())
-        rows = [
-            f"| `{name}` | {self._describe_type(field)} "
-            f"| {_format_default(field, name in required)} | {self._describe_range(field)} |\n"
-            for name, field in schema.get("properties", {}).items()
-            if name != leave_out
-        ]
+        rows: list[str] = []
+        shown_before: dict[str, list[str]] = {}
+        for name, field in schema.get("properties", {}).items():
+            if name == leave_out:
+                continue
+            row = (
+                f"| `{name}` | {self._describe_type(field)} "
+                f"| {_format_default(field, name in required)} | {self._describe_range(field)} |\n"
+            )
+            first = self._fields.setdefault(row, call) if call else ""
+            if first == call or len(row) < ROW_MIN:
+                rows.append(row)
+            else:
+                shown_before.setdefault(first, []).append(f"`{name}`")
         if rows:
             yield "| field | type | default | |\n|---|---|---|---|\n" + "".join(rows)
+        if shown_before:
+            yield f"{'; '.join(map(_refer_to, *zip(*shown_before.items(), strict=True)))}.\n"
+
+    def _cut_repeated(self, value: Any, call: str) -> Any:
+        """Return a JSON value; … stands for large objects with the fields of an earlier one."""
+        if isinstance(value, list):
+            items = [self._cut_repeated(each, call) for each in value]
+            cut = [index for index, each in enumerate(items) if str(each).startswith("…")]
+            return items[: cut[0] + 1] if cut else items
+        if not isinstance(value, dict):
+            return value
+        fields = tuple(value)
+        first = self._answers.get(fields) or self._shown.setdefault(fields, call)
+        if first != call and len(json.dumps(value)) >= OBJECT_MIN:
+            return f"… as in {first}"
+        return {key: self._cut_repeated(each, call) for key, each in value.items()}
 
     def _resolve(self, schema: Any) -> Any:
         """Return the JSON schema that a reference points to."""
@@ -307,14 +351,23 @@ class ReferencePage:
         return str(field.get("type", "object"))
 
     def _describe_range(self, field: Any) -> str:
-        """Return a JSON field's description, or else its bounds, as text."""
-        if "description" in field:
-            return str(field["description"])
-        field = next((e for e in field.get("anyOf", ()) if e.get("type") != "null"), field)
-        if "description" in field:
-            return str(field["description"])
+        """Return a JSON field's description, followed by its bounds if it names no number."""
+        given = next((e for e in field.get("anyOf", ()) if e.get("type") != "null"), field)
+        about = str(field.get("description") or given.get("description", ""))
         signs = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
-        return ", ".join(f"{sign} {field[name]:g}" for name, sign in signs.items() if name in field)
+        bounds = [f"{sign} {given[name]:g}" for name, sign in signs.items() if name in given]
+        shown = [about, "" if re.search(r"\d", about) else ", ".join(bounds)]
+        return "; ".join(filter(None, shown))
+
+
+def _refer_to(call: str, names: list[str]) -> str:
+    """Return a sentence that says in which call's table some fields are."""
+    return f"{', '.join(names)}: as in [`{call}`](#{_anchor(call)})"
+
+
+def _anchor(call: str) -> str:
+    """Return the anchor of a call's heading."""
+    return re.sub(r"[^\w -]", "", call).strip().lower().replace(" ", "-")
 
 
 def _format_default(field: Any, required: bool) -> str:

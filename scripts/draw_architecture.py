@@ -23,7 +23,7 @@ IMAGE: Final = Path(__file__).parents[1] / "docs" / "images" / "architecture.svg
 PACKAGES: Final = ("training_client", "accountant_service")
 # Leaves that nearly every component imports: named below the drawing instead of drawn with arrows.
 COMMON: Final = {
-    "training_client": ("errors", "retry"),
+    "training_client": ("errors",),
     "accountant_service": (
         "errors",
         "logs",

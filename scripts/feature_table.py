@@ -92,17 +92,6 @@ def read_data() -> tuple[list[Library], list[Feature]]:
     return libraries, features
 
 
-def describe_tests(tests: tuple[str, ...]) -> str:
-    """Return a feature's tests as text; each file's name is written once."""
-    shown: list[str] = []
-    last = ""
-    for test in tests:
-        file, name = test.split("::")
-        shown.append(f"`{name}`" if file == last else f"`{file}`: `{name}`")
-        last = file
-    return ", ".join(shown)
-
-
 def describe_names(names: tuple[str, ...]) -> str:
     """Return dotted names as text; a module that several share is written once."""
     modules = {name.rpartition(".")[0] for name in names}
@@ -113,7 +102,7 @@ def describe_names(names: tuple[str, ...]) -> str:
 
 
 def render_group(libraries: list[Library], group: str, features: list[Feature]) -> Iterator[str]:
-    """Yield the feature table of one group, and the table of this project's tests."""
+    """Yield the feature table of one group."""
     heads = " | ".join(f"{each.library} {each.version}" for each in libraries)
     yield f"\n## {group}\n\n| feature | here | {heads} |\n"
     yield "|---" * (len(libraries) + 2) + "|\n"
@@ -123,10 +112,6 @@ def render_group(libraries: list[Library], group: str, features: list[Feature]) 
             support = feature.peers.get(library.library)
             cells.append(SHOWN[support.mark] if support else "")
         yield f"| {' | '.join([feature.feature, *cells])} |\n"
-    yield f"\n| {TICK} here | its tests |\n|---|---|\n"
-    for feature in features:
-        if feature.ours:
-            yield f"| {feature.feature} | {describe_tests(feature.ours)} |\n"
 
 
 def render_tables(libraries: list[Library], features: list[Feature]) -> Iterator[str]:

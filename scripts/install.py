@@ -42,7 +42,7 @@ def main(environment: str, *arguments: str) -> int:
     listed = subprocess.run(asked, check=True, capture_output=True, text=True).stdout
     best = {"UV_INDEX_STRATEGY": "unsafe-best-match"}  # the best version of all indexes, like pip
     python = Path(environment, "bin", "python")
-    call = [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--python", python]
+    call = [sys.executable, "-m", "uv", "pip", "install", "--python", python]
     variables = best | read_settings(listed) | os.environ
     return subprocess.run([*call, *arguments], env=variables, check=False).returncode
 

@@ -3,6 +3,7 @@
 python -m scripts.people                     # all of them, with their output
 python -m scripts.people researcher auditor  # these
 python -m scripts.people --write             # all; write the table into docs/how-to/by-role.md
+python -m scripts.people --install researcher  # with the wheel in a new environment, timed as well
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import venv
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -115,6 +117,24 @@ def do_job(person: str, programs: Path = Path(sys.executable).parent) -> Job:
     return Job(person, commands, seconds, cpu_seconds, done.returncode, done.stdout)
 
 
+def install(folder: Path) -> str:
+    """Build the wheel, install it with pip in a new environment; return how long pip took.
+
+    Args:
+        folder: of the environment.
+    """
+    build = [sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", folder, ROOT]
+    subprocess.run(build, check=True, stdout=subprocess.DEVNULL)
+    started = time.monotonic()
+    venv.create(folder / "environment", with_pip=True)
+    pip = [folder / "environment/bin/python", "-m", "pip", "install", "--quiet"]
+    subprocess.run([*pip, next(folder.glob("*.whl"))], check=True)
+    seconds = time.monotonic() - started
+    files = [each for each in folder.rglob("*") if each.is_file() and not each.is_symlink()]
+    megabytes = sum(each.stat().st_size for each in files) / 1e6
+    return f"installed in {seconds:.0f} seconds: {megabytes:.0f} MB"
+
+
 def _read_cpu_seconds() -> float:
     """Return the CPU seconds of all child processes that have ended."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -146,10 +166,16 @@ def read_arguments() -> argparse.Namespace:
     people = ", ".join(PEOPLE)
     parser.add_argument("people", nargs="*", metavar="PERSON", help=f"of {people}; all by default")
     parser.add_argument("--write", action="store_true", help=f"write the table into {PAGE.name}")
+    parser.add_argument(
+        "--install", action="store_true",
+        help="install the wheel in a new environment first, and use its programs; trains nothing",
+    )  # fmt: skip
     found = parser.parse_args()
     unknown = [each for each in found.people if each not in PEOPLE]
     if unknown:
         parser.error(f"nobody is called {unknown[0]!r}: choose from {people}")
+    if found.install and (found.write or not found.people):
+        parser.error("--install needs the names of people, and writes no table")
     if found.write and found.people:
         parser.error("--write writes the rows of all people: leave out the names")
     return found
@@ -159,10 +185,15 @@ def main() -> int:
     """Do the jobs, print or write the table, and return 1 if a job failed."""
     arguments = read_arguments()
     jobs = []
-    for person in arguments.people or PEOPLE:
-        job = do_job(person)
-        print(f"# {person}\n{job.output}\n{render_row(job)}\n", flush=True)
-        jobs.append(job)
+    programs = Path(sys.executable).parent
+    with tempfile.TemporaryDirectory() as folder:
+        if arguments.install:
+            print(install(Path(folder)), flush=True)
+            programs = Path(folder, "environment/bin")
+        for person in arguments.people or PEOPLE:
+            job = do_job(person, programs)
+            print(f"# {person}\n{job.output}\n{render_row(job)}\n", flush=True)
+            jobs.append(job)
     failed = [job.person for job in jobs if job.exit_code]
     if failed:
         print(f"failed: {', '.join(failed)}", file=sys.stderr)

@@ -46,9 +46,13 @@ RELEASE_PATIENCE_SECONDS: Final = 3.0
 _ASKING_SHARE_MAX: Final = 0.0025  # of the time that the steps take
 _STEPS_MAX: Final = 10**9  # the most steps that the service accounts for
 _NO_EPSILON: Final = "no-finite-epsilon"
-CHARGED: Final = "charged_mechanism"  # the keys of `Allowance.checkpoint_keys`
+CLAIM: Final = "claim"  # the keys of `Allowance.checkpoint_keys`
+CHARGED: Final = "charged_mechanism"
 BEFORE: Final = "released_before"
 RESERVATIONS: Final = "reservations"
+_EARLIER_KEYS: Final = frozenset({CHARGED, BEFORE, RESERVATIONS})
+NO_CLAIM: Final = "none"
+_CLAIMED: Final = frozenset({"plan", "epsilon", "delta", "method", "before", "steps", "dataset"})
 _BEGIN_ANEW: Final = (
     "load the model's parameters only, without the checkpoint's number of steps, and give the "
     "earlier run's mechanism to the budget: before=(…,), and to a LedgerBudget also its "
@@ -71,6 +75,30 @@ def require_granted(steps: int, granted: int) -> None:
         )
 
 
+def require_known_claim(saved: Json, own: Json) -> None:
+    """Raise unless a checkpoint says all that a claim about its steps must know.
+
+    Earlier versions wrote no `CLAIM`. Of their checkpoints only those of a claimed run have all
+    keys that they knew.
+
+    Args:
+        saved: a checkpoint.
+        own: the keys that it must have, with those of the budget that resumes it.
+
+    Raises:
+        NoGuaranteeError: the budget claims a guarantee, and a key is missing, or the checkpoint is
+            of a run without a claim.
+    """
+    _require_claimed(saved, own)
+    needed = _EARLIER_KEYS if saved.keys() <= _EARLIER_KEYS else own.keys()
+    if own[CLAIM] != NO_CLAIM and (missing := needed - saved.keys()):
+        raise NoGuaranteeError(
+            f"the checkpoint has no entry {', '.join(sorted(missing))}: it is of an earlier "
+            "version, or entries were removed, and its run may have claimed no guarantee. Continue "
+            f"it with a NoBudget; or, if a budget paid for its steps, {_BEGIN_ANEW}"
+        )
+
+
 def require_same_charge(saved: Json, steps: int, own: Json) -> None:
     """Raise unless the budget that resumes a checkpoint covers what the checkpoint rests on.
 
@@ -84,8 +112,10 @@ def require_same_charge(saved: Json, steps: int, own: Json) -> None:
 
     Raises:
         NoGuaranteeError: the plans differ in noise, sample rate or sampling at some step, or the
-            releases before the first step differ, or other reservations paid for the steps.
+            releases before the first step differ, or other reservations paid for the steps; or the
+            checkpoint is of a run without a claim, however many steps it counts.
     """
+    _require_claimed(saved, own)
     same = {key for key in saved.keys() & own.keys() if saved[key] == own[key]}
     differ = saved.keys() & own.keys() - same if steps else set()
     if CHARGED in differ:
@@ -108,6 +138,16 @@ def require_same_charge(saved: Json, steps: int, own: Json) -> None:
             f"{_name_reservations(saved[RESERVATIONS])}, but this budget holds "
             f"{_name_reservations(own[RESERVATIONS])}, and its claim would leave them out: resume "
             f"with the checkpoint's reservation. To train on with another, {_BEGIN_ANEW}"
+        )
+
+
+def _require_claimed(saved: Json, own: Json) -> None:
+    """Raise if a budget with a claim resumes the checkpoint of a run without one."""
+    if saved.get(CLAIM) == NO_CLAIM != own.get(CLAIM, NO_CLAIM):
+        raise NoGuaranteeError(
+            "the checkpoint is of a run without a claim (NoBudget), and no budget can pay for it "
+            f"later: continue it with a NoBudget. To claim {own[CLAIM]}, begin with a new "
+            "optimizer, and with parameters that no private record has changed"
         )
 
 
@@ -187,6 +227,29 @@ class _NotCopied:
         )
 
 
+class FixedParts:
+    """Base class of objects whose parts decide a guarantee: what is fixed cannot be replaced."""
+
+    def keep_fixed(self, *names: str) -> None:
+        """Refuse from now on to set the attributes of these names."""
+        vars(self)["_fixed"] = vars(self).get("_fixed", frozenset()) | set(names)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute.
+
+        Raises:
+            NoGuaranteeError: it is fixed.
+        """
+        if name in vars(self).get("_fixed", ()):
+            raise NoGuaranteeError(
+                f"{name} of {type(self).__name__} cannot be replaced: the budget claims a "
+                "guarantee for the steps as the optimizer was made to take them. For other steps, "
+                "make a new optimizer and a new budget, and give it the earlier run's mechanism: "
+                "before=(…,)"
+            )
+        super().__setattr__(name, value)
+
+
 class StepCounter(_NotCopied):
     """A thread-safe counter that takes each step number at most once, in ascending order.
 
@@ -258,16 +321,18 @@ class Allowance(ABC):
     _counter: StepCounter
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Set an attribute, but refuse to replace the plan.
+        """Set an attribute, but refuse to replace what the guarantee is claimed for.
 
         Raises:
-            NoGuaranteeError: the budget has a plan already.
+            NoGuaranteeError: the budget has a value of it already.
         """
-        if name == "plan" and name in vars(self):
+        own = vars(self).get(name)
+        is_other = isinstance(own, Reservation) and own.identifier != value.identifier
+        if is_other or (name in _CLAIMED and name in vars(self)):
             raise NoGuaranteeError(
-                "a budget's plan cannot be replaced: its guarantee is that of one plan, and would "
-                "not cover the steps made under the other. For noise that changes from step to "
-                "step, give the plan a noise_schedule. For another plan, make a new budget, and "
+                f"a budget's {name} cannot be replaced: its guarantee is that of one plan, and "
+                "would not cover the steps made under the other. For noise that changes from step "
+                "to step, give the plan a noise_schedule. For another plan, make a new budget, and "
                 "give it the earlier run's mechanism: before=(…,)"
             )
         super().__setattr__(name, value)
@@ -276,6 +341,29 @@ class Allowance(ABC):
     def has_claim(self) -> bool:
         """True if a guarantee is claimed for the steps."""
         return True
+
+    @property
+    def claim(self) -> str:
+        """The claim in words, for a checkpoint; `NO_CLAIM` if nothing is claimed."""
+        return f"δ = {self.delta:g}" if self.has_claim else NO_CLAIM
+
+    @property
+    def privacy_unit(self) -> str | None:
+        """The word for one record of the ledger's dataset, such as person; None without a ledger.
+
+        Raises:
+            ServiceError: the service gave no usable answer.
+        """
+        return None
+
+    @property
+    def assumed(self) -> tuple[str, ...]:
+        """The sentences that name what the claim of the run rests on and is not proved."""
+        return tuple(vars(self).get("_assumed", ()))
+
+    def assume(self, *sentences: str) -> None:
+        """Add to what the claim rests on; the same sentence counts once."""
+        vars(self)["_assumed"] = tuple(dict.fromkeys((*self.assumed, *sentences)))  # also if frozen
 
     @property
     def made(self) -> int:
@@ -308,10 +396,10 @@ class Allowance(ABC):
     def checkpoint_keys(self) -> dict[str, Any]:
         """Return what a checkpoint must name of its steps, for `require_same_charge`.
 
-        It is what each step was charged as, the releases before the first step, and the
+        It is the claim, what each step was charged as, the releases before the first step, and the
         identifiers of the reservations that paid for the steps, if a ledger has them.
         """
-        return {CHARGED: self.plan.charged_step(), RESERVATIONS: []}
+        return {CLAIM: self.claim, CHARGED: self.plan.charged_step(), RESERVATIONS: []}
 
     def count_resumed(self, steps: int) -> int:
         """Return how many of a checkpoint's steps count as done when its run is resumed.
@@ -410,6 +498,11 @@ class Budget(_NotCopied, Allowance):
         """
         self.allow(1)
         return []
+
+    @property
+    def claim(self) -> str:
+        """The target (ε, δ) and the accounting method."""
+        return f"ε = {self.epsilon:g} at δ = {self.delta:g} by {self.method}"
 
     def checkpoint_keys(self) -> dict[str, Any]:
         """Return what a checkpoint must name of its steps."""
@@ -634,6 +727,11 @@ class LedgerBudget(_NotCopied, Allowance):
             with suppress(ServiceError):
                 self.service.release(each, patience_seconds=RELEASE_PATIENCE_SECONDS)
 
+    @property
+    def claim(self) -> str:
+        """The dataset whose ledger is charged, and δ of its budget."""
+        return f"what dataset {self.dataset!r} is charged, at δ = {self.delta:g}"
+
     def checkpoint_keys(self) -> dict[str, Any]:
         """Return what a checkpoint must name of its steps."""
         names = {BEFORE: _plain_json(self.before), RESERVATIONS: self.reservations}
@@ -647,6 +745,11 @@ class LedgerBudget(_NotCopied, Allowance):
         """
         require_granted(steps, self.made)
         return 0
+
+    @property
+    def privacy_unit(self) -> str:
+        """The word for one record of the ledger's dataset."""
+        return str(self.service.dataset(self.dataset).get("privacy_unit"))
 
     @property
     def reservations(self) -> list[str]:

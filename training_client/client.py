@@ -8,11 +8,16 @@ from __future__ import annotations
 
 import logging
 import math
+import random
+import socket
+import ssl
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from types import TracebackType
 from typing import Any, Final, Literal, Self, Unpack
 from urllib.parse import quote
@@ -27,13 +32,16 @@ from training_client.errors import (
     ServiceRefusedError,
     ServiceUnreachableError,
 )
-from training_client.retry import RetryTimer, parse_retry_after
 
 _LOGGER: Final = logging.getLogger(__name__)
 _INTERNAL_ERROR: Final = 500  # rarely goes away by waiting
 _HOPELESS_SECONDS_MAX: Final = 3.0
+_BACKOFF_MIN_SECONDS, _BACKOFF_MAX_SECONDS = 0.2, 10.0
+_RANDOM: Final = random.SystemRandom()  # leaves the program's own random state untouched
 _SLEEP_SECONDS_MAX: Final = 0.5  # between two looks at whether to stop waiting
 _RETRIED: Final = frozenset({429, _INTERNAL_ERROR, 502, 503, 504})
+_NO_ANSWER: Final = (httpx.NetworkError, httpx.RemoteProtocolError)  # the connection was closed
+_START_IT: Final = "Is it running? Start it with `accountant serve`"
 PLD: Final = "pld"  # the accounting method that proves each of its guarantees
 ADD_OR_REMOVE_ONE: Final = "add_or_remove_one"
 _PROVEN: Final = "proven"
@@ -53,7 +61,9 @@ class Reservation:
         steps_reserved: the number of steps that budget is reserved for.
         steps_granted: the number of steps already charged.
         mechanism: the mechanism of all reserved steps.
-        dataset: the name of the dataset whose budget it holds; empty if the service does not say.
+        dataset: the name of the dataset whose budget it holds; empty for a run on several, or if
+            the service does not say.
+        datasets: the names of the datasets of a run on several.
         neighbouring_relation: that of the dataset; empty if the service does not say.
     """
 
@@ -64,6 +74,7 @@ class Reservation:
     mechanism: Json = field(default_factory=dict)
     dataset: str = ""
     neighbouring_relation: str = ""
+    datasets: tuple[str, ...] = ()
 
     @classmethod
     def from_json(cls, document: Json) -> Reservation:
@@ -81,6 +92,7 @@ class Reservation:
                 dict(document.get("mechanism") or {}),
                 str(document.get("dataset") or ""),
                 str(document.get("neighbouring_relation") or ""),
+                tuple(map(str, document.get("datasets") or ())),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise ServiceConfusedError(f"the answer is not a reservation: {error!r}") from None
@@ -514,9 +526,20 @@ class AccountingService:
         """
         return self._write(f"{_dataset_path(name)}/close", {})
 
+    def delete_dataset(self, name: str) -> Json:
+        """Delete a dataset that was never used, and return what it was as JSON.
+
+        Its name is free again. The key needs the right to create datasets.
+
+        Raises:
+            ServiceRefusedError: its code is "dataset-used" if anything was ever reserved in the
+                dataset, or if it was closed.
+        """
+        return self._write(_dataset_path(name), None, method="DELETE")
+
     def reserve(
         self,
-        dataset: str,
+        dataset: str | Sequence[str],
         mechanism: Json,
         purpose: str = "",
         idempotency_key: str | None = None,
@@ -524,7 +547,8 @@ class AccountingService:
         """Reserve budget for a whole run.
 
         Args:
-            dataset: the dataset's name in the ledger.
+            dataset: the dataset's name in the ledger; or several names, for one run on all their
+                records, which is charged to each of them or to none.
             mechanism: the mechanism of the whole run, as JSON.
             purpose: a note that the ledger keeps with the reservation.
             idempotency_key: a process that sends the key of an earlier one gets its reservation,
@@ -534,7 +558,10 @@ class AccountingService:
             BudgetExhaustedError: the run does not fit the remaining budget.
         """
         body = {"mechanism": mechanism, "purpose": purpose}
-        path = f"{_dataset_path(dataset)}/reservations"
+        if isinstance(dataset, str):
+            path = f"{_dataset_path(dataset)}/reservations"
+        else:
+            path, body = "/v1/reservations", {"datasets": list(dataset), **body}
         return Reservation.from_json(self._write(path, body, idempotency_key=idempotency_key))
 
     def grant(self, reservation: Reservation, steps: int) -> Reservation:
@@ -639,14 +666,15 @@ class AccountingService:
     def _write(
         self,
         path: str,
-        body: Json,
+        body: Json | None,
         patience: float | None = None,
         idempotency_key: str | None = None,
+        method: str = "POST",
     ) -> dict[str, Any]:
         """Send a write; its retries share an Idempotency-Key, so that it takes effect once."""
         key = idempotency_key or uuid.uuid4().hex
         try:
-            return self._request(path, body, {"Idempotency-Key": key}, patience)
+            return self._request(path, body, {"Idempotency-Key": key}, patience, method)
         except ServiceRefusedError as error:
             if error.code in ("budget-exhausted", "cap-exhausted"):
                 raise BudgetExhaustedError(str(error)) from None
@@ -658,22 +686,28 @@ class AccountingService:
         body: Json | None = None,
         headers: Mapping[str, str] | None = None,
         patience: float | None = None,
+        method: str | None = None,
     ) -> dict[str, Any]:
         """Send a request, with retries; return the JSON object of the response.
+
+        The method is POST if there is a body, or else GET, unless it is given.
 
         Raises:
             ServiceRefusedError: the answer is a problem document.
             ServiceConfusedError: the answer is not a JSON object.
         """
-        answer = self._send_with_retries(
-            path, body, headers or {}, self._patience if patience is None else patience
+        request = self._build_request(
+            method or ("GET" if body is None else "POST"), path, body, headers
         )
+        answer = self._send_with_retries(request, self._patience if patience is None else patience)
         try:
             document = answer.json()
         except ValueError:
             document = None
         if not isinstance(document, dict):
-            raise ServiceConfusedError(f"{self.url}{path} answered {answer.status_code}, not JSON")
+            raise ServiceConfusedError(
+                f"{self.url}{path} answered {answer.status_code}, not JSON{_advise_on(answer)}"
+            )
         if answer.is_success:
             return document
         faults = document.get("errors") or []
@@ -681,18 +715,27 @@ class AccountingService:
         code = str(document.get("code", answer.status_code))
         raise ServiceRefusedError(code, str(document.get("detail", "no reason given")), pointers)
 
-    def _send_with_retries(
-        self, path: str, body: Json | None, headers: Mapping[str, str], patience: float
-    ) -> httpx.Response:
+    def _build_request(
+        self, method: str, path: str, body: Json | None, headers: Mapping[str, str] | None
+    ) -> httpx.Request:
+        """Return a request; raise `DataError` if the address or path is not a valid URL."""
+        try:
+            return self._client.build_request(method, path, json=body, headers=headers)
+        except httpx.InvalidURL as error:  # such as a name that is too long
+            raise DataError(f"{path[:60]!r}… is not a valid URL path: {error}") from None
+
+    def _send_with_retries(self, request: httpx.Request, patience: float) -> httpx.Response:
         """Send a request until it is answered or `patience` seconds have passed."""
         timer, hopeless_limit = RetryTimer(), min(_HOPELESS_SECONDS_MAX, patience)
         while True:
+            advice = _START_IT
             try:
-                answer = self._send(path, body, headers)
+                answer = self._send(request)
             except httpx.HTTPError as error:
                 problem, requested = f"{type(error).__name__}: {error}", 0.0
-                self._has_answered |= not isinstance(error, httpx.ConnectError)
+                self._has_answered |= not isinstance(error, _NO_ANSWER)
                 may_recover = self._has_answered
+                advice = advice if may_recover else _advise_after(error, self.url)
             else:
                 if answer.status_code not in _RETRIED:
                     return answer
@@ -704,20 +747,20 @@ class AccountingService:
             if delay is None or not self._sleep_unless_stopped(delay, problem):
                 raise ServiceUnreachableError(
                     f"no answer from {self.url} within {timer.seconds:.3g} s ({problem}); "
-                    "training needs the service. Is it running? Start it with `accountant serve`"
+                    f"training needs the service. {advice}"
                 )
 
-    def _send(self, path: str, body: Json | None, headers: Mapping[str, str]) -> httpx.Response:
+    def _send(self, request: httpx.Request) -> httpx.Response:
         """Send a request once, and record the response time."""
-        method, started = "GET" if body is None else "POST", time.monotonic()
+        started = time.monotonic()
         try:
-            answer = self._client.request(method, path, json=body, headers=headers)
+            answer = self._client.send(request)
             self._has_answered = True
-        except httpx.InvalidURL as error:  # such as a name that is too long; do not retry
-            raise DataError(f"{path[:60]!r}… is not a valid URL path: {error}") from None
         except httpx.UnsupportedProtocol:
+            host = self.url.partition("://")[2] or self.url or "127.0.0.1:8000"
             raise DataError(
-                f"{self.url!r} is not the address of a service: write it as http://127.0.0.1:8000"
+                f"{self.url!r} is not the address of a service: write it as http://{host}, or as "
+                f"https://{host} if it requires TLS"
             ) from None
         finally:
             self.attempt_seconds = time.monotonic() - started
@@ -730,6 +773,36 @@ class AccountingService:
             time.sleep(min(seconds, _SLEEP_SECONDS_MAX))
             seconds -= _SLEEP_SECONDS_MAX
         return not self._should_stop()
+
+
+def _advise_after(error: BaseException, url: str) -> str:
+    """Return what to do about a service that has never answered, by the error and its causes."""
+    causes, rest = [error], url.partition("://")[2]
+    while cause := causes[-1].__cause__ or causes[-1].__context__:
+        causes.append(cause)
+    if any(isinstance(each, socket.gaierror) for each in causes):
+        return f"There is no such host: correct the address {url}"
+    if any(isinstance(each, ssl.SSLCertVerificationError) for each in causes):
+        return "Let this machine trust its certificate, as with the variable SSL_CERT_FILE"
+    if any(isinstance(each, ssl.SSLError) for each in causes):
+        return f"It may speak plain HTTP: use http://{rest}"
+    is_closed = not isinstance(error, httpx.ConnectError) or any(
+        isinstance(each, ConnectionResetError) for each in causes
+    )
+    if is_closed and url.startswith("http://"):
+        return f"It may require TLS: use https://{rest}"
+    return _START_IT
+
+
+def _advise_on(answer: httpx.Response) -> str:
+    """Return what to do about an answer that is not the service's, if it shows that."""
+    asked = answer.request.url
+    if answer.next_request is not None:
+        found = answer.next_request.url
+        return f". It redirects to {found}: use {found.scheme}://{found.netloc.decode()}"
+    if asked.scheme == "http" and answer.status_code == 400 and "HTTPS" in answer.text:
+        return f". It requires TLS: use https://{asked.netloc.decode()}"
+    return ""
 
 
 def _describe_failure(answer: httpx.Response, retry_after: float) -> str:
@@ -816,3 +889,57 @@ def _require_within_target(guarantee: Guarantee, epsilon: float, delta: float) -
             f"the solution's guarantee (ε = {guarantee.epsilon}, δ = {guarantee.delta}) is outside "
             f"the budget (ε = {epsilon}, δ = {delta})"
         )
+
+
+class RetryTimer:
+    """Computes the delay before each retry of one request, and decides when to give up.
+
+    Attributes:
+        seconds: time spent on attempts and delays so far.
+    """
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._backoff = _BACKOFF_MIN_SECONDS
+
+    def next_delay(self, requested: float, limit: float) -> float | None:
+        """Return the delay before the next attempt, or None to give up; count the attempt.
+
+        Jitter keeps clients that failed together from returning together: each waits longer than
+        requested, by up to 0.2 s, then up to 0.4 s, and so on up to 10 s.
+
+        Args:
+            requested: the service's `Retry-After` in seconds; the delay is at least as long.
+            limit: the most seconds to spend on the request.
+        """
+        left = limit - self.seconds
+        if left <= 0 or requested > left:
+            return None
+        delay = min(requested + self._backoff * _RANDOM.uniform(0.5, 1.0), left)
+        self._backoff = min(2 * self._backoff, _BACKOFF_MAX_SECONDS)
+        self.seconds += delay
+        return delay
+
+
+def parse_retry_after(headers: Mapping[str, str]) -> float:
+    """Return the seconds that a response's `Retry-After` header requests, or 0 without one.
+
+    Args:
+        headers: the response's headers. A `Retry-After` date is compared with the response's own
+            `Date`, since the clocks of client and service may differ.
+    """
+    text = headers.get("Retry-After", "").strip()
+    if text.isascii() and text.isdecimal():
+        return float(text)
+    until = _parse_date(text)
+    now = _parse_date(headers.get("Date", "")) or datetime.now(UTC)
+    return 0.0 if until is None else max((until - now).total_seconds(), 0.0)
+
+
+def _parse_date(text: str) -> datetime | None:
+    """Parse an HTTP date with a time zone; return None if the text is not one."""
+    try:
+        found = parsedate_to_datetime(text)
+    except (ValueError, OverflowError):
+        return None
+    return found if found.tzinfo is not None else found.replace(tzinfo=UTC)

@@ -78,6 +78,10 @@ class UnsupportedModelError(TrainingStoppedError):
     """The gradients of one of the model's layers cannot be clipped per example."""
 
 
+class UnusualUseError(UnsupportedModelError):
+    """The layers of a model do not show its gradients; the model as a whole may."""
+
+
 class DataError(TrainingStoppedError):
     """The dataset or another input is missing or invalid."""
 

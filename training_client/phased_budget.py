@@ -160,10 +160,12 @@ class PhasedLedgerBudget(Allowance):
                 f"{len(parts)} phases: reserve budget for the plan that is run"
             )
         phases = [
-            LedgerBudget(service, part, dataset, delta, each, block=block, record=record)
-            for part, each in zip(parts, held, strict=True)
-        ]
-        phases[0].before, phases[0].releases = before, releases
+            LedgerBudget(
+                service, part, dataset, delta, each,
+                () if phase else before, () if phase else releases, block=block, record=record,
+            )
+            for phase, (part, each) in enumerate(zip(parts, held, strict=True))
+        ]  # fmt: skip
         return cls(plan, phases)
 
     @property
@@ -212,6 +214,16 @@ class PhasedLedgerBudget(Allowance):
         """Release the budget of steps not granted; if that fails, the lease's end frees it."""
         for phase in self.phases:
             phase.give_up()
+
+    @property
+    def claim(self) -> str:
+        """The dataset whose ledger is charged, and δ of its budget."""
+        return self.phases[0].claim
+
+    @property
+    def privacy_unit(self) -> str:
+        """The word for one record of the ledger's dataset."""
+        return self.phases[0].privacy_unit
 
     def checkpoint_keys(self) -> dict[str, Any]:
         """Return what a checkpoint must name of its steps."""

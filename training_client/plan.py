@@ -11,7 +11,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Any, Final, Self
+from typing import Any, Final, Protocol, Self
 
 Mechanism = Mapping[str, Any]  # JSON, as the accounting service reads it
 POISSON: Final = "poisson"
@@ -21,6 +21,15 @@ _SCHEDULES: Final = ("noise_schedule", "clip_schedule", "learning_rate_schedule"
 _FACTOR_MAX: Final = 1e6  # of an adapted clip norm, relative to the first
 _LEVELS: Final = 16  # of a schedule
 _ROUNDING: Final = 1e-14  # more than a few roundings in double precision
+
+
+class NoiseSolver(Protocol):
+    """Interface of what knows the noise that a run needs: `AccountingService`."""
+
+    def noise_multiplier(
+        self, *, epsilon: float, delta: float, sample_rate: float, steps: int, sampling: str
+    ) -> float:
+        """Return the smallest noise multiplier with which a run satisfies (ε, δ)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +151,23 @@ class AdaptiveClipping:
         found = factor * math.exp(-self.learning_rate * (share - self.quantile))
         return min(max(found, 1 / _FACTOR_MAX), _FACTOR_MAX)
 
+    def noise_beside_count(self, charged: float) -> float:
+        """Return σ, rounded up, such that a step's sum and count together are charged as given.
+
+        Args:
+            charged: the noise multiplier s of one release: 1/s² = 1/σ² + 1/τ².
+
+        Raises:
+            ValueError: the count alone has less noise.
+        """
+        left = 1 - (charged / self.count_noise) ** 2
+        if not left > _ROUNDING:
+            raise ValueError(
+                f"the target needs noise multiplier {charged:g}, and the count of unclipped "
+                f"examples alone has {self.count_noise:g}: raise count_noise"
+            )
+        return charged / math.sqrt(left) * (1 + 8 * _ROUNDING / left)
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -193,6 +219,65 @@ class Plan:
     ) -> Self:
         """Return the plan of balls-in-bins sampling with `bins` batches in an epoch."""
         return cls(dataset_size, 1 / bins, clip_norm, noise_multiplier, BALLS_IN_BINS)
+
+    @classmethod
+    def for_target(
+        cls,
+        service: NoiseSolver,
+        epsilon: float,
+        delta: float,
+        epochs: float,
+        batch_size: int,
+        dataset_size: int,
+        clip_norm: float,
+        *,
+        sampling: str = POISSON,
+        adaptive_clipping: AdaptiveClipping | None = None,
+        clip_schedule: Schedule | None = None,
+        learning_rate_schedule: Schedule | None = None,
+    ) -> Self:
+        """Return the plan with the least noise with which a number of epochs satisfies (ε, δ).
+
+        The service computes the noise, for records that are added or removed. A
+        `Budget(service, plan, epsilon, delta, steps=plan.steps_in(epochs))` covers the run.
+
+        Args:
+            service: the `AccountingService`.
+            epsilon: the largest ε of the run.
+            delta: its δ.
+            epochs: passes over the records, on average; whole ones with balls-in-bins sampling.
+            batch_size: the expected number of records in a batch.
+            dataset_size: the number of records.
+            clip_norm: C > 0, of each example's gradient.
+            sampling: how batches are drawn: poisson or balls_in_bins. With the latter an epoch has
+                ⌈N/B⌉ batches.
+            adaptive_clipping: see `Plan`; its noisy count has a share of ε.
+            clip_schedule: see `Plan`.
+            learning_rate_schedule: see `Plan`.
+
+        Raises:
+            ValueError: a parameter is out of range, or the noise on the count of adaptive clipping
+                is too small for the target.
+            ServiceError: the service gave no usable answer, as when no noise meets the target.
+        """
+        if not (0 < epochs < math.inf and 1 <= batch_size <= dataset_size):
+            raise ValueError(
+                f"expected finite epochs > 0 and 1 ≤ batch_size ≤ dataset_size, got {epochs}, "
+                f"{batch_size} and {dataset_size}"
+            )
+        bins = math.ceil(dataset_size / batch_size)
+        rate = 1 / bins if sampling == BALLS_IN_BINS else batch_size / dataset_size
+        plan = cls(
+            dataset_size, rate, clip_norm, 1.0, sampling, None, clip_schedule,
+            learning_rate_schedule, adaptive_clipping,
+        )  # fmt: skip
+        needed = service.noise_multiplier(
+            epsilon=epsilon, delta=delta, sample_rate=rate, steps=plan.steps_in(epochs),
+            sampling=sampling,
+        )  # fmt: skip
+        if adaptive_clipping is not None:
+            needed = adaptive_clipping.noise_beside_count(needed)
+        return replace(plan, noise_multiplier=needed)
 
     def __post_init__(self) -> None:
         """Reject parameters that give no privacy guarantee."""
@@ -291,6 +376,10 @@ class Plan:
             return self.noise_multiplier
         sigma, count = self.noise_multiplier, self.adaptive_clipping.count_noise
         return (1 - _ROUNDING) / math.hypot(1 / sigma, 1 / count)
+
+    def steps_in(self, epochs: float) -> int:
+        """Return the number of steps in `epochs` passes over the records, rounded up."""
+        return self.whole_charges(math.ceil(epochs / self.sample_rate * (1 - _ROUNDING)))
 
     @property
     def steps_per_charge(self) -> int:

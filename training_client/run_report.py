@@ -105,7 +105,8 @@ def settle(
         allowance: the run's budget.
         steps: the number of steps made, those of earlier processes included.
         folder: the folder for `privacy.json` and `certificate.json`; created if needed.
-        claim: the document to write; the service's guarantee by default.
+        claim: the document to write; the service's guarantee by default. `assumed` is added, which
+            lists what the claim rests on beside the theorem's hypotheses.
         model: the file of the trained model, already saved. `privacy.json` and the certificate
             then name its SHA-256, so that `accountant verify --model` can recognise it.
 
@@ -124,7 +125,8 @@ def settle(
     home = Path(folder)
     (home / CERTIFICATE).unlink(missing_ok=True)  # an earlier run's
     named: Json = {} if model is None else {"model_sha256": hash_model(Path(model))}
-    document: Json = {**(claim or allowance.guarantee(steps).document), **named}
+    assumed: Json = {"assumed": list(allowance.assumed)} if allowance.has_claim else {}
+    document: Json = {**(claim or allowance.guarantee(steps).document), **named, **assumed}
     write_json(home / PRIVACY, document)
     certificate = allowance.commit(document.get("model_sha256"))  # last, for it may fail
     if certificate is not None:

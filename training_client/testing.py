@@ -14,11 +14,12 @@ from typing import Final
 import torch
 from torch import nn
 
-from training_client.private_step import Clipper, Loss, Transform
-from training_client.private_step.batches import Examples
+from training_client.private_step import Clipper, Transform
+from training_client.private_step.batches import Examples, TargetLoss, Targets, by_row
 from training_client.private_step.blocks import unflatten_vector
+from training_client.private_step.keystream import KEY_BYTES
 from training_client.private_step.layer_uses import EnginePath
-from training_client.private_step.rounded_gaussian import KEY_BYTES, NoiseGrid
+from training_client.private_step.rounded_gaussian import NoiseGrid
 from training_client.private_step.rounding_bounds import safe_bound_range
 
 _SCALE_MAX: Final = float(1 << 40)
@@ -46,8 +47,8 @@ def draw_noise(count: int, scale: float) -> torch.Tensor:
 def clipped_sum(
     model: nn.Module,
     inputs: Examples,
-    targets: torch.Tensor,
-    loss: Loss,
+    targets: Targets,
+    loss: TargetLoss,
     clip_norm: float,
     *,
     path: EnginePath | None = None,
@@ -65,7 +66,7 @@ def clipped_sum(
         model: the model; its mode and parameters are left unchanged.
         inputs: a tensor, which becomes `model(inputs)`, or a dictionary of tensors, which becomes
             `model(**inputs)`; one example per row of the first dimension.
-        targets: one per example.
+        targets: a tensor, or a dictionary of tensors, with one row per example.
         loss: `loss(outputs, targets)` returns one value per example.
         clip_norm: C > 0; `math.inf` for no clipping.
         path: the path of the engine to force; by default each layer takes the cheapest. "gram" and
@@ -89,7 +90,7 @@ def clipped_sum(
     dtype = clipper.parameters[0].dtype
     bound = safe_bound_range(dtype, clipper.size)[1] if clip_norm == math.inf else clip_norm
     transform = Transform(bound)
-    total = clipper.clip(inputs, targets, loss, transform)
+    total = clipper.clip(inputs, *by_row(targets, loss), transform)
     sums = clipper.zeros()
     for block in clipper.blocks:
         total.write_block(block, transform.for_block(block), block.view_in(sums))

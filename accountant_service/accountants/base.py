@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import ClassVar, Final
 
 from accountant_service import number_format
@@ -240,6 +241,21 @@ class Accountant(ABC):
             TooExpensiveError: the computation would exceed the work limit.
         """
 
+    def claim_assumptions(
+        self,
+        question: Question,  # noqa: ARG002
+        epsilon: float,  # noqa: ARG002
+        delta: float,  # noqa: ARG002
+    ) -> tuple[Assumption, ...]:
+        """Return the hypotheses of the method's theorem on the guarantee's ε and δ, if it has any.
+
+        Args:
+            question: a mechanism that the method has a formula for.
+            epsilon: the guarantee's ε.
+            delta: the guarantee's δ.
+        """
+        return ()
+
     @abstractmethod
     def epsilon_bound(self, question: Question, delta: float) -> Bound:
         """Return ε at δ, rounded up, for a mechanism with at least one release.
@@ -386,6 +402,9 @@ class Accountant(ABC):
         solved_for: str,
     ) -> Guarantee:
         """Make the guarantee for a bound; its status is `estimate` if a hypothesis fails."""
+        if question.form.atom_counts:
+            found = (self.claim_assumptions(each, epsilon, delta) for each in question.alternatives)
+            assumptions = tuple(dict.fromkeys(chain(assumptions, *found)))
         interval = bound.interval if question.form.atom_counts else Interval(0.0, 0.0)
         failed = [each.statement for each in assumptions if not each.holds]
         certified = None if failed else interval

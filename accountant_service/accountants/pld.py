@@ -153,7 +153,7 @@ class Pld(Accountant):
         return _bound(question, _capped_at(found, min(cap, total_variation(releases))))
 
     def with_lower_bound(self, question: Question, guarantee: Guarantee) -> Guarantee:
-        """Return a guarantee with the lower bound of two datasets where all others are zeros.
+        """Return a guarantee with the lower bound of two datasets that exist.
 
         It is one for samples of fixed size in which a record is replaced or zeroed: no two datasets
         attain their dominating pair.
@@ -180,10 +180,11 @@ class Pld(Accountant):
 
 
 def _attained_pairs(question: Question) -> list[tuple[ReleaseLaw, int]]:
-    """Return pairs that two datasets attain together, where all other records are zeros.
+    """Return pairs that two datasets attain together.
 
-    The list is empty if some release has none, or if samples of fixed size differ in the size of
-    the dataset: then there are no such datasets. With an added record there are none either.
+    What a record contributes may differ from release to release. The list is empty if some release
+    has no pair, or if samples of fixed size differ in the size of the dataset: then there are no
+    such datasets. With an added record there are none either.
     """
     found: list[tuple[ReleaseLaw, int]] = []
     sizes = set()

@@ -242,35 +242,34 @@ def is_renyi_curve(group: ReleaseGroup) -> bool:
 def attained_pair(group: ReleaseGroup, relation: NeighbouringRelation) -> ReleaseLaw | None:
     """Return the pair of two datasets for a release whose dominating pair they do not attain.
 
-    All other records contribute nothing. Then it does not matter which of them takes the place of
-    the record in a batch of fixed size, and the batch is as good as a Poisson sample. None for a
-    release other than Gaussian or Laplace noise on such a batch.
+    All other records contribute what the record's replacement does: −C, or 0 if it is zeroed. Then
+    it does not matter which of them takes the record's place in a batch of fixed size: the output
+    shows no more than whether the record was drawn, at a distance of 2C or C. None for a release
+    other than Gaussian or Laplace noise on such a batch.
     """
     is_plain = group.atom.noise in ("gaussian", "laplace")
     if not is_plain or not group.replaces_record_in("fixed_size", relation):
         return None
-    near = 0.5 / group.sigma  # from presence to absence, C of the 2C
-    if relation is NeighbouringRelation.REPLACE_ONE:
-        if group.atom.noise == "laplace":
-            return Release(_replaced_laplace_pair(group))
-        return ReplacedRecord(near, group.rate)
-    pair: BasePair = LaplacePair(near) if group.atom.noise == "laplace" else GaussianPair(near)
+    share = 1.0 if relation is NeighbouringRelation.REPLACE_ONE else 0.5  # of the 2C
+    distance = share / group.sigma
+    laplace = group.atom.noise == "laplace"
+    pair: BasePair = LaplacePair(distance) if laplace else GaussianPair(distance)
     return Release(pair, group.rate)
 
 
 def renyi_law(groups: Sequence[ReleaseGroup], relation: NeighbouringRelation) -> ReleaseLaw:
     """Return one dominating pair for all releases that are specified by Rényi divergences."""
-    rho = math.fsum(g.count * _rho(g) for g in groups if g.atom.noise == "zcdp")
-    curves = [(*_curve(g, relation), g.count) for g in groups if g.atom.noise != "zcdp"]
+    rho = math.fsum(g.count * zcdp_rho(g) for g in groups if g.atom.noise == "zcdp")
+    curves = [(*renyi_curve(g, relation), g.count) for g in groups if g.atom.noise != "zcdp"]
     return Release(RenyiPair(rho, tuple(curves)))
 
 
-def _rho(group: ReleaseGroup) -> float:
+def zcdp_rho(group: ReleaseGroup) -> float:
     """Return ρ of a release that is specified as ρ-zCDP (zero-concentrated DP)."""
     return float(group.atom.parameters[0])  # type: ignore[arg-type]
 
 
-def _curve(
+def renyi_curve(
     group: ReleaseGroup, relation: NeighbouringRelation
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Return a release's Rényi orders, and an upper bound on its Rényi divergence at each."""

@@ -64,7 +64,7 @@ class SubsampledRdp(Accountant):
                     "subsampled_rdp has no formula for sampled Laplace noise; use pld",
                     group.atom.pointer,
                 )
-        _require_affordable(question)
+        require_affordable(question)
         theorems = dict.fromkeys(_theorem(group, question) for group in question.release_groups)
         return tuple(Assumption(statement, True, source) for statement, source in theorems)
 
@@ -111,8 +111,8 @@ def _theorem(group: ReleaseGroup, question: Question) -> tuple[str, str]:
     return "each batch is a Poisson sample", _POISSON
 
 
-def _require_affordable(question: Question) -> None:
-    """Raise TooExpensiveError if the divergences need too many quadrature nodes."""
+def require_affordable(question: Question) -> None:
+    """Raise TooExpensiveError if Gaussian releases' divergences need too many quadrature nodes."""
     nodes = _node_count(question, _BASE_ORDERS)
     if nodes > _NODES_MAX:
         raise TooExpensiveError(
@@ -129,7 +129,7 @@ def _node_count(question: Question, orders: Array) -> float:
         if group.replaces_record_in("poisson", question.relation)
         else sampled_gaussian.count_nodes(1.0, highest, group.sigma)
         for group in question.release_groups
-        if group.rate < 1.0
+        if group.rate < 1.0 and group.atom.noise == "gaussian"
     )
 
 
@@ -157,11 +157,11 @@ def log_moments(question: Question, orders: Array) -> Array:
     """
     total = np.zeros_like(orders)
     for group in question.release_groups:
-        total += group.count * _group_log_moments(group, question, orders)
+        total += group.count * release_log_moments(group, question, orders)
     return total
 
 
-def _group_log_moments(group: ReleaseGroup, question: Question, orders: Array) -> Array:
+def release_log_moments(group: ReleaseGroup, question: Question, orders: Array) -> Array:
     """Return one release's log-moments: (α − 1) times a bound on its Rényi divergence at each α."""
     if group.atom.noise == "laplace":
         return _laplace_log_moments(group.sigma, orders)

@@ -15,7 +15,7 @@ _SOURCE: Final = "Bun & Steinke 2016, arXiv 1605.02065v1, Propositions 1.3, 1.4 
 class Zcdp(Accountant):
     """Zero-concentrated DP: ε = ρ + 2·√(ρ·log(1/δ)), where T steps of noise σ add T/(2σ²) to ρ.
 
-    Papers/000 and 001 use this accounting for their baselines EXP and AGD.
+    Papers/001 uses this accounting for its baseline EXP.
 
     This form of concentrated privacy has no amplification by sampling, so a sampled release is
     charged as if it used all the data. That is still an upper bound, because Rényi divergence is

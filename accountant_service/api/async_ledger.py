@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -26,6 +27,7 @@ from accountant_service.api.ledger_views import (
     page_view,
     parse_run_cursor,
     reservation_view,
+    run_view,
     write_run_cursor,
 )
 from accountant_service.computation_processes import ProcessPool
@@ -39,11 +41,12 @@ from accountant_service.ledger import certificate, plans, service
 from accountant_service.ledger.api_keys import Keys, Scope, require_unbound
 from accountant_service.ledger.caps import Caps
 from accountant_service.ledger.errors import BudgetExhaustedError, ChargeOutdatedError
-from accountant_service.ledger.filters import PrivacyFilter, ReferenceFilter
+from accountant_service.ledger.filters import PrivacyFilter
 from accountant_service.ledger.filters.base import Amounts
 from accountant_service.ledger.plans import (
     BudgetPreview,
     CombinedQuote,
+    PlannedCharge,
     PlansTogether,
     Quote,
     StepsLeft,
@@ -169,7 +172,8 @@ class AsyncLedger:
         """Return how many steps of typical runs a dataset's whole budget covers."""
         dataset = await self._read(self._ledger.find_dataset, key, name)
         policy = dataset.policy
-        planned = policy.reference if isinstance(policy, ReferenceFilter) else None
+        counted = policy.reference_part
+        planned = None if counted is None else counted.reference
         return await self._preview_filter(key, policy, planned)
 
     async def _preview_filter(
@@ -389,30 +393,73 @@ class AsyncLedger:
         self, request: WriteRequest, name: str, mechanism: Mechanism, lease: float, purpose: str
     ) -> StoredAnswer:
         """Reserve budget for a whole plan; if it does not fit, the error says what would fit."""
+        return await self._reserve(request, [name], mechanism, lease, purpose, is_joint=False)
+
+    async def reserve_jointly(
+        self,
+        request: WriteRequest,
+        names: Sequence[str],
+        mechanism: Mechanism,
+        lease: float,
+        purpose: str,
+    ) -> StoredAnswer:
+        """Reserve budget of each of several datasets for one plan, or of none of them."""
+        return await self._reserve(request, names, mechanism, lease, purpose, is_joint=True)
+
+    async def _reserve(
+        self,
+        request: WriteRequest,
+        names: Sequence[str],
+        mechanism: Mechanism,
+        lease: float,
+        purpose: str,
+        *,
+        is_joint: bool,
+    ) -> StoredAnswer:
+        """Reserve budget for a plan on one dataset, or jointly on several."""
+        find = partial(self._ledger.find_datasets, is_joint=is_joint)
         for attempt in range(service.ATTEMPTS):
-            dataset = await self._read(self._ledger.find_dataset, request.key, name, Scope.RUN)
+            datasets = await self._read(find, request.key, names)
             try:
-                return await self._hold_budget(request, dataset, mechanism, lease, purpose)
+                planned = await self._charge_all(
+                    request.key, datasets, mechanism, is_joint=is_joint
+                )
+                hold = partial(self._ledger.hold_budget, is_joint=is_joint)
+                turn = min(dataset.identifier for dataset in datasets)
+                return await self._write(turn, hold, request, planned, lease, purpose)
             except CodedError as error:
                 known = await self._read(self._ledger.find_stored_answer, request)
                 if known is not None:
                     return known
-                last = attempt == service.ATTEMPTS - 1
-                if last or not await self._prepare_retry(error, request.key, dataset):
-                    await self._explain_refusal(error, request.key, name, mechanism)
+                again = [await self._prepare_retry(error, request.key, each) for each in datasets]
+                if attempt == service.ATTEMPTS - 1 or not any(again):
+                    await self._explain_refusal(error, request.key, names, mechanism)
                     raise
         raise AssertionError  # the last attempt returns or raises
 
-    async def _hold_budget(
-        self, request: WriteRequest, dataset: Dataset, mechanism: Mechanism, lease: float,
-        purpose: str,
-    ) -> StoredAnswer:  # fmt: skip
-        """Compute a plan's cost, and hold that part of the budget if it is available."""
-        caps = await self._read(self._ledger.find_cap_uses, request.key, dataset)
-        planned = await self._calculate(request.key, plans.compute_charge, dataset, mechanism, caps)
-        return await self._write(
-            dataset.identifier, self._ledger.hold_budget, request, dataset, planned, lease, purpose
-        )
+    async def _charge_all(
+        self, key: KeyRecord, datasets: Sequence[Dataset], mechanism: Mechanism, *, is_joint: bool
+    ) -> list[tuple[Dataset, PlannedCharge]]:
+        """Return a plan's cost in the budget of each of its datasets.
+
+        Raises:
+            TooExpensiveError: the time for all of them does not suffice.
+        """
+        deadline = time.monotonic() + _QUOTES_SECONDS_MAX
+        records = sum(dataset.size for dataset in datasets)
+        planned = []
+        for at, dataset in enumerate(datasets):
+            if at and time.monotonic() > deadline:
+                raise TooExpensiveError(
+                    f"the charges of {at} datasets took {_QUOTES_SECONDS_MAX:g} s: name fewer"
+                )
+            caps = await self._read(self._ledger.find_cap_uses, key, dataset)
+            with service.naming_dataset(at, is_joint=is_joint):
+                charge = await self._calculate(
+                    key, plans.compute_charge, dataset, mechanism, caps, records
+                )
+            planned.append((dataset, charge))
+        return planned
 
     async def _prepare_retry(self, error: CodedError, key: KeyRecord, before: Dataset) -> bool:
         """Expire ended leases; return whether a refused reservation is then worth retrying."""
@@ -422,15 +469,23 @@ class AsyncLedger:
         return service.is_worth_retrying(error, before, current, overdue)
 
     async def _explain_refusal(
-        self, error: CodedError, key: KeyRecord, name: str, mechanism: Mechanism
+        self, error: CodedError, key: KeyRecord, names: Sequence[str], mechanism: Mechanism
     ) -> None:
-        """Add to the error how many steps, or how much noise, would fit the budget.
+        """Add to the error how many steps, or how much noise, would fit every budget."""
+        if not isinstance(error, BudgetExhaustedError):
+            return
+        with suppress(CodedError):  # too expensive, or too many wait: the refusal stands without it
+            found = [await self._find_affordable(key, name, mechanism) for name in names]
+            error.explain(*plans.fit_all(found))
+
+    async def _find_affordable(
+        self, key: KeyRecord, name: str, mechanism: Mechanism
+    ) -> tuple[int | None, float | None]:
+        """Return how many steps of a plan, or which noise, would fit a budget.
 
         Equal refusals share one computation, which takes most of a second: otherwise jobs that try
         again and again would keep their key's other requests waiting.
         """
-        if not isinstance(error, BudgetExhaustedError):
-            return
         current, caps = await self._find_dataset_and_caps(key, name)
         question = (current.identifier, current.version, mechanism, tuple(caps))
         found = self._affordable.get(question)
@@ -439,9 +494,7 @@ class AsyncLedger:
             found = asyncio.ensure_future(find)
             _remember(self._affordable, question, found)
         try:
-            error.explain(*await asyncio.shield(found))
-        except CodedError:  # too expensive, or too many wait: the refusal stands without it
-            pass
+            return await asyncio.shield(found)
         finally:
             if found.done() and (found.cancelled() or found.exception() is not None):
                 self._affordable.pop(question, None)
@@ -450,12 +503,13 @@ class AsyncLedger:
 
     async def get_reservation(self, key: KeyRecord, identifier: str) -> Json:
         """Return a reservation as JSON, ended first if its lease has ended."""
-        ledger = self._ledger
-        dataset, reservation = await self._read(ledger.find_reservation, key, identifier)
-        if service.is_overdue(reservation):
-            await self._expire_leases(key, dataset, [reservation])
-            dataset, reservation = await self._read(ledger.find_reservation, key, identifier)
-        return reservation_view(dataset, reservation)
+        parts = await self._read(self._ledger.find_run, key, identifier)
+        overdue = [(dataset, run) for dataset, run in parts if service.is_overdue(run)]
+        for dataset, run in overdue:
+            await self._expire_leases(key, dataset, [run])
+        if overdue:
+            parts = await self._read(self._ledger.find_run, key, identifier)
+        return run_view(parts)
 
     async def grant(
         self, request: WriteRequest, identifier: str, steps: int, sequence: int
@@ -481,17 +535,18 @@ class AsyncLedger:
         declared: Declaration = NOTHING_DECLARED,
     ) -> StoredAnswer:
         """End a run; if the budget that it frees is not known yet, compute it and try again."""
-        refund: tuple[int, Amounts] | None = None
+        refunds: Refunds = {}
         for _ in range(service.ATTEMPTS):
             try:
                 return await self._write_to_run(
-                    self._ledger.close_run, request, identifier, kind, refund, declared
+                    self._ledger.close_run, request, identifier, kind, refunds, declared
                 )
             except ChargeOutdatedError:
-                dataset, run = await self._read(
-                    self._ledger.find_reservation, request.key, identifier
-                )
-                refund = await self._compute_refund(request.key, dataset, run)
+                parts = await self._read(self._ledger.find_run, request.key, identifier)
+                refunds = {
+                    run.identifier: await self._compute_refund(request.key, dataset, run)
+                    for dataset, run in parts
+                }
         raise ChargeOutdatedError(
             "further steps were granted meanwhile; the run has not ended. Try again"
         )

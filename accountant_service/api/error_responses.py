@@ -26,15 +26,17 @@ NOTES: Final = "accountant.notes"  # the key of a request's `RequestNotes` in it
 
 @dataclass(slots=True)
 class RequestNotes:
-    """Notes about one request, such as its error code, for the access log.
+    """Notes about one request, such as its error code, for the middleware.
 
     Attributes:
         identifier: sent back as `X-Request-ID`.
         code: the code of the problem, if the request was answered with one.
+        has_key: whether it came with a valid API key, or in a session of one.
     """
 
     identifier: str
     code: str | None = None
+    has_key: bool = False
 
 
 def describe(error: Exception) -> dict[str, Any]:

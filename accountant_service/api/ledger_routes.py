@@ -12,8 +12,8 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from accountant_service import mechanisms
+from accountant_service.api import error_responses, ledger_views, problems, schemas, views
 from accountant_service.api import ledger_schemas as bodies
-from accountant_service.api import ledger_views, problems, schemas, views
 from accountant_service.api.async_ledger import AsyncLedger
 from accountant_service.api.routes import StrictRoute
 from accountant_service.disclosure.formats import MEDIA_TYPES, Format
@@ -64,8 +64,13 @@ async def authenticate(
     """Return the API key of a request, and count the request against its rate limit."""
     ledger = await ledger_of(request)
     key = await ledger.authenticate(_token_of(authorization))
-    request.app.state.key_limiter.admit(key.identifier)
+    _admit_key(request, key)
     return key
+
+
+def _admit_key(request: Request, key: KeyRecord) -> None:
+    request.scope[error_responses.NOTES].has_key = True
+    request.app.state.key_limiter.admit(key.identifier)
 
 
 def _token_of(authorization: str | None) -> str | None:
@@ -297,6 +302,27 @@ async def reserve(
     )
 
 
+@router.post("/v1/reservations", status_code=201, response_model=bodies.ReservationView)
+async def reserve_jointly(
+    body: bodies.JointReservationRequest,
+    request: Request,
+    key: Key,
+    ledger: TheLedger,
+    idempotency_key: Idempotency = None,
+) -> Response:
+    """Reserve budget of several datasets for one run on all their records: of all, or of none.
+
+    Grants, renewals and the end of the run are the same on every dataset. A person with records in
+    several of them is charged in each.
+    """
+    write = await _build_large_write_request(request, key, idempotency_key, body)
+    return _stored_response(
+        await ledger.reserve_jointly(
+            write, body.datasets, body.mechanism, body.lease_seconds, body.purpose
+        )
+    )
+
+
 @router.get("/v1/reservations/{identifier}", response_model=bodies.ReservationView)
 async def reservation(identifier: Name, key: Key, ledger: TheLedger) -> Response:
     """Get a reservation."""
@@ -357,7 +383,7 @@ class _GrantRoute(StrictRoute):
         if remembered is None or not idempotency:
             key = await authenticate(request, authorization)
             return await grant(identifier, body, request, key, ledger, idempotency)
-        request.app.state.key_limiter.admit(remembered.identifier)
+        _admit_key(request, remembered)
         write = _build_write_request(request, remembered, idempotency, _body_as_json(body))
         unread = replace(write, is_authenticated=False)
         try:

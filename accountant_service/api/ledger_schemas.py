@@ -18,6 +18,9 @@ _LEASE_SECONDS_MAX: Final = 30 * 86400.0
 _STEPS_MAX: Final = 10**12
 
 
+FilterName = Literal["reference", "renyi", "addition"]
+
+
 class _Body(BaseModel):
     """Base of request bodies: strict types, no unknown fields, finite numbers only."""
 
@@ -69,10 +72,11 @@ class DatasetRequest(_Body):
         ),
     ] = None
     filter: Annotated[
-        Literal["reference", "renyi"],
+        FilterName,
         Field(
-            description="how releases are charged: in steps of a reference mechanism, or by Rényi "
-            "divergence"
+            description="how releases are charged: in steps of a reference, once a run that is "
+            "worth it has set one, and small ones by addition before that; by Rényi divergence; or "
+            "by addition of ε and δ alone"
         ),
     ] = "reference"
     accept_weak: Annotated[
@@ -128,6 +132,31 @@ class ReservationRequest(_Body):
     mechanism: MechanismField
     lease_seconds: LeaseField = LEASE_SECONDS
     purpose: Annotated[str, Field(max_length=1000, pattern=_TEXT)] = ""
+
+
+DATASETS_MAX: Final = 36  # of one run: each is locked while the others are charged
+
+
+class JointReservationRequest(ReservationRequest):
+    """A plan to reserve budget for on several datasets, which is one run on all their records."""
+
+    datasets: Annotated[
+        list[NameField],
+        Field(
+            min_length=1,
+            max_length=DATASETS_MAX,
+            description="names; each is charged the whole plan, or none is. The mechanism's "
+            "`dataset_size`, if it has one, is the number of records of all of them",
+        ),
+    ]
+
+    @model_validator(mode="after")
+    def _check_names(self) -> JointReservationRequest:
+        """Check that no dataset is named twice."""
+        for at, name in enumerate(self.datasets):
+            if name in self.datasets[:at]:
+                raise MechanismError((f"/datasets/{at}", f"{name!r} is named twice"))
+        return self
 
 
 class GrantRequest(_Body):
@@ -235,6 +264,8 @@ class ChargeView(BaseModel):
     )
     reference_steps: int | None = Field(None, description="steps of the reference mechanism")
     slack: float | None = Field(None, description="share of the slack for exchanges")
+    added_epsilon: str | None = Field(None, description="ε of releases that are added up: exact")
+    added_delta: str | None = Field(None, description="δ of releases that are added up: exact")
     share: float | None = Field(None, description="share of the whole budget")
 
 
@@ -254,7 +285,7 @@ class BudgetView(BaseModel):
 class AccountingView(BaseModel):
     """The privacy filter of a dataset. It cannot be changed."""
 
-    filter: Literal["reference", "renyi"]
+    filter: FilterName
     reference: dict[str, Any] | None = Field(
         None, description="one reference step; null until the first reservation"
     )
@@ -263,6 +294,10 @@ class AccountingView(BaseModel):
         None, description="whether the reference was given when the dataset was created"
     )
     slack_share: float | None = Field(None, description="share of δ that exchanges may lose")
+    added_epsilon: str | None = Field(
+        None, description="ε added up before the reference was chosen, and not counted in its steps"
+    )
+    added_delta: str | None = Field(None, description="the same of δ")
     order: float | None = Field(
         None, description="Rényi order of a `renyi` filter with a planned mechanism"
     )
@@ -273,6 +308,9 @@ class AccountingView(BaseModel):
         None, description="Rényi orders of a `renyi` filter without a planned mechanism"
     )
     weights: list[float] | None = Field(None, description="the weight of each of the `orders`")
+    general_weights: list[float] | None = Field(
+        None, description="the weights before the first run shifted some to its best order"
+    )
     description: str | None = Field(None, description="the filter in words")
     scope: Literal["filter_budget"]
 
@@ -368,13 +406,24 @@ class ReservationView(BaseModel):
     """A reservation: its plan, its state and the steps granted."""
 
     id: str
-    dataset: str
+    dataset: str | None = Field(description="null for a run on several datasets")
+    datasets: list[str] | None = Field(None, description="of a run on several: their names")
+    run: str | None = Field(
+        None,
+        description="in lists: the run on several datasets whose part on this one is shown; each "
+        "part's id stands for the whole run",
+    )
     state: Literal["open", "committed", "released", "expired"]
     mechanism: dict[str, Any]
     mechanism_hash: str
     steps_reserved: int
     steps_granted: int
-    charge: ChargeView = Field(description="what the whole plan takes of the budget")
+    charge: ChargeView | None = Field(
+        description="what the whole plan takes of the budget; null for a run on several datasets"
+    )
+    charges: dict[str, ChargeView] | None = Field(
+        None, description="what it takes of each dataset's budget, by the dataset's name"
+    )
     expires_at: float = Field(description="Unix time in seconds")
     purpose: str
     neighbouring_relation: NeighbouringRelation
@@ -538,6 +587,11 @@ EXAMPLES: Final[dict[str, Any]] = {
     "DatasetRequest": {"name": "patients", "size": 60000, "budget": _BUDGET},
     "QuoteRequest": {"mechanism": _RUN},
     "ReservationRequest": {"mechanism": _RUN, "purpose": "a first model"},
+    "JointReservationRequest": {
+        "datasets": ["sales-2026-10", "sales-2026-11"],
+        "mechanism": _RUN,
+        "purpose": "a model of two months",
+    },
     "GrantRequest": {"steps": 50, "sequence": 0},
     "RenewRequest": {"lease_seconds": 3600},
     "CommitRequest": {"clip_norm": 1.0},

@@ -8,13 +8,25 @@ from typing import Any, Final, TypeVar
 
 from accountant_service import mechanisms
 from accountant_service.api import views
-from accountant_service.ledger.filters import PrivacyFilter, ReferenceFilter, RenyiFilter
+from accountant_service.ledger.filters import (
+    AdditionFilter,
+    PrivacyFilter,
+    RenyiFilter,
+    RenyiMixtureFilter,
+)
+from accountant_service.ledger.filters.addition import write_units
 from accountant_service.ledger.filters.base import Amounts, subtract
 from accountant_service.ledger.filters.reference import SLACK_UNITS
 from accountant_service.ledger.plans import BudgetPreview, CombinedQuote, Quote
 from accountant_service.ledger.repository import KeyRecord, RunPlace, Transaction
-from accountant_service.ledger.rules import CapUse, Dataset, HolderKind, Reservation
-from accountant_service.ledger.service import BurnDownPoint, Deletion, EntriesPage, Subject
+from accountant_service.ledger.rules import CapUse, Dataset, HolderKind, Reservation, State
+from accountant_service.ledger.service import (
+    BurnDownPoint,
+    Deletion,
+    EntriesPage,
+    RunParts,
+    Subject,
+)
 from accountant_service.numerics.floats import rounding
 
 LIST_PAGE_SIZE: Final = 200  # datasets, keys or caps
@@ -41,7 +53,7 @@ class _Answers:
         if isinstance(result, Deletion):  # no row is left to restore anything from
             text = json.dumps(dataset_view(dataset) | {"state": "deleted"})
             return text, text
-        view = dataset_view(dataset) if result is None else reservation_view(dataset, result)
+        view = dataset_view(dataset) if result is None else run_view(result)
         fixed = _FIXED_OF_DATASETS if result is None else _FIXED_OF_RUNS
         return json.dumps(view), json.dumps(view | dict.fromkeys(fixed))
 
@@ -106,22 +118,26 @@ def dataset_view(dataset: Dataset) -> Json:
 
 def _remaining(policy: PrivacyFilter, taken: Amounts) -> Amounts | None:
     """Return the amounts left of a budget; None if the filter does not define them."""
-    if isinstance(policy, ReferenceFilter):
-        whole: Amounts = (policy.steps, SLACK_UNITS)
-    elif isinstance(policy, RenyiFilter):
-        whole = (policy.budget,)
-    else:
-        return None  # of several orders, no amount at each of them says what is left
-    return tuple(max(each, 0) for each in subtract(whole, taken))
+    if isinstance(policy, RenyiMixtureFilter):
+        return None  # no amount at each of its orders says what is left
+    return tuple(max(each, 0) for each in subtract(policy.whole, taken))
 
 
 def _amount_view(policy: PrivacyFilter, amounts: Amounts | None) -> Json:
     """Return amounts of a budget as JSON, in the units of its filter and as ε."""
     if amounts is None:
         return {}
-    if isinstance(policy, ReferenceFilter):
-        return {"reference_steps": amounts[0], "slack": amounts[1] / SLACK_UNITS}
-    return {"micronats": amounts[0] if len(amounts) == 1 else list(amounts)}
+    if isinstance(policy, AdditionFilter):
+        return _added_view(amounts)
+    if policy.reference_part is None:
+        return {"micronats": amounts[0] if len(amounts) == 1 else list(amounts)}
+    counted = {"reference_steps": amounts[0], "slack": amounts[1] / SLACK_UNITS}
+    return counted | (_added_view(amounts[2:]) if len(amounts) > 2 else {})
+
+
+def _added_view(amounts: Amounts) -> Json:
+    """Return the ε and the δ of releases that are added up, as decimals in texts: exact."""
+    return {"added_epsilon": write_units(amounts[0]), "added_delta": write_units(amounts[1])}
 
 
 def _accounting_view(policy: PrivacyFilter) -> Json:
@@ -149,6 +165,24 @@ def reservation_view(dataset: Dataset, reservation: Reservation) -> Json:
         "expires_at": _to_seconds(reservation.expires_at),
         "purpose": reservation.purpose,
         "neighbouring_relation": dataset.policy.relation.value,
+    } | ({} if reservation.joint is None else {"run": reservation.joint.identifier})
+
+
+def run_view(parts: RunParts) -> Json:
+    """Return a run as JSON: its reservation, or those of all its datasets as one."""
+    (dataset, run), joint = parts[0], parts[0][1].joint
+    view = reservation_view(dataset, run)
+    if joint is None:
+        return view
+    charges = {owner.name: reservation_view(owner, each)["charge"] for owner, each in parts}
+    ended = [each.state.value for _, each in parts if each.state is not State.OPEN]
+    return view | {
+        "id": joint.identifier,
+        "dataset": None,
+        "datasets": sorted(charges),
+        "state": ended[0] if ended else State.OPEN.value,
+        "charge": None,
+        "charges": dict(sorted(charges.items())),
     }
 
 

@@ -22,7 +22,6 @@ from accountant_service.api.ledger_routes import authenticate
 from accountant_service.api.shared_call import SharedCall
 from accountant_service.ledger.api_keys import Scope, is_visible, require_scope
 from accountant_service.ledger.errors import DatabaseAwayError, StoredRowError
-from accountant_service.ledger.filters import ReferenceFilter
 from accountant_service.ledger.repository import KeyRecord, Repository, now
 from accountant_service.ledger.rules import Dataset
 from accountant_service.metrics import Metrics
@@ -214,8 +213,9 @@ def _collect_budget_metrics(datasets: list[Dataset]) -> Iterator[Metric]:
     )
     for each in datasets:
         policy, balance = each.policy, each.balance
-        if isinstance(policy, ReferenceFilter) and policy.reference is not None:
-            steps.add_metric([each.name], max(policy.steps - balance.taken[0], 0))
+        counted = policy.reference_part
+        if counted is not None and counted.reference is not None:
+            steps.add_metric([each.name], max(counted.steps - balance.taken[0], 0))
         epsilon.add_metric([each.name], policy.epsilon)
         taken.add_metric([each.name], policy.epsilon_of(balance.taken))
         left.add_metric([each.name], max(1 - policy.share_of(balance.taken), 0.0))

@@ -1,7 +1,8 @@
-"""Middleware for every request: identifier, access log, metrics and rate limit."""
+"""Middleware for every request: identifier, access log, metrics and rates."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import secrets
@@ -21,6 +22,7 @@ _LOG: Final = logging.getLogger("accountant_service.access")
 _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 _IDENTIFIER: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _PROBES: Final = frozenset({"/healthz", "/readyz", "/metrics"})
+_PROBE_DELAY: Final = 0.5  # seconds, at most: what waits for a probe gives up after a few
 
 
 class AccessLog:
@@ -97,8 +99,38 @@ class AddressRateLimit:
         app = self._app
         if scope["type"] == "http" and scope["path"] not in _PROBES:
             try:
-                client = client_network(scope["client"][0]) if scope.get("client") else "unknown"
-                self._limiter.admit(client)
+                self._limiter.admit(_network_of(scope))
             except problems.Problem as refusal:
                 app = error_responses.error_response(scope, refusal)
         await app(scope, receive, send)
+
+
+class KeylessTurns:
+    """Middleware that lets the answers to one address without a valid key leave at a bounded rate.
+
+    What an address sends above that rate waits, also on the same connection. Requests of others,
+    and all with a key, do not.
+
+    Args:
+        app: the application.
+        rates: counts the requests of each address.
+    """
+
+    def __init__(self, app: ASGIApp, rates: RateLimiter) -> None:
+        self._app, self._rates = app, rates
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request to the application; its answer waits for the address's turn."""
+
+        async def send_in_turn(message: Message) -> None:
+            is_first = message["type"] == "http.response.start"
+            if is_first and not scope[error_responses.NOTES].has_key:
+                delay = self._rates.delay(_network_of(scope))
+                await asyncio.sleep(min(delay, _PROBE_DELAY) if scope["path"] in _PROBES else delay)
+            await send(message)
+
+        await self._app(scope, receive, send_in_turn)
+
+
+def _network_of(scope: Scope) -> str:
+    return client_network(scope["client"][0]) if scope.get("client") else "unknown"

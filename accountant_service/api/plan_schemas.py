@@ -18,7 +18,7 @@ from accountant_service.api.schemas import (
     TargetField,
 )
 from accountant_service.mechanisms import MechanismError
-from accountant_service.mechanisms.codec import COUNT_MAX
+from accountant_service.mechanisms.kinds import COUNT_MAX
 
 _EXAMPLES_MAX: Final = 10**15
 _EPOCHS_MAX: Final = 1e6

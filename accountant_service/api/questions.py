@@ -18,6 +18,7 @@ from accountant_service import calculator, importing, planner, solver
 from accountant_service.api import plan_schemas, problems, schemas, views
 from accountant_service.api.schemas import UnreadBody
 from accountant_service.canonical_json import canonical_json
+from accountant_service.guarantee import Guarantee
 from accountant_service.mechanisms import DpSgd, Mechanism, canonical_form
 
 
@@ -29,38 +30,40 @@ class Endpoint:
         request: the model of its questions.
         answer_model: the model of its answers.
         key: returns the cache key of a question.
-        answer: computes the answer to a question.
+        compute: computes what a question asks for, as the Python functions return it.
+        view: converts that to an answer of the API.
     """
 
     request: type[BaseModel]
     answer_model: type[BaseModel]
     key: Callable[[Any], Hashable]
-    answer: Callable[[Any], BaseModel]
+    compute: Callable[[Any], Any]
+    view: Callable[[Any], BaseModel] = lambda answer: answer
+
+    def answer(self, question: BaseModel) -> BaseModel:
+        """Compute the API's answer to a question."""
+        return self.view(self.compute(question))
 
 
-def _compute_epsilon(question: schemas.EpsilonRequest) -> schemas.GuaranteeView:
-    """Answer a request for ε at a given δ."""
-    return views.guarantee(
-        calculator.epsilon(
-            question.mechanism,
-            question.delta,
-            question.method,
-            question.neighbouring_relation,
-            question.tolerance,
-        )
+def _epsilon(question: schemas.EpsilonRequest) -> Guarantee:
+    """Compute ε at a given δ."""
+    return calculator.epsilon(
+        question.mechanism,
+        question.delta,
+        question.method,
+        question.neighbouring_relation,
+        question.tolerance,
     )
 
 
-def _compute_delta(question: schemas.DeltaRequest) -> schemas.GuaranteeView:
-    """Answer a request for δ at a given ε."""
-    return views.guarantee(
-        calculator.delta(
-            question.mechanism,
-            question.epsilon,
-            question.method,
-            question.neighbouring_relation,
-            question.tolerance,
-        )
+def _delta(question: schemas.DeltaRequest) -> Guarantee:
+    """Compute δ at a given ε."""
+    return calculator.delta(
+        question.mechanism,
+        question.epsilon,
+        question.method,
+        question.neighbouring_relation,
+        question.tolerance,
     )
 
 
@@ -81,16 +84,14 @@ def _solve_parameter(question: schemas.SolveRequest) -> schemas.SolveAnswer:
     )
 
 
-def _compare(question: schemas.CompareRequest) -> schemas.CompareAnswer:
-    """Answer a request to compare accounting methods."""
-    return views.comparison(
-        calculator.compare(
-            question.mechanism,
-            question.delta,
-            question.methods,
-            question.neighbouring_relation,
-            question.tolerance,
-        )
+def _compare(question: schemas.CompareRequest) -> calculator.Comparison:
+    """Compare accounting methods."""
+    return calculator.compare(
+        question.mechanism,
+        question.delta,
+        question.methods,
+        question.neighbouring_relation,
+        question.tolerance,
     )
 
 
@@ -180,9 +181,11 @@ def _to_hashable(value: Any) -> Hashable:
 
 ENDPOINTS: Final[Mapping[str, Endpoint]] = {
     "/v1/epsilon": Endpoint(
-        schemas.EpsilonRequest, schemas.GuaranteeView, _cache_key, _compute_epsilon
+        schemas.EpsilonRequest, schemas.GuaranteeView, _cache_key, _epsilon, views.guarantee
     ),
-    "/v1/delta": Endpoint(schemas.DeltaRequest, schemas.GuaranteeView, _cache_key, _compute_delta),
+    "/v1/delta": Endpoint(
+        schemas.DeltaRequest, schemas.GuaranteeView, _cache_key, _delta, views.guarantee
+    ),
     "/v1/noise-multiplier": Endpoint(
         schemas.NoiseMultiplierRequest,
         schemas.NoiseMultiplierAnswer,
@@ -204,7 +207,9 @@ ENDPOINTS: Final[Mapping[str, Endpoint]] = {
     "/v1/solve": Endpoint(
         schemas.SolveRequest, schemas.SolveAnswer, _solve_cache_key, _solve_parameter
     ),
-    "/v1/compare": Endpoint(schemas.CompareRequest, schemas.CompareAnswer, _cache_key, _compare),
+    "/v1/compare": Endpoint(
+        schemas.CompareRequest, schemas.CompareAnswer, _cache_key, _compare, views.comparison
+    ),
     "/v1/curve": Endpoint(
         schemas.CurveRequest, schemas.CurveAnswer, _curve_cache_key, _compute_curve
     ),

@@ -1,4 +1,7 @@
-"""Rate limit for one API key or address: a burst, then a number of requests per second."""
+"""Rates for one API key or address: a burst, then a number of requests per second.
+
+Above its rate a request is refused (`admit`), or its answer waits (`delay`).
+"""
 
 from __future__ import annotations
 
@@ -44,16 +47,20 @@ class RateLimiter:
                 {"Retry-After": str(math.ceil(wait))},
             )
 
-    def _seconds_to_wait(self, client: str) -> float:
+    def delay(self, client: str) -> float:
+        """Count a request, and return the seconds after which a client's rate allows it."""
+        return self._seconds_to_wait(client, counts_above=True) if self._rate else 0.0
+
+    def _seconds_to_wait(self, client: str, *, counts_above: bool = False) -> float:
         """Count a request and return 0; above the limit, return the seconds to wait."""
         with self._lock:
             now = self._clock()
             empty_at = max(self._empty_at.get(client, now), now) + 1 / self._rate
             wait = empty_at - now - self._burst / self._rate
-            if wait > 1e-9:  # rounding must not refuse the last of a burst
+            if wait > 1e-9 and not counts_above:  # rounding must not refuse the last of a burst
                 return wait
             self._empty_at[client] = empty_at
             self._empty_at.move_to_end(client)
             if len(self._empty_at) > _CLIENTS_MAX:
                 self._empty_at.popitem(last=False)
-        return 0.0
+        return max(0.0, wait)

@@ -22,7 +22,7 @@ from accountant_service import importing, mechanisms, risk, solver
 from accountant_service.accountants import ACCOUNTANTS, DEFAULT_METHOD
 from accountant_service.guarantee import NeighbouringRelation, Status
 from accountant_service.mechanisms import DpSgd, MechanismError, Sampling
-from accountant_service.mechanisms.codec import COUNT_MAX, NOISE_MAX, NOISE_MIN
+from accountant_service.mechanisms.kinds import COUNT_MAX, NOISE_MAX, NOISE_MIN
 from accountant_service.number_format import round_nearest as shown
 
 MECHANISM_PLACEHOLDER: Final = "x-mechanism"  # replaced by a reference when OpenAPI is built
@@ -51,6 +51,7 @@ MethodField = Annotated[
     str,
     PlainValidator(_check_method),
     WithJsonSchema({"type": "string", "enum": list(ACCOUNTANTS)}),
+    Field(description="the accounting method"),
 ]
 DELTA_MIN: Final = 1e-50  # except 0
 
@@ -106,9 +107,9 @@ class _StrictModel(BaseModel):
 class RelationRequest(_StrictModel):
     """Base of requests that choose a neighbouring relation."""
 
-    neighbouring_relation: Annotated[NeighbouringRelation, Field(strict=False)] = (
-        NeighbouringRelation.ADD_OR_REMOVE_ONE
-    )
+    neighbouring_relation: Annotated[
+        NeighbouringRelation, Field(strict=False, description="the neighbouring relation")
+    ] = NeighbouringRelation.ADD_OR_REMOVE_ONE
 
 
 class _CertifiedRequest(RelationRequest):
@@ -127,7 +128,7 @@ class _CertifiedRequest(RelationRequest):
 
 
 class EpsilonRequest(_CertifiedRequest):
-    """Compute ε of a mechanism at a given δ."""
+    """Compute the ε of a run, or of any mechanism, at δ."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"mechanism": _RUN, "delta": 1e-5}]})
     mechanism: MechanismField
@@ -136,7 +137,7 @@ class EpsilonRequest(_CertifiedRequest):
 
 
 class DeltaRequest(_CertifiedRequest):
-    """Compute δ of a mechanism at a given ε."""
+    """Compute the δ of a run, or of any mechanism, at ε."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"mechanism": _RUN, "epsilon": 2.0}]})
     mechanism: MechanismField
@@ -375,12 +376,14 @@ _Methods = Annotated[list[MethodField], Field(min_length=1, max_length=len(ACCOU
 
 
 class CompareRequest(_CertifiedRequest):
-    """Compare the ε of all accounting methods with the proved interval."""
+    """Compare the ε of all methods with what is proved."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"mechanism": _RUN, "delta": 1e-5}]})
     mechanism: MechanismField
     delta: DeltaField
-    methods: _Methods | None = None
+    methods: Annotated[_Methods | None, Field(description="names of methods; all by default")] = (
+        None
+    )
 
 
 class CurveRequest(RelationRequest):
@@ -794,6 +797,14 @@ class CheckedClaimView(Answer):
     )
 
 
+class NoiseTailView(Answer):
+    """A lower bound of δ at every ε, if this generator draws the noise: it has a largest draw."""
+
+    generator: str = Field(description="library, precision and device")
+    largest_draw: float = Field(description="of a standard normal number, or of a pair's radius")
+    delta_lower: float
+
+
 class ImportAnswer(Answer):
     """An imported document: its mechanism, what that costs, its claims and the findings."""
 
@@ -812,6 +823,9 @@ class ImportAnswer(Answer):
     guarantee_reason: str | None
     claims: list[CheckedClaimView]
     findings: list[FindingView]
+    noise_tails: list[NoiseTailView] = Field(
+        description="where the generators end that may draw the tool's noise, and what that costs"
+    )
 
 
 class MethodView(Answer):
@@ -856,6 +870,11 @@ _CURVE: Final[JsonDict] = {
     "status": "proven",
     "epsilon": [1.0826, 1.51537],
     "assumptions": _ASSUMPTIONS,
+}
+_NOISE_TAIL: Final[JsonDict] = {
+    "generator": "PyTorch, float32, CPU",
+    "largest_draw": 5.768107546403532,
+    "delta_lower": 1.49e-05,
 }
 EXAMPLES: Final[JsonDict] = {
     "AssumptionView": {
@@ -951,7 +970,9 @@ EXAMPLES: Final[JsonDict] = {
         "guarantee_reason": None,
         "claims": [],
         "findings": [],
+        "noise_tails": [_NOISE_TAIL],
     },
+    "NoiseTailView": _NOISE_TAIL,
     "Severity": "error",
     "Verdict": "holds",
     "MethodView": {

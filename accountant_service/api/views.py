@@ -222,6 +222,7 @@ def imported(answer: importing.Answer) -> schemas.ImportAnswer:
         guarantee_reason=answer.reason,
         claims=[_claim_view(claim) for claim in answer.claims],
         findings=[schemas.FindingView.of(finding) for finding in answer.findings],
+        noise_tails=[schemas.NoiseTailView.of(tail) for tail in answer.noise_tails],
     )
 
 

@@ -6,7 +6,7 @@ A module is imported when one of its commands is called, so that `--help` answer
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
@@ -16,6 +16,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from accountant_service.cli.encoding import prepare_output
+from accountant_service.questions import functions
 from accountant_service.version import __version__
 
 _CONFIGURATION_ERRORS: Final = ("pydantic_core._pydantic_core", "sqlalchemy.exc")  # not imported
@@ -35,9 +36,14 @@ class _Entry:
     help: str
 
 
+def _summarize(function: Callable[..., Any]) -> str:
+    """Return the first line of a function's docstring."""
+    return (function.__doc__ or "").partition("\n")[0]
+
+
 _COMMANDS: Final = {
-    "epsilon": _Entry("questions", "Compute the ε of a run, or of any mechanism, at δ."),
-    "delta": _Entry("questions", "Compute the δ of a run, or of any mechanism, at ε."),
+    "epsilon": _Entry("questions", _summarize(functions.epsilon)),
+    "delta": _Entry("questions", _summarize(functions.delta)),
     "noise-multiplier": _Entry(
         "questions",
         "Find the least noise multiplier with which a run meets an (ε, δ) or risk target.",
@@ -54,7 +60,7 @@ _COMMANDS: Final = {
         "questions",
         "Find one parameter of any mechanism with which it meets an (ε, δ) or risk target.",
     ),
-    "compare": _Entry("questions", "Compare the ε of all methods with what is proved."),
+    "compare": _Entry("questions", _summarize(functions.compare)),
     "plan": _Entry(
         "plan", "Plan a run: batch size, steps and noise within a budget and a compute limit."
     ),
@@ -68,6 +74,9 @@ _COMMANDS: Final = {
     ),
     "dataset": _Entry("datasets", "Create, list, show, quote, close and delete datasets."),
     "run": _Entry("runs", "Reserve, grant and end runs, and get their certificates."),
+    "charge": _Entry(
+        "charge", "Charge a release that another program makes. Call it before the release is made."
+    ),
     "report": _Entry(
         "reports", "Report what was promised to whom: for signing, and for registries."
     ),
@@ -84,6 +93,11 @@ _COMMANDS: Final = {
     ),
     "db": _Entry("database", "Manage the ledger's database."),
 }
+
+
+def help_of(name: str) -> str:
+    """Return the first line of a command's help."""
+    return _COMMANDS[name].help
 
 
 def load_command(name: str) -> Any:

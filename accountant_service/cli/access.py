@@ -13,7 +13,7 @@ import socket
 import ssl
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from http.client import HTTPException
 from typing import TYPE_CHECKING, Any, Final, TextIO, TypeVar
@@ -66,8 +66,8 @@ class LedgerAccess(ABC):
         """Return how much of a dataset's budget a plan would cost; none of it is spent or held."""
 
     @abstractmethod
-    def reserve(self, name: str, body: Json) -> Json:
-        """Reserve budget for a plan; return the reservation."""
+    def reserve(self, names: Sequence[str], body: Json) -> Json:
+        """Reserve budget for a plan on a dataset, or on several; return the reservation."""
 
     @abstractmethod
     def list_runs(self, name: str) -> list[Json]:
@@ -139,9 +139,9 @@ class ServiceAccess(LedgerAccess):
         """Return how much of a dataset's budget a plan would cost; none of it is spent or held."""
         return self._call(f"/v1/datasets/{quote(name, safe='')}/quotes", body)
 
-    def reserve(self, name: str, body: Json) -> Json:
-        """Reserve budget for a plan; return the reservation."""
-        return self._call(f"/v1/datasets/{quote(name, safe='')}/reservations", body, is_write=True)
+    def reserve(self, names: Sequence[str], body: Json) -> Json:
+        """Reserve budget for a plan on a dataset, or on several; return the reservation."""
+        return self._call(*_address_reservation(names, body), is_write=True)
 
     def list_runs(self, name: str) -> list[Json]:
         """Return all reservations of a dataset, page by page."""
@@ -325,20 +325,17 @@ class DatabaseAccess(LedgerAccess):
         dataset = self._ledger.get_dataset(self._key, name)
         return quote_view(quote_plan(dataset, mechanisms.from_json(body["mechanism"])))
 
-    def reserve(self, name: str, body: Json) -> Json:
-        """Reserve budget for a plan; return the reservation."""
+    def reserve(self, names: Sequence[str], body: Json) -> Json:
+        """Reserve budget for a plan on a dataset, or on several; return the reservation."""
         from accountant_service.api.ledger_schemas import ReservationRequest
 
         plan = ReservationRequest.model_validate(body)
-        return _read(
-            self._ledger.reserve(
-                self._write(f"POST /v1/datasets/{name}/reservations", body),
-                name,
-                plan.mechanism,
-                plan.lease_seconds,
-                plan.purpose,
-            )
-        )
+        path, sent = _address_reservation(names, body)
+        asked = plan.mechanism, plan.lease_seconds, plan.purpose
+        write = self._write(f"POST {path}", sent)
+        if len(names) == 1:
+            return _read(self._ledger.reserve(write, names[0], *asked))
+        return _read(self._ledger.reserve_jointly(write, names, *asked))
 
     def list_runs(self, name: str) -> list[Json]:
         """Return all reservations of a dataset."""
@@ -350,9 +347,9 @@ class DatabaseAccess(LedgerAccess):
 
     def get_run(self, identifier: str) -> Json:
         """Return a reservation."""
-        from accountant_service.api.ledger_views import reservation_view
+        from accountant_service.api.ledger_views import run_view
 
-        return reservation_view(*self._ledger.get_reservation(self._key, identifier))
+        return run_view(self._ledger.get_run(self._key, identifier))
 
     def change_run(self, identifier: str, action: str, body: Json) -> Json:
         """Grant steps of a reservation, or commit, release or renew it; return the reservation."""
@@ -384,6 +381,13 @@ class DatabaseAccess(LedgerAccess):
 
         self._ledger.get_dataset(self._key, name)  # expires ended leases
         return facts_of_dataset(*self._ledger.read_runs(self._key, name, RUNS_MAX), now())
+
+
+def _address_reservation(names: Sequence[str], body: Json) -> tuple[str, Json]:
+    """Return the path and the body of the request that reserves budget of these datasets."""
+    if len(names) == 1:
+        return f"/v1/datasets/{quote(names[0], safe='')}/reservations", body
+    return "/v1/reservations", {"datasets": list(names), **body}
 
 
 def _read(answer: Any) -> Json:

@@ -91,7 +91,7 @@ def create(
         str | None, typer.Option(help="One of " + ", ".join(NeighbouringRelation) + ".")
     ] = None,
     filter_: Annotated[
-        str | None, typer.Option("--filter", help="reference (default) or renyi.")
+        str | None, typer.Option("--filter", help="reference (default), addition or renyi.")
     ] = None,
     mechanism: Mechanisms = None,
     accept_weak: Annotated[
@@ -139,11 +139,10 @@ def create(
 def _describe_new(dataset: Json) -> Iterator[str]:
     """Yield the lines of text that describe a new dataset."""
     from accountant_service import mechanisms
-    from accountant_service.mechanisms import describe_step
 
     yield f"created {_describe_heading(dataset)}"
     for run in dataset["admits"]:
-        step = describe_step(mechanisms.from_json(run["step"]))
+        step = mechanisms.from_json(run["step"]).describe_step()
         count = "an unknown number of" if run["steps"] is None else run["steps"]
         yield f"enough for a single run of {count} steps of {step}"
     for warning in dataset["warnings"]:

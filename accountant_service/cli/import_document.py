@@ -145,6 +145,9 @@ def _print(answer: Json) -> None:
             "claim",
             f"ε = {shown(claim['epsilon'])} at δ = {shown(claim['delta'])}: {claim['status']}",
         )
+    single = [each for each in answer["noise_tails"] if "float32" in each["generator"]]
+    if single:
+        table.add_row("noise", _describe_noise(single))
     console.print(table)
     for finding in answer["findings"]:
         colour = _COLOURS[finding["severity"]]
@@ -154,6 +157,14 @@ def _print(answer: Json) -> None:
         for text in (finding["message"], finding["instead"]):
             if text:
                 console.print("    " + escape(text))
+
+
+def _describe_noise(tails: list[Json]) -> str:
+    """Say of the generator that costs most what the end of its draws costs."""
+    tail = max(tails, key=lambda each: each["delta_lower"])
+    least = number_format.round_down(tail["delta_lower"], 3)
+    end = shown(tail["largest_draw"], 4)
+    return f"δ ≥ {least} at every ε if it is drawn by {tail['generator']}: it ends at {end} σ"
 
 
 def _describe_cost(answer: Json) -> str:

@@ -244,9 +244,8 @@ def _view_steps_left(left: StepsLeft) -> dict[str, Any]:
 def _describe_steps_left(left: dict[str, Any]) -> str:
     """Return in words how many steps like the last run's a budget still admits."""
     from accountant_service import mechanisms
-    from accountant_service.mechanisms import describe_step
 
-    like = f"like the last run ({describe_step(mechanisms.from_json(left['step']))})"
+    like = f"like the last run ({mechanisms.from_json(left['step']).describe_step()})"
     if left["steps"] is None:
         count = "any number of steps" if left["is_exact"] else "an unknown number of steps"
     else:

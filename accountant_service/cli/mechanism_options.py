@@ -29,15 +29,18 @@ MECHANISM_HELP: Final = (
 def parse_number(text: str) -> Any:
     """Parse a number, also a percentage or a fraction such as 1% or 256/60000.
 
+    A minus sign as papers print it counts as the hyphen.
+
     Other text is returned unchanged, for the request model to refuse: so all faults of a command
     are reported together, and as the API reports them.
     """
+    plain = str(text).replace("\N{MINUS SIGN}", "-")  # an option's default is a number
     try:
-        return int(text)
+        return int(plain)
     except ValueError:
         pass
     try:
-        return float(text)
+        return float(plain)
     except ValueError:
         return _parse_share(text)
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from inspect import Parameter, Signature
+from inspect import Parameter, Signature, signature
 from typing import Any, Final
 
 import typer
@@ -19,6 +20,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from accountant_service import number_format
+from accountant_service.cli import help_of
 from accountant_service.cli.encoding import spell
 from accountant_service.cli.mechanism_options import (
     MECHANISM_HELP,
@@ -26,7 +28,6 @@ from accountant_service.cli.mechanism_options import (
     OTHER_RUNS_POINTER,
     REQUIRED,
     RUN_FLAGS,
-    TIME_LIMIT_HELP,
     find_dataset_size,
     join_mechanisms,
     parse_count,
@@ -34,10 +35,11 @@ from accountant_service.cli.mechanism_options import (
     read_mechanisms,
     read_run,
 )
-from accountant_service.cli.names import DEFAULT_METHOD, METHODS
+from accountant_service.cli.names import METHODS
 from accountant_service.cli.printing import is_narrow, open_console, print_records
 from accountant_service.cli.problems import CommandProblemError, run_or_exit, validate
-from accountant_service.guarantee import NeighbouringRelation, warn_about_delta
+from accountant_service.guarantee import warn_about_delta
+from accountant_service.questions import functions
 
 Json = dict[str, Any]
 
@@ -65,35 +67,36 @@ def _count_option(text: str, *flags: str, panel: str | None = None) -> tuple[Any
 
 _RISK_PANEL: Final = "A risk instead of ε and δ"
 _RUN_PANEL: Final = "The run"
+_FLAGS: Final = RUN_FLAGS | {"epsilon": ("--epsilon", "-E"), "delta": ("--delta", "-d")}
+_DESCRIBED: Final = re.compile(r"^        (\w+): (.*(?:\n            .*)*)", re.MULTILINE)
+
+
+def _argument_options(function: Callable[..., Any]) -> dict[str, tuple[Any, Any]]:
+    """Return the options that are the arguments of a function of the package, by name.
+
+    Their help is the text of the function's docstring.
+    """
+    texts = dict(_DESCRIBED.findall(function.__doc__ or ""))
+    found = {}
+    for name, parameter in signature(function).parameters.items():
+        text = " ".join(texts[name].replace('"', "").split())
+        text = text[:1].upper() + text[1:] if text[:1].isascii() and text[1:2] != ":" else text
+        if name == "method":
+            text += f" One of: {', '.join(METHODS)}."
+        flags, panel = _FLAGS.get(name, ()), _RUN_PANEL if name in RUN_FLAGS else None
+        match str(parameter.annotation).partition(" ")[0]:
+            case "float":
+                found[name] = _number_option(text, *flags, panel=panel)
+            case "int":
+                found[name] = _count_option(text, *flags, panel=panel)
+            case "str":
+                found[name] = _option(str | None, text, *flags, panel=panel, metavar="NAME")
+    return found
+
+
 _OPTIONS: Final = {
-    "epsilon": _number_option("ε, such as 2.", "--epsilon", "-E"),
-    "delta": _number_option("δ, such as 1e-5.", "--delta", "-d"),
-    "noise_multiplier": _number_option(
-        "σ: noise standard deviation over the clip norm.",
-        *RUN_FLAGS["noise_multiplier"],
-        panel=_RUN_PANEL,
-    ),
-    "sample_rate": _number_option(
-        "q: expected batch size over dataset size.", *RUN_FLAGS["sample_rate"], panel=_RUN_PANEL
-    ),
-    "steps": _count_option("T: number of steps.", *RUN_FLAGS["steps"], panel=_RUN_PANEL),
-    "dataset_size": _count_option(
-        "Number of records; with --batch-size, instead of --sample-rate.",
-        *RUN_FLAGS["dataset_size"],
-        panel=_RUN_PANEL,
-    ),
-    "batch_size": _count_option("Expected batch size.", *RUN_FLAGS["batch_size"], panel=_RUN_PANEL),
-    "epochs": _number_option(
-        "Instead of --steps, with --dataset-size and --batch-size.",
-        *RUN_FLAGS["epochs"],
-        panel=_RUN_PANEL,
-    ),
-    "sampling": _option(
-        str | None,
-        "How batches are drawn: poisson (default), fixed_size, balls_in_bins, shuffled, none.",
-        panel=_RUN_PANEL,
-        metavar="NAME",
-    ),
+    **_argument_options(functions.delta),
+    **_argument_options(functions.epsilon),
     "mechanism": _option(
         list[str] | None,
         f"Further releases, added to the run if one is described. {MECHANISM_HELP}",
@@ -106,17 +109,6 @@ _OPTIONS: Final = {
         "Where the number is in the mechanism, as a JSON pointer: /mechanism/noise_multiplier.",
     ),
     "other_runs": _option(list[str] | None, OTHER_RUNS_HELP, "--and", metavar="OPTIONS"),
-    "method": _option(
-        str | None,
-        f"Accounting method, {DEFAULT_METHOD} by default. One of: {', '.join(METHODS)}.",
-        metavar="NAME",
-    ),
-    "neighbouring_relation": _option(
-        str | None,
-        "One of " + ", ".join(NeighbouringRelation) + "; the first by default.",
-        metavar="NAME",
-    ),
-    "tolerance": _number_option("Largest relative width of the proved interval, such as 1e-6."),
     "advantage": _number_option("Largest membership advantage, such as 0.1.", panel=_RISK_PANEL),
     "attack_success": _number_option(
         "Largest success of guessing membership, such as 0.6.", panel=_RISK_PANEL
@@ -131,13 +123,11 @@ _OPTIONS: Final = {
         "With --true-positive-rate, such as 0.001.", panel=_RISK_PANEL
     ),
     "mu": _number_option("Gaussian DP, up to --delta if that is given.", panel=_RISK_PANEL),
-    "time_limit": _number_option(TIME_LIMIT_HELP),
     "as_json": _option(
         bool, "Print the API's JSON answer, or its problem.", "--json", default=False
     ),
 }
 _SHAPE: Final = ("dataset_size", "batch_size", "epochs", "sampling")
-_MECHANISM: Final = (*RUN_FLAGS, "other_runs", "mechanism")
 _RISK: Final = (
     "advantage",
     "attack_success",
@@ -184,44 +174,39 @@ class _Question:
 
     Attributes:
         name: the command's name; the endpoint is /v1/ and this name.
-        help: the first line of its help.
         options: names in `_OPTIONS`, in the order of its help.
         required: those of them that its help marks as required.
         example: options of the example in its help.
     """
 
     name: str
-    help: str
     options: tuple[str, ...]
     required: tuple[str, ...]
     example: str
 
 
+def _question_of(function: Callable[..., Any], example: str) -> _Question:
+    """Return the command that asks what a function of the package asks."""
+    parameters = signature(function).parameters
+    names = [name for name in parameters if name in _OPTIONS and name != "time_limit"]
+    names.insert(names.index("mechanism"), "other_runs")
+    required = tuple(
+        name for name in names if name in parameters and parameters[name].default is Parameter.empty
+    )
+    return _Question(function.__name__, tuple(names), required, example)
+
+
 _QUESTIONS: Final = (
-    _Question(
-        "epsilon",
-        "Compute the ε of a run, or of any mechanism, at δ.",
-        ("delta", *_MECHANISM, *_CLAIM, "tolerance"),
-        ("delta",),
-        "-q 0.01 -s 1.1 -t 1000 -d 1e-5",
-    ),
-    _Question(
-        "delta",
-        "Compute the δ of a run, or of any mechanism, at ε.",
-        ("epsilon", *_MECHANISM, *_CLAIM, "tolerance"),
-        ("epsilon",),
-        "-q 0.01 -s 1.1 -t 1000 -E 2",
-    ),
+    _question_of(functions.epsilon, "-q 0.01 -s 1.1 -t 1000 -d 1e-5"),
+    _question_of(functions.delta, "-q 0.01 -s 1.1 -t 1000 -E 2"),
     _Question(
         "noise-multiplier",
-        "Find the least noise multiplier with which a run meets an (ε, δ) or risk target.",
         (*_TARGET, "sample_rate", "steps", *_SHAPE, "other_runs", "mechanism", *_CLAIM),
         (),
         "-q 0.01 -t 1000 -E 2 -d 1e-5",
     ),
     _Question(
         "steps",
-        "Find the largest number of steps with which a run meets an (ε, δ) or risk target.",
         (
             *_TARGET,
             "noise_multiplier",
@@ -238,26 +223,18 @@ _QUESTIONS: Final = (
     ),
     _Question(
         "sample-rate",
-        "Find the largest sample rate with which a run meets an (ε, δ) or risk target.",
         (*_TARGET, "noise_multiplier", "steps", "other_runs", "mechanism", *_CLAIM),
         ("noise_multiplier", "steps"),
         "-s 1.1 -t 1000 -E 2 -d 1e-5",
     ),
     _Question(
         "solve",
-        "Find one parameter of any mechanism with which it meets an (ε, δ) or risk target.",
         (*_TARGET, "parameter", "mechanism", *_CLAIM),
         ("parameter", "mechanism"),
         """-m '{"kind": "laplace", "noise_multiplier": null}' --parameter /noise_multiplier """
         "-E 0.5 -d 0",
     ),
-    _Question(
-        "compare",
-        "Compare the ε of all methods with what is proved.",
-        ("delta", *_MECHANISM, "neighbouring_relation", "tolerance"),
-        ("delta",),
-        "-q 0.01 -s 1.1 -t 1000 -d 1e-5",
-    ),
+    _question_of(functions.compare, "-q 0.01 -s 1.1 -t 1000 -d 1e-5"),
 )
 
 
@@ -299,7 +276,7 @@ def _create_command(command: _Question) -> typer.Typer:
     )
     epilog = f"Example: accountant {command.name} {command.example}"
     app = typer.Typer(add_completion=False)
-    app.command(command.name, help=command.help, epilog=epilog)(run)
+    app.command(command.name, help=help_of(command.name), epilog=epilog)(run)
     return app
 
 

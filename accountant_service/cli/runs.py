@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
+from typer.core import TyperCommand
 
 from accountant_service import number_format
 from accountant_service.cli import model_files
@@ -37,6 +38,18 @@ run_app = typer.Typer(
 )
 COMMANDS: Final = {"run": run_app}
 Json = dict[str, Any]
+
+
+class CommandOfNames(TyperCommand):
+    """A command with a list of names, whose help leaves out that Typer calls it `list[str]`."""
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        for each in self.params:
+            if each.param_type_name == "argument":
+                vars(each)["display_type_rich"] = lambda ctx: None  # noqa: ARG005
+
+
 Identifier = Annotated[str, typer.Argument(metavar="RUN", help="The run's id, from `run list`.")]
 Dataset = Annotated[str, typer.Argument(help="The dataset's name.")]
 LeaseSeconds = Annotated[
@@ -59,7 +72,6 @@ _CHANGE_OPTIONS: Final = {
 def list_runs(dataset: Dataset, as_json: AsJson = False) -> None:
     """List the runs of a dataset: open ones first, then the latest."""
     from accountant_service import mechanisms
-    from accountant_service.mechanisms import describe_step
 
     found = call_ledger(lambda ledger: ledger.list_runs(dataset), {}, as_json=as_json)
     if as_json:
@@ -70,7 +82,7 @@ def list_runs(dataset: Dataset, as_json: AsJson = False) -> None:
             "run": run["id"],
             "state": run["state"],
             "granted": f"{run['steps_granted']} of {run['steps_reserved']}",
-            "step": describe_step(mechanisms.from_json(run["mechanism"])),
+            "step": mechanisms.from_json(run["mechanism"]).describe_step(),
             "purpose": run["purpose"],
         }
         for run in found
@@ -93,27 +105,43 @@ def _describe_run(run: Json) -> Iterator[str]:
     """Yield the lines of text that describe a run."""
     from accountant_service import mechanisms
     from accountant_service.ledger.certificate import format_time
-    from accountant_service.mechanisms import describe_step
 
-    yield f"{run['id']}: {run['state']}, on {run['dataset']}"
-    yield f"plan: {describe_step(mechanisms.from_json(run['mechanism']))}"
+    names = run.get("datasets") or [run["dataset"]]
+    yield f"{run['id']}: {run['state']}, on {', '.join(names)}"
+    yield f"plan: {mechanisms.from_json(run['mechanism']).describe_step()}"
     yield f"steps: {run['steps_granted']} of {run['steps_reserved']} granted"
-    share, returned = run["charge"].get("share"), run["steps_reserved"] - run["steps_granted"]
-    if share is not None:
-        part = f"{number_format.round_up(100 * share, 3)} % of the budget"
-        if run["state"] == "open" or not returned:
-            yield f"takes: {part} for all its steps"
-        else:
-            yield f"held: {part}; that of the {returned} steps not granted is free again"
+    yield from describe_charges(run)
     if run["purpose"]:
         yield f"purpose: {run['purpose']}"
     if run["state"] == "open":
         yield f"lease ends: {format_time(int(1e6 * run['expires_at']))}"
 
 
-@run_app.command("reserve")
+def describe_charges(run: Json) -> Iterator[str]:
+    """Yield a line for each dataset of a run: what it takes of the budget."""
+    charges = run.get("charges") or {run["dataset"]: run["charge"]}
+    returned = run["steps_reserved"] - run["steps_granted"]
+    for name, charge in charges.items():
+        share = charge.get("share")
+        if share is None:
+            continue
+        owner = f" of {name}" if len(charges) > 1 else ""
+        part = f"{number_format.round_up(100 * share, 3)} % of the budget{owner}"
+        if run["state"] == "open" or not returned:
+            yield f"takes: {part} for all its steps"
+        else:
+            yield f"held: {part}; that of the {returned} steps not granted is free again"
+
+
+@run_app.command("reserve", cls=CommandOfNames)
 def reserve(
-    dataset: Dataset,
+    datasets: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="DATASET...",
+            help="The dataset's name; several for one run on all their records, charged to each.",
+        ),
+    ],
     noise_multiplier: NoiseMultiplier = None,
     sample_rate: SampleRate = None,
     batch_size: BatchSize = None,
@@ -137,13 +165,18 @@ def reserve(
 
     def send(ledger: LedgerAccess) -> Json:
         """Reserve budget for the plan that the options describe; return the reservation."""
-        plan = build_plan(run, mechanism, lambda: int(ledger.get_dataset(dataset)["size"]))
+        plan = build_plan(
+            run, mechanism, lambda: sum(int(ledger.get_dataset(each)["size"]) for each in datasets)
+        )
         lease = {} if lease_seconds is None else {"lease_seconds": lease_seconds}
         body = {"mechanism": plan, "purpose": purpose, **lease}
         validate(bodies.ReservationRequest, body)
-        return ledger.reserve(dataset, body)
+        if len(datasets) > 1:
+            validate(bodies.JointReservationRequest, {"datasets": datasets, **body})
+        return ledger.reserve(datasets, body)
 
     pointers = map_plan_pointers(run, mechanism) | {
+        **{f"/datasets/{at}": "DATASET" for at in range(len(datasets))},
         "/purpose": "--purpose",
         "/lease_seconds": "--lease-seconds",
     }

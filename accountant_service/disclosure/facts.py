@@ -169,13 +169,17 @@ def facts_of_certificate(document: Json) -> Facts:
         AccountingError: the mechanism cannot be accounted for.
     """
     relation = NeighbouringRelation(document["neighbouring_relation"])
-    budget, dates = document["budget"], document.get("dates") or {}
+    listed = document.get("datasets")
+    subject = document if listed is None else _join_datasets(listed)
+    budget, dates = subject["budget"], document.get("dates") or {}
+    if listed is not None:
+        dates = {**subject["dates"], **dates}
     issued = dates.get("issued") or certificate.format_time(int(1e6 * document["issued_at"]))
     recorded = budget.get("filter") or {}
     return Facts(
         subject="run",
         dataset=DatasetFacts(
-            name=document["dataset"],
+            name=subject["dataset"],
             size=document.get("dataset_size"),
             privacy_unit=document["privacy_unit"],
             neighbouring_relation=relation,
@@ -185,11 +189,40 @@ def facts_of_certificate(document: Json) -> Facts:
         ),
         budget=_guarantee_of_budget(budget["epsilon"], budget["delta"], relation, recorded),
         filter=_filter_facts(recorded, budget["composition"]),
-        record=LedgerState(**document["record"], public_key=document["public_key"]),
+        record=LedgerState(**subject["record"], public_key=document["public_key"]),
         issued=issued,
         accountant_version=document["accountant_version"],
         run=_run_of_certificate(document, relation, dates),
     )
+
+
+def _join_datasets(listed: Sequence[Json]) -> Json:
+    """Return several datasets of a certificate as one, with a budget that holds for each of them.
+
+    The largest ε and δ are promised to a record of any one of them.
+    """
+    budgets = [each["budget"] for each in listed]
+    names = [each["dataset"] for each in listed]
+    ended = [each["dates"]["run_ended"] for each in listed]
+    return {
+        "dataset": ", ".join(names),
+        "budget": {
+            "epsilon": max(each["epsilon"] for each in budgets),
+            "delta": max(each["delta"] for each in budgets),
+            "composition": "each dataset has a budget of its own. "
+            + "; ".join(
+                f"{name}: ε = {each['epsilon']:g}, δ = {each['delta']:g}, {each['composition']}"
+                for name, each in zip(names, budgets, strict=True)
+            ),
+        },
+        "record": {
+            "entries": sum(each["record"]["entries"] for each in listed),
+            "head": ", ".join(
+                f"{name} {each['record']['head']}" for name, each in zip(names, listed, strict=True)
+            ),
+        },
+        "dates": {"run_ended": max((at for at in ended if at is not None), default=None)},
+    }
 
 
 def _run_of_certificate(document: Json, relation: NeighbouringRelation, dates: Json) -> RunFacts:
@@ -201,7 +234,7 @@ def _run_of_certificate(document: Json, relation: NeighbouringRelation, dates: J
         state=document["state"],
         mechanism=document["mechanism"],
         mechanism_hash=document["mechanism_hash"],
-        step=mechanisms.describe_step(plan),
+        step=plan.describe_step(),
         sampling=document["sampling"],
         steps_reserved=document.get("steps_reserved"),
         steps_granted=document["steps"],
@@ -274,7 +307,7 @@ def _run_line(dataset: Dataset, run: Reservation) -> RunLine:
         identifier=run.identifier,
         purpose=run.purpose,
         state=run.state.value,
-        step=mechanisms.describe_step(mechanisms.from_json(run.mechanism)),
+        step=mechanisms.from_json(run.mechanism).describe_step(),
         steps_reserved=run.steps_reserved,
         steps_granted=run.steps_granted,
         share=min(1.0, dataset.policy.share_of(run.taken)),
@@ -294,7 +327,9 @@ def _guarantee_of_budget(
     """
     attacks = bound_attacks_by_epsilon(epsilon, delta)
     reference, steps = recorded.get("reference"), recorded.get("reference_steps") or 0
-    if reference is not None and steps >= 1:
+    # what was added up before the reference was chosen comes on top of its steps
+    is_all = all(recorded.get(name, "0") == "0" for name in ("added_epsilon", "added_delta"))
+    if reference is not None and steps >= 1 and is_all:
         slack = rounding.up(recorded["slack_share"] * delta)
         stack = Repeated(steps, mechanisms.from_json(reference))
         attacks = _bound_attacks(stack, relation, epsilon, delta, slack)
@@ -321,9 +356,7 @@ def _filter_facts(recorded: Json, description: str) -> FilterFacts:
     return FilterFacts(
         name=recorded.get("filter", "renyi"),
         description=description,
-        reference=None
-        if reference is None
-        else mechanisms.describe_step(mechanisms.from_json(reference)),
+        reference=None if reference is None else mechanisms.from_json(reference).describe_step(),
         reference_steps=recorded.get("reference_steps") or None,
         slack_share=recorded.get("slack_share"),
     )

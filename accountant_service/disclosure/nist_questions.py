@@ -156,7 +156,7 @@ def _mechanisms(facts: Facts) -> _Answers:
     reference = ""
     if used.reference is not None and used.reference_steps is not None:
         reference = (
-            f" The reference is {used.reference}; the budget is {used.reference_steps} of it."
+            f" The reference is {used.reference}; the filter admits {used.reference_steps} of it."
         )
     yield (
         "How is privacy loss added up over several releases?",

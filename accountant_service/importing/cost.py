@@ -20,7 +20,9 @@ from accountant_service.importing.document import DocumentError
 from accountant_service.importing.findings import Finding
 from accountant_service.importing.imported import Claim, Imported, Node
 from accountant_service.mechanisms import DpSgd, Mechanism, MechanismError
+from accountant_service.noise_tails import NoiseTail, find_noise_tails
 from accountant_service.number_format import round_nearest as shown
+from accountant_service.numerics.floats import rounding
 
 _LOOSE: Final = 1.05  # a claim above this multiple of the proved ε is worth a note
 
@@ -115,6 +117,7 @@ class Answer:
     claims: tuple[CheckedClaim, ...]
     findings: tuple[Finding, ...]
     reported: CheckedClaim | None = None
+    noise_tails: tuple[NoiseTail, ...] = ()
 
     @property
     def verdict(self) -> Verdict:
@@ -135,8 +138,6 @@ class Answer:
             is_proven = self.guarantee.status is Status.PROVEN
             kind = f"ε ≤ {bound} is proved" if is_proven else f"ε = {bound} is an estimate"
             said = f"Nothing is claimed: {kind} at δ = {shown(self.guarantee.delta)}."
-        if any(each.code == "sampling-not-stated" for each in self.findings):
-            said += " The document does not say how batches are drawn: Poisson samples are assumed."
         premises = " and that ".join(self.found.premises)
         return f"{said} The document does not establish that {premises}." if premises else said
 
@@ -166,7 +167,17 @@ def account_for(found: Imported) -> Answer:
     if reported is not None:
         findings += _accountant_findings(reported, found)
     described = mechanism.to_json()
-    return Answer(found, described, guarantee, reason, claims, _sorted(findings), reported)
+    tails = find_noise_tails(_read(_with_fewest_epochs(mechanism, found)), found.libraries)
+    return Answer(found, described, guarantee, reason, claims, _sorted(findings), reported, tails)
+
+
+def _with_fewest_epochs(node: Node, found: Imported) -> Node:
+    """Return a shuffled run with its sizes, if its rate counts the most epochs that it can have."""
+    is_run = node.kind == "dp_sgd" and node.fields.get("sampling") == "shuffled"
+    if not is_run or found.epoch_batches is None or found.epochs is not None:
+        return node
+    sizes = {"dataset_size": found.dataset_size, "batch_size": found.batch_size}
+    return node.but(sample_rate=None, **sizes)
 
 
 def _refuted_claims(found: Imported) -> tuple[CheckedClaim, ...]:
@@ -284,12 +295,19 @@ def _guarantee(
 
 
 def _check(claim: Claim, found: Imported) -> CheckedClaim:
-    """Compare a claimed (ε, δ) with what is proved; return the claim with its status."""
-    node, delta = claim.mechanism or found.mechanism, claim.delta or found.delta
+    """Compare a claimed (ε, δ) with what is proved; return the claim with its status.
+
+    A guarantee at the mechanism's own δ, by however little that is above the claimed δ, proves
+    nothing of the claim. The claim is then false if its ε has more than its δ.
+    """
+    node = claim.mechanism or found.mechanism
+    delta = found.delta if claim.delta is None else claim.delta
     assert node is not None
     assert delta is not None
     relation = claim.relation or found.relation
     proved, _ = _guarantee(node, relation, delta, found.premises)
+    if proved is not None and rounding.as_written(proved.delta) > rounding.as_written(delta):
+        proved = None
     epsilon = proved.certified if proved else None
     upper = proved.epsilon if proved and proved.status is Status.PROVEN else None
     status = Status.ESTIMATE
@@ -298,7 +316,10 @@ def _check(claim: Claim, found: Imported) -> CheckedClaim:
     elif epsilon is not None and claim.epsilon < epsilon.lower:
         status = Status.REFUTED
     interval = epsilon or (Interval(0.0, upper) if upper is not None else None)
-    true_delta = _delta_at(node, relation, claim.epsilon) if status is Status.REFUTED else None
+    is_asked = status is Status.REFUTED or (proved is None and not found.premises)
+    true_delta = _delta_at(node, relation, claim.epsilon) if is_asked else None
+    if true_delta and rounding.as_written(true_delta.lower) > rounding.as_written(delta):
+        status = Status.REFUTED
     return CheckedClaim(claim.pointer, claim.epsilon, delta, status, interval, true_delta)
 
 
@@ -315,10 +336,11 @@ def _delta_at(node: Node, relation: NeighbouringRelation, epsilon: float) -> Int
 def _claim_findings(claim: CheckedClaim) -> list[Finding]:
     """Return a finding if a claimed ε is refuted, not proven, or far above the proved ε."""
     bounds, text = claim.true_epsilon, f"ε = {shown(claim.epsilon)} at δ = {shown(claim.delta)}"
-    if claim.status is Status.REFUTED and bounds is not None:
-        instead = f"{_between('ε', bounds)} at δ = {shown(claim.delta)}"
+    if claim.status is Status.REFUTED:
+        right = [] if bounds is None else [f"{_between('ε', bounds)} at δ = {shown(claim.delta)}"]
         if claim.true_delta is not None:
-            instead += f"; {_between('δ', claim.true_delta)} at ε = {shown(claim.epsilon)}"
+            right.append(f"{_between('δ', claim.true_delta)} at ε = {shown(claim.epsilon)}")
+        instead = "; ".join(right)
         return [Finding("claim-refuted", claim.pointer, f"{text} is claimed", instead)]
     if bounds is None:
         return [Finding("claim-not-proven", claim.pointer, f"{text} is claimed", "nothing proved")]

@@ -35,7 +35,8 @@ from accountant_service.importing.runs import (
     read_noise,
     read_size,
 )
-from accountant_service.mechanisms.codec import COUNT_MAX, DEPTH_MAX
+from accountant_service.mechanisms.json_form import DEPTH_MAX
+from accountant_service.mechanisms.kinds import COUNT_MAX
 from accountant_service.numerics.floats import rounding
 
 RELATIONS: Final = {

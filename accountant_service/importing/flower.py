@@ -38,7 +38,7 @@ from accountant_service.importing.runs import (
     read_size,
     require_agreement,
 )
-from accountant_service.mechanisms.codec import COUNT_MAX, NOISE_MAX, NOISE_MIN
+from accountant_service.mechanisms.kinds import COUNT_MAX, NOISE_MAX, NOISE_MIN
 from accountant_service.number_format import round_nearest as shown
 
 _ADAPTIVE: Final = (

@@ -103,8 +103,10 @@ class Imported:
         epochs: whole passes over the data, if they are stated.
         epoch_batches: of shuffled data, the fewest that an epoch can have, if that is known: more
             epochs in as many steps cost more.
-        is_sampling_stated: whether the document, by its form, says how batches are drawn.
+        is_sampling_stated: whether the document, by its form or by the default that its tool
+            documents, says how batches are drawn.
         premises: unchecked statements that the cost rests on; with any, nothing is proven.
+        libraries: names of those that may draw the tool's noise, as in `noise_tails`.
     """
 
     tool: str
@@ -126,6 +128,7 @@ class Imported:
     epoch_batches: float | None = None
     is_sampling_stated: bool = False
     premises: tuple[str, ...] = ()
+    libraries: tuple[str, ...] = ()
 
     def unless(self, premise: str, *findings: Finding) -> Imported:
         """Return a copy whose cost rests on one more premise, with findings that say why."""

@@ -39,7 +39,7 @@ from accountant_service.importing.runs import (
     require_agreement,
     with_accumulation,
 )
-from accountant_service.mechanisms.codec import COUNT_MAX
+from accountant_service.mechanisms.kinds import COUNT_MAX
 from accountant_service.number_format import round_nearest as shown
 
 _BANDS_MAX: Final = 100_000

@@ -89,7 +89,7 @@ def read(fields: Fields, facts: Facts) -> Imported:
     if not filters:
         raise fields.root.fault(f"has no privacy filter: one of {', '.join(_NAMES)}")
     rounds = read_size(fields.find("num_rounds")) or 1
-    delta = facts.delta or read_delta(fields.find("delta"))
+    delta = read_delta(fields.find("delta")) if facts.delta is None else facts.delta
     findings = tuple(
         _report_no_guarantee(each) for each in filters if _name(each.value) in _HEURISTICS
     )
@@ -102,7 +102,8 @@ def read(fields: Fields, facts: Facts) -> Imported:
         if _name(last.value) == "SVTPrivacy"
         else _read_local(last, fields, rounds)
     )
-    return replace(found, delta=found.delta or delta, findings=(*findings, *found.findings))
+    delta = delta if found.delta is None else found.delta
+    return replace(found, delta=delta, findings=(*findings, *found.findings))
 
 
 def _filters(fields: Fields) -> list[Part]:

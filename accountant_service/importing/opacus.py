@@ -36,7 +36,7 @@ from accountant_service.importing.runs import (
     read_run,
     read_size,
 )
-from accountant_service.mechanisms.codec import COUNT_MAX
+from accountant_service.mechanisms.kinds import COUNT_MAX
 from accountant_service.number_format import round_nearest as shown
 
 METHODS: Final = {"rdp": "subsampled_rdp", "gdp": "gdp_clt", "prv": "pld"}
@@ -113,7 +113,7 @@ def _read_history(history: Part, fields: Fields, facts: Facts) -> Imported:
     rate = max(runs[0].fields["sample_rate"], 1e-12)
     _compare_with(runs, fields, size / batch if size and batch else 1 / rate)
     delta, method = read_delta(fields.find("delta")), fields.find("mechanism")
-    return Imported(
+    found = Imported(
         "an Opacus accountant's history",
         mechanism,
         facts.relation or NeighbouringRelation.ADD_OR_REMOVE_ONE,
@@ -125,6 +125,8 @@ def _read_history(history: Part, fields: Fields, facts: Facts) -> Imported:
         sampling_pointer=history.pointer,
         has_loader_rate=True,
     )
+    is_sampled = any(run.fields["sample_rate"] < 1.0 for run in runs)
+    return _draw_by_default(found, history.pointer, facts) if is_sampled else found
 
 
 def _compare_with(runs: list[Node], fields: Fields, per_epoch: float) -> None:
@@ -160,11 +162,16 @@ def _read_arguments(fields: Fields, facts: Facts) -> Imported:
     found = read_run(fields, facts, "arguments of Opacus' make_private", by_loader=True)
     found = replace(found, method=METHODS[method.choice(METHODS) if method else "prv"])
     found = _add_adaptive_clipping(found, fields, facts.sampling)
+    return _draw_by_default(found, fields.root.pointer, facts)
+
+
+def _draw_by_default(found: Imported, pointer: str, facts: Facts) -> Imported:
+    """Add a note that Opacus' documented default says how batches are drawn, if it does."""
     if facts.sampling is not None:
         return found
     finding = Finding(
         "sampling-by-default",
-        fields.root.pointer,
+        pointer,
         "poisson_sampling is not stated: make_private draws Poisson samples by default",
         "state poisson_sampling",
     )

@@ -27,11 +27,12 @@ from accountant_service.importing.findings import Finding
 from accountant_service.importing.imported import Claim, Facts, Imported
 from accountant_service.importing.keys import Fields, Table
 from accountant_service.importing.runs import read_sampling
-from accountant_service.importing.sampling import apply_facts
+from accountant_service.importing.sampling import apply_facts, has_single_releases
 from accountant_service.importing.unit import apply_microbatches, apply_unit
 from accountant_service.number_format import round_nearest as shown
 
 _Constructors = Mapping[str, tuple[str, ...]]
+_ANY_LIBRARY: Final = ("PyTorch", "TensorFlow", "JAX")  # of a document that names no tool
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,7 @@ class Format:
         read: reads it.
         constructors: names of the positional arguments of the tool's classes.
         prefixes: that its keys may have.
+        libraries: names of those that may draw its noise, as in `noise_tails`.
     """
 
     title: str
@@ -53,6 +55,7 @@ class Format:
     read: Callable[[Fields, Facts], Imported]
     constructors: _Constructors = field(default_factory=dict)
     prefixes: tuple[str, ...] = ()
+    libraries: tuple[str, ...] = ()
 
     def find_fields(self, root: Part) -> Fields:
         """Return the keys of a document as this format knows them."""
@@ -60,13 +63,20 @@ class Format:
 
 
 FORMATS: Final[Mapping[str, Format]] = {
-    "dp_event": Format("an event of dp_accounting", dp_event.KEYS, dp_event.detect, dp_event.read),
+    "dp_event": Format(
+        "an event of dp_accounting",
+        dp_event.KEYS,
+        dp_event.detect,
+        dp_event.read,
+        libraries=_ANY_LIBRARY,
+    ),
     "jax_privacy": Format(
         "a configuration of jax_privacy",
         jax_privacy.KEYS,
         jax_privacy.detect,
         jax_privacy.read,
         jax_privacy.CONSTRUCTORS,
+        libraries=("JAX",),
     ),
     "nvflare": Format(
         "the filters of an NVFlare job",
@@ -91,10 +101,18 @@ FORMATS: Final[Mapping[str, Format]] = {
         diffprivlib.CONSTRUCTORS,
     ),
     "opacus": Format(
-        "an accountant or arguments of Opacus", opacus.KEYS, opacus.detect, opacus.read
+        "an accountant or arguments of Opacus",
+        opacus.KEYS,
+        opacus.detect,
+        opacus.read,
+        libraries=("PyTorch",),
     ),
     "run": Format(
-        "a training run: noise, sizes, steps", plain_run.KEYS, plain_run.detect, plain_run.read
+        "a training run: noise, sizes, steps",
+        plain_run.KEYS,
+        plain_run.detect,
+        plain_run.read,
+        libraries=_ANY_LIBRARY,
     ),
 }
 
@@ -119,7 +137,7 @@ def read_document(document: Json, facts: Facts, format_name: str | None = None) 
     fields.require_agreement()
     sampling, pointer = read_sampling(fields, facts)
     facts = replace(facts, sampling=sampling, relation=_read_relation(fields, facts))
-    found = chosen.read(fields, facts)
+    read = found = chosen.read(fields, facts)
     if pointer:
         found = replace(found, sampling_pointer=pointer)
     found = apply_unit(apply_microbatches(apply_facts(found, facts), fields), fields)
@@ -128,7 +146,25 @@ def read_document(document: Json, facts: Facts, format_name: str | None = None) 
     if facts.epsilon is not None:
         claims = (*claims, Claim(facts.epsilon, facts.delta, ""))
     delta = facts.delta if facts.delta is not None else found.delta
-    return _check_delta(replace(found, claims=claims, delta=delta))
+    libraries = chosen.libraries if _is_noise_drawn_once(read, fields) else ()
+    return _check_delta(replace(found, claims=claims, delta=delta, libraries=libraries))
+
+
+def _is_noise_drawn_once(found: Imported, fields: Fields) -> bool:
+    """Return whether one draw of its noise multiplier hides a record's clip norm on a coordinate.
+
+    If not, no bound of δ follows from where draws end: the clip norms of layers are smaller than
+    that of all, correlated noise and that of a secure mode are sums of draws, and some multipliers
+    cover several releases, or records in several batches.
+    """
+    clipping, secure, records = (
+        fields.find_known(name) for name in ("clipping", "secure_mode", "records_per_user")
+    )
+    if clipping is not None and clipping.value not in (None, "flat"):
+        return False
+    if (secure is not None and secure.value) or (records is not None and records.value != 1):
+        return False
+    return found.groups == 1 and has_single_releases(found)
 
 
 def _report_several_runs(found: Imported, fields: Fields) -> Imported:

@@ -10,7 +10,7 @@ from accountant_service.importing.document import Part
 from accountant_service.importing.findings import Finding
 from accountant_service.importing.imported import Claim, Facts, Imported, Node
 from accountant_service.importing.keys import Fields, acts, checked
-from accountant_service.mechanisms.codec import COUNT_MAX, NOISE_MAX, NOISE_MIN
+from accountant_service.mechanisms.kinds import COUNT_MAX, NOISE_MAX, NOISE_MIN
 from accountant_service.number_format import round_nearest as shown
 
 # Keys of a training run, beside its sizes.
@@ -74,7 +74,9 @@ def require_agreement(part: Part, size: int, stated: int | None) -> None:
 
 def read_delta(part: Part | None) -> float | None:
     """Return a stated δ, after checking its range; None if it is not given."""
-    return None if part is None else part.number(DELTA_MIN, DELTA_MAX)
+    if part is None:
+        return None
+    return part.number(0.0, DELTA_MAX) and part.number(DELTA_MIN, DELTA_MAX)
 
 
 def read_epsilon(part: Part | None) -> float | None:

@@ -75,6 +75,18 @@ def _sampled_releases(node: Node) -> Iterator[Node]:
         yield from _sampled_releases(each)
 
 
+def has_single_releases(found: Imported) -> bool:
+    """Return whether no sample of an imported mechanism has several releases."""
+    samples = [] if found.mechanism is None else _sampled_releases(found.mechanism)
+    return all(each.kind in ("dp_sgd", "gaussian") for each in map(_release_of, samples))
+
+
+def _release_of(sample: Node) -> Node:
+    """Return what is released of a sample; a training run's noise is in itself."""
+    inner = sample.fields.get("mechanism")
+    return inner if isinstance(inner, Node) else sample
+
+
 def _inner_nodes(node: Node) -> list[Node]:
     """Return the mechanisms that a mechanism is made of."""
     inner = [node.fields.get("mechanism"), *node.fields.get("mechanisms", [])]
@@ -104,7 +116,10 @@ def _is_nested(release: Node) -> bool:
 
 
 def _check_stated(found: Imported, facts: Facts) -> Imported:
-    """Add a finding if nothing says how batches are drawn, and they are not all the data."""
+    """Rest the cost on Poisson samples if nothing says how batches are drawn; add a finding.
+
+    Not if they are all the data. A tool whose documentation has a default says it by its form.
+    """
     assert found.mechanism is not None
     if facts.sampling or found.sampling or found.is_sampling_stated:
         return found
@@ -117,7 +132,7 @@ def _check_stated(found: Imported, facts: Facts) -> Imported:
         "each record is drawn independently",
         "state sampling: poisson, fixed_size or shuffled. Most loaders shuffle, which costs more",
     )
-    return replace(found, findings=(*found.findings, finding))
+    return found.unless("batches are Poisson samples", finding)
 
 
 def _check_sizes(found: Imported) -> Imported:

@@ -10,7 +10,7 @@ from accountant_service.importing.document import shorten
 from accountant_service.importing.findings import Finding
 from accountant_service.importing.imported import Imported, Node
 from accountant_service.importing.keys import Fields, acts
-from accountant_service.mechanisms.codec import COUNT_MAX
+from accountant_service.mechanisms.kinds import COUNT_MAX
 from accountant_service.number_format import round_nearest as shown
 from accountant_service.numerics.floats import rounding
 

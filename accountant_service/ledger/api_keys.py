@@ -133,8 +133,7 @@ class Keys:
 
     def _require_valid(self, record: KeyRecord) -> KeyRecord:
         """Return a key and note its use; raise if it is invalid or over its request quota."""
-        expired = record.expires_at is not None and record.expires_at <= now()
-        if record.revoked_at is not None or expired:
+        if not _is_valid(record):
             raise UnauthenticatedError("this API key has expired or was revoked")
         if record.quota is not None:
             self._count_request(record, record.quota)
@@ -185,6 +184,15 @@ class Keys:
         with self._repository.reading() as reading:
             return reading.list_keys(after, limit)
 
+    def find_valid(self, identifier: str) -> tuple[KeyRecord, bool] | None:
+        """Return a key, and whether no other valid one may create keys; None if it is not valid."""
+        with self._repository.reading() as reading:
+            found = reading.find_key(identifier)
+            if found is None or not _is_valid(found):
+                return None
+            administers = found.datasets is None and Scope.ADMIN.value in found.scopes
+            return found, administers and not reading.has_other_administrator(identifier)
+
     def revoke(self, identifier: str, by: str) -> KeyRecord | None:
         """Revoke a key from now on; return the key, or None if there is no such key."""
         with self._repository.transaction() as transaction:
@@ -222,6 +230,12 @@ class Keys:
         if self._secret is None:
             self._secret = self._repository.get_or_create_secret(_SECRET_NAME)
         return hmac.new(self._secret, token.encode(), hashlib.sha256).digest()
+
+
+def _is_valid(key: KeyRecord) -> bool:
+    """Return whether a key has neither expired nor been revoked."""
+    is_expired = key.expires_at is not None and key.expires_at <= now()
+    return key.revoked_at is None and not is_expired
 
 
 def require_scope(key: KeyRecord, *scopes: Scope) -> None:

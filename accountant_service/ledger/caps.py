@@ -38,11 +38,10 @@ class Caps:
             found = _lock_dataset(transaction, dataset)
             if cap.kind is HolderKind.KEY:
                 _require_key(transaction, cap.holder, dataset)
-            transaction.set_cap(found, cap)
+            use = transaction.set_cap(found, cap)
             detail = f"{cap.kind} {cap.holder}: {cap.share!r}"
             transaction.record_audit_event(by, "cap-set", dataset, detail)
-            key, team = (cap.holder, None) if cap.kind is HolderKind.KEY else ("", cap.holder)
-            return found, transaction.find_cap_uses(found, key, team)[0]
+            return found, use
 
     def remove(self, dataset: str, kind: HolderKind, holder: str, by: str) -> None:
         """Remove the cap of a key or team.

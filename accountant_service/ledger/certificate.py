@@ -11,6 +11,8 @@ number of steps reserved; they are still accepted.
 
 Format 3 adds the number of records, μ of Gaussian differential privacy, dates, and what the
 training program declared when it committed the run. Certificates of format 2 are still accepted.
+The certificate of a run on several datasets has `datasets`, each with its budget and what the run
+took of it, and null as `dataset`; `dataset_size` is the number of their records together.
 `dates.dataset_closed` is null, or missing in earlier certificates, if the dataset was not closed
 when the certificate was issued.
 """
@@ -18,6 +20,7 @@ when the certificate was issued.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -44,6 +47,9 @@ _FORMAT_2: Final = "privacy-accountant-certificate/2"
 TRUST_MODEL: Final = "central: a trusted curator holds the data and adds the noise"
 _FORMAT_1: Final = "privacy-accountant-certificate/1"
 _FORMATS: Final = (FORMAT, _FORMAT_2, _FORMAT_1)
+_ONE_RECORD: Final = (
+    ", for one record of one of the datasets; a record in several of them is charged in each"
+)
 _PROVED_SHARE: Final = 0.99  # of the bound: earlier versions may have proved a little less
 _LIST: Final = "certificates"  # the only name in a file with several
 # the errors with which a document is refused that no issuer has made
@@ -67,25 +73,27 @@ class RunEnd:
     declared: Declaration = NOTHING_DECLARED
 
 
-def issue(dataset: Dataset, run: Reservation, seed: bytes, end: RunEnd, issued_at: int) -> Document:
+def issue(
+    ended: Sequence[tuple[Dataset, Reservation, RunEnd]], seed: bytes, issued_at: int
+) -> Document:
     """Return the signed certificate of a run, with the guarantee of its whole plan.
 
     Args:
-        dataset: the run's.
-        run: a reservation that has ended.
+        ended: each dataset of the run, its reservation that has ended, and how that ended.
         seed: the 32 bytes of the signing key.
-        end: when the run ended, and what its program declared.
         issued_at: microseconds since 1970.
     """
+    dataset, run, end = ended[0]
     policy = dataset.policy
     plan = with_steps(mechanisms.from_json(run.mechanism), run.steps_reserved)
-    claim = calculator.prove_epsilon(plan, policy.relation, policy.delta)
-    document = {
+    delta = min(each.policy.delta for each, _, _ in ended)  # it implies the others
+    claim = calculator.prove_epsilon(plan, policy.relation, delta)
+    subject = _describe_dataset(dataset, end) if run.joint is None else _describe_datasets(ended)
+    document: Document = {
         "format": FORMAT,
-        "reservation": run.identifier,
+        "reservation": run.identifier if run.joint is None else run.joint.identifier,
         "state": run.state.value,
-        "dataset": dataset.name,
-        "dataset_size": dataset.size,
+        **{name: subject[name] for name in ("dataset", "dataset_size")},
         "privacy_unit": dataset.privacy_unit,
         "neighbouring_relation": policy.relation.value,
         "trust_model": TRUST_MODEL,
@@ -101,10 +109,27 @@ def issue(dataset: Dataset, run: Reservation, seed: bytes, end: RunEnd, issued_a
             "status": claim.status.value,
             "certified": _describe_interval(claim.certified),
             "scope": "fixed_plan",
-            "covers": "this run alone: all steps reserved, wherever it stopped, as planned before",
+            "covers": "this run alone: all steps reserved, wherever it stopped, as planned before"
+            + ("" if run.joint is None else _ONE_RECORD),
             "assumptions": [each.statement for each in claim.assumptions],
-            "gaussian_dp": _describe_mu(plan, policy.relation, policy.delta),
+            "gaussian_dp": _describe_mu(plan, policy.relation, delta),
         },
+        **{name: subject[name] for name in ("datasets", "budget") if name in subject},
+        "declared": end.declared.entry_fields(),
+        **{name: subject[name] for name in ("record",) if name in subject},
+        "accountant_version": __version__,
+        "issued_at": issued_at / 1e6,
+        "dates": subject["dates"] | {"issued": format_time(issued_at)},
+    }
+    return signing.sign(document, seed)
+
+
+def _describe_dataset(dataset: Dataset, end: RunEnd) -> Document:
+    """Return what a certificate states about a dataset, its budget and its record."""
+    policy = dataset.policy
+    return {
+        "dataset": dataset.name,
+        "dataset_size": dataset.size,
         "budget": {
             "epsilon": policy.epsilon,
             "delta": policy.delta,
@@ -114,18 +139,38 @@ def issue(dataset: Dataset, run: Reservation, seed: bytes, end: RunEnd, issued_a
             "composition": policy.description,
             "filter": {"filter": policy.name} | policy.entry_fields(),
         },
-        "declared": end.declared.entry_fields(),
         "record": {"entries": dataset.version, "head": dataset.head},
-        "accountant_version": __version__,
-        "issued_at": issued_at / 1e6,
         "dates": {
             "dataset_created": format_time(dataset.created_at),
             "dataset_closed": None if dataset.closed_at is None else format_time(dataset.closed_at),
             "run_ended": None if end.at is None else format_time(end.at),
-            "issued": format_time(issued_at),
         },
     }
-    return signing.sign(document, seed)
+
+
+def _describe_datasets(ended: Sequence[tuple[Dataset, Reservation, RunEnd]]) -> Document:
+    """Return what the certificate of a run on several datasets states about each of them."""
+    return {
+        "dataset": None,
+        "dataset_size": sum(dataset.size for dataset, _, _ in ended),
+        "datasets": [
+            _describe_dataset(dataset, end)
+            | {"reservation": run.identifier, "charged": _describe_charge(dataset, run)}
+            for dataset, run, end in sorted(ended, key=lambda each: each[0].name)
+        ],
+        "dates": {},
+    }
+
+
+def _describe_charge(dataset: Dataset, run: Reservation) -> Document:
+    """Return what an ended run took of a dataset's budget: its share, and in its units."""
+    policy = dataset.policy
+    amounts = policy.balance_fields(run.taken, policy.nothing)
+    return {"share": min(policy.share_of(run.taken), 1.0)} | {
+        name.removeprefix("spent_"): each
+        for name, each in amounts.items()
+        if name.startswith("spent_")
+    }
 
 
 def _describe_interval(interval: Interval | None) -> dict[str, float] | None:
@@ -314,7 +359,11 @@ def _find_size_faults(document: Document) -> list[str]:
     if "dataset_size" not in document:  # older formats do not state it
         return []
     plan = mechanisms.from_json(document["mechanism"])
-    found = mechanisms.find_dataset_size_mismatches(int(document["dataset_size"]), plan)
+    records = int(document["dataset_size"])
+    sizes = [int(each["dataset_size"]) for each in document.get("datasets", [])]
+    if sizes and sum(sizes) != records:
+        return [f"its datasets have {sum(sizes)} records, not {records}"]
+    found = mechanisms.find_dataset_size_mismatches(records, plan)
     return [
         f"{each.pointer} of its mechanism is {each.stated}, of {each.records} records"
         for each in found

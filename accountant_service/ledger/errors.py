@@ -6,6 +6,7 @@ LedgerError
 ├── DatasetClosedError         the dataset is closed: it takes no further reservation
 ├── DatasetUsedError           the dataset has entries besides its creation, so it stays
 ├── DatasetSizeError           the mechanism is for another number of records
+├── DatasetsDifferError        the datasets of one run have another relation or privacy unit
 ├── UnsuitableReferenceError   the mechanism cannot be the reference of a budget
 ├── ChargeUndecidedError       the time limit ended before a plan's charge was known
 ├── ChargeOutdatedError        the dataset changed while a charge was computed
@@ -79,6 +80,12 @@ class DatasetSizeError(
     title="The mechanism is for another number of records",
 ):
     """The mechanism states a number of records that is not the dataset's."""
+
+
+class DatasetsDifferError(
+    LedgerError, code="datasets-differ", title="The datasets of one run differ"
+):
+    """The datasets of one run have not the same neighbouring relation and privacy unit."""
 
 
 class UnsuitableReferenceError(

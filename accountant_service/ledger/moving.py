@@ -36,7 +36,12 @@ from sqlalchemy.exc import DBAPIError
 from accountant_service.ledger import verification
 from accountant_service.ledger.database import open_repository, upgrade
 from accountant_service.ledger.repository import Repository, Transaction, connect
-from accountant_service.ledger.schema_revision import MOVED, read_revision
+from accountant_service.ledger.schema_revision import (
+    MOVED,
+    REVISION,
+    read_revision,
+    require_writers_since,
+)
 from accountant_service.ledger.tables import METADATA
 
 _MOVED: Final = "_moved"  # at the end of every table's name: a running server finds none of them
@@ -159,6 +164,7 @@ def _move_rows(
         _close(reading.connection)
         _write_mark(reading.connection, mark)
         _write_mark(writing.connection, replace(mark, is_finished=True))
+        require_writers_since(writing.connection, REVISION)
     return rows
 
 

@@ -22,7 +22,14 @@ from accountant_service.ledger.errors import (
     DatasetSizeError,
     UnsuitableReferenceError,
 )
-from accountant_service.ledger.filters import PrivacyFilter, ReferenceFilter, renyi, renyi_mixture
+from accountant_service.ledger.filters import (
+    AdditionFilter,
+    LateReferenceFilter,
+    PrivacyFilter,
+    ReferenceFilter,
+    renyi,
+    renyi_mixture,
+)
 from accountant_service.ledger.filters.base import Amounts, Charge, add, subtract
 from accountant_service.ledger.rules import (
     CapUse,
@@ -42,7 +49,6 @@ NOISE_SECONDS_MAX: Final = 3.0
 _NOISE_EXCESSES: Final = (0.0, 1e-4, 1e-3, 1e-2, 0.1, 1.0)
 _PREVIEW_SECONDS_MAX: Final = 5.0  # after it no further run is begun
 _PLAN_BYTES_MAX: Final = 1 << 17
-_NEVER_ADMITTED: Final = 10**15  # an amount beyond any budget
 # σ and q of ordinary runs: a new budget is described by how many of their steps it admits
 _ORDINARY_RUNS: Final = tuple(
     DpSgd(1.1, sample_rate=sample_rate, steps=1) for sample_rate in (0.001, 0.01, 0.1)
@@ -82,7 +88,7 @@ class Quote:
         least_noise_multiplier: the least with which all steps fit; None if there is none.
         epsilon_after: the filter's ε after the plan; None if it does not fit.
         share: of the budget that the plan takes; None if it does not fit.
-        charged: the plan's cost, in the filter's units.
+        charged: the plan's cost, in the filter's units; None if it does not fit.
         policy: the filter under which the plan is quoted.
         guarantee: of the plan alone; None if it has no finite ε.
     """
@@ -93,7 +99,7 @@ class Quote:
     least_noise_multiplier: float | None
     epsilon_after: float | None
     share: float | None
-    charged: Amounts
+    charged: Amounts | None
     policy: PrivacyFilter
     guarantee: Guarantee | None
 
@@ -135,12 +141,14 @@ class StepsLeft:
         steps: the most that are known to fit. None means any number if `is_exact`, and otherwise
             that it could not be computed.
         is_exact: whether one more step does not fit.
+        run_steps: the number of steps of the whole run.
     """
 
     run: str
     step: Mechanism
     steps: int | None
     is_exact: bool
+    run_steps: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,21 +183,28 @@ def choose_policy(new: NewDataset) -> PrivacyFilter:
     Raises:
         CodedError: the planned mechanism cannot be charged, is for another size, or is too large.
     """
-    plan = None
-    if new.planned_mechanism is not None:
-        plan = _read_plan(new.size, new.planned_mechanism, "/planned_mechanism")
-    if new.filter == renyi.RenyiFilter.name:
-        if plan is not None:  # one order is the best mixture for one mechanism
-            return renyi.choose_filter(new.epsilon, new.delta, new.relation, plan.step)
-        return renyi_mixture.choose_mixture(new.epsilon, new.delta, new.relation)
-    policy = ReferenceFilter(new.epsilon, new.delta, new.relation)
-    if plan is None:
-        return policy
     try:
-        return policy.with_reference(plan, is_planned=True).tabulated()
+        return _choose_policy(new)
     except CodedError as error:
         error.mechanism_at = "/planned_mechanism"
         raise
+
+
+def _choose_policy(new: NewDataset) -> PrivacyFilter:
+    """Choose the privacy filter of a new dataset, for its planned mechanism if it has one."""
+    plan = None
+    if new.planned_mechanism is not None:
+        plan = _read_plan(new.size, new.planned_mechanism)
+    if new.filter == renyi.RenyiFilter.name:
+        if plan is not None:  # one order is the best mixture for one mechanism
+            return renyi.choose_filter(new.epsilon, new.delta, new.relation, plan.step)
+        return renyi_mixture.choose_late_mixture(new.epsilon, new.delta, new.relation)
+    if new.filter == AdditionFilter.name:
+        return AdditionFilter(new.epsilon, new.delta, new.relation)
+    if plan is None and new.delta:
+        return LateReferenceFilter.of_budget(new.epsilon, new.delta, new.relation)
+    policy = ReferenceFilter(new.epsilon, new.delta, new.relation)
+    return policy if plan is None else policy.with_reference(plan, is_planned=True).tabulated()
 
 
 @lru_cache(maxsize=256)
@@ -207,7 +222,7 @@ def preview_budget(policy: PrivacyFilter, planned: Mechanism | None = None) -> B
     if planned is not None and not runs[0].steps:
         warnings.append(
             f"this budget admits no step of the planned mechanism "
-            f"({mechanisms.describe_step(steps[0])}): plan more noise or a smaller sample rate, or "
+            f"({steps[0].describe_step()}): plan more noise or a smaller sample rate, or "
             "create another dataset with a larger budget"
         )
     if not any(each.steps for each in runs):
@@ -256,7 +271,7 @@ def count_steps_left(dataset: Dataset, run: Reservation, *, allow_slow: bool = T
         allow_slow: whether to count steps other than the reference step, which takes seconds.
     """
     plan, taken = StepPlan.of(mechanisms.from_json(run.mechanism)), dataset.balance.taken
-    unknown = StepsLeft(run.identifier, plan.step_mechanism, None, False)
+    unknown = StepsLeft(run.identifier, plan.step_mechanism, None, False, run.steps_reserved)
     is_exact = _is_counted_directly(dataset.policy, plan)
     if not (is_exact or allow_slow):
         return unknown
@@ -269,14 +284,17 @@ def count_steps_left(dataset: Dataset, run: Reservation, *, allow_slow: bool = T
 
 def _is_counted_directly(policy: PrivacyFilter, plan: StepPlan) -> bool:
     """Return whether a filter counts a plan's steps without comparing two mechanisms."""
-    if not isinstance(policy, ReferenceFilter) or not plan.step.atom_counts:
+    if policy.reference_part is None or not plan.step.atom_counts:
         return True
-    reference = policy.reference
+    reference = policy.reference_part.reference
     return reference is not None and charged_form(reference).hash == plan.step.hash
 
 
 def compute_charge(
-    dataset: Dataset, mechanism: Mechanism, caps: Sequence[CapUse] = ()
+    dataset: Dataset,
+    mechanism: Mechanism,
+    caps: Sequence[CapUse] = (),
+    records: int | None = None,
 ) -> PlannedCharge:
     """Compute the cost of a plan in a dataset's budget, without storing anything.
 
@@ -284,20 +302,19 @@ def compute_charge(
         dataset: as last written.
         mechanism: the plan.
         caps: of the key and team that ask, which limit the slack of the plan's exchange.
+        records: the number that the plan is for; the dataset's, unless it is on several.
 
     Raises:
         CodedError: the dataset is closed, or the plan cannot be charged, is for another number of
             records, or is too large to be stored and repeated in every answer.
     """
     require_dataset_open(dataset)
-    plan = _read_plan(dataset.size, mechanism)
+    plan = _read_plan(dataset.size if records is None else records, mechanism)
     taken = dataset.balance.taken
     policy = dataset.policy.after_reserving(plan, taken)
     charge = _compute_capped_charge(policy, plan, taken, caps)
-    if isinstance(policy, ReferenceFilter):
-        policy = policy.tabulated()
     described = mechanisms.to_json(plan.mechanism)
-    return PlannedCharge(described, plan.canonical.hash, charge, policy)
+    return PlannedCharge(described, plan.canonical.hash, charge, policy.tabulated())
 
 
 def _compute_capped_charge(
@@ -346,9 +363,8 @@ def quote_plan(
     require_dataset_open(dataset)
     plan, taken = _read_plan(dataset.size, mechanism), dataset.balance.taken
     policy = dataset.policy.after_reserving(plan, taken)
-    charged = _compute_cost_in_time(policy, plan, taken, caps)
-    after = add(taken, charged)
-    fits = policy.admits(after) and all(fits_cap(policy, use, charged) for use in caps)
+    charged = _compute_fitting_cost(policy, plan, taken, caps)
+    fits = charged is not None
     try:
         guarantee = calculator.prove_epsilon(plan.mechanism, policy.relation, policy.delta)
     except NoFiniteEpsilonError:  # the plan does not fit; the question itself is valid
@@ -358,22 +374,26 @@ def quote_plan(
         _count_steps_in_time(policy, plan, taken, caps),
         _count_steps_in_time(policy, plan, policy.nothing),
         find_least_noise_multiplier(dataset, mechanism, caps, noise_seconds),
-        policy.epsilon_of(after) if fits else None,
-        policy.share_of(charged) if fits else None,
+        None if charged is None else policy.epsilon_of(add(taken, charged)),
+        None if charged is None else policy.share_of(charged),
         charged,
         policy,
         guarantee,
     )
 
 
-def _compute_cost_in_time(
+def _compute_fitting_cost(
     policy: PrivacyFilter, plan: StepPlan, taken: Amounts, caps: Sequence[CapUse]
-) -> Amounts:
-    """Return a plan's cost, or a cost beyond any budget if computing it takes too long."""
+) -> Amounts | None:
+    """Return a plan's cost; None if it does not fit, or cannot be computed in time."""
     try:
-        return _compute_capped_charge(policy, plan, taken, caps).reserved
+        reserved = _compute_capped_charge(policy, plan, taken, caps).reserved
     except ChargeUndecidedError:
-        return tuple(_NEVER_ADMITTED for _ in policy.nothing)
+        return None
+    fits = policy.admits(add(taken, reserved)) and all(
+        fits_cap(policy, use, reserved) for use in caps
+    )
+    return reserved if fits else None
 
 
 def _count_steps_in_time(
@@ -401,10 +421,11 @@ def _reduce_to_reservable(
         return steps
     for fewer in (0, 1, steps >> 10, steps >> 6, steps >> 3, steps >> 1):
         part = plan.with_steps(max(steps - fewer, 1))
-        reserved = _compute_cost_in_time(policy, part, taken, caps)
-        if policy.admits(add(taken, reserved)) and all(
-            fits_cap(policy, use, reserved) for use in caps
-        ):
+        try:
+            chosen = policy.after_reserving(part, taken)
+        except UnsuitableReferenceError:
+            continue
+        if _compute_fitting_cost(chosen, part, taken, caps) is not None:
             return part.steps
     return 0
 
@@ -475,6 +496,15 @@ def find_affordable(
     return steps, find_least_noise_multiplier(dataset, mechanism, caps)
 
 
+def fit_all(
+    found: Sequence[tuple[int | None, float | None]],
+) -> tuple[int | None, float | None]:
+    """Return the steps and the noise of a plan that fit several budgets, given those of each."""
+    steps = [each for each, _ in found if each is not None]
+    noise = [each for _, each in found if each is not None]
+    return min(steps, default=None), max(noise) if len(noise) == len(found) else None
+
+
 def find_least_noise_multiplier(
     dataset: Dataset,
     run: Mechanism,
@@ -510,12 +540,9 @@ def _is_reservable(dataset: Dataset, mechanism: Mechanism, caps: Sequence[CapUse
     plan, taken = StepPlan.of(mechanism), dataset.balance.taken
     try:
         policy = dataset.policy.after_reserving(plan, taken)
-        reserved = _compute_cost_in_time(policy, plan, taken, caps)
+        return _compute_fitting_cost(policy, plan, taken, caps) is not None
     except UnsuitableReferenceError:
         return False
-    return policy.admits(add(taken, reserved)) and all(
-        fits_cap(policy, use, reserved) for use in caps
-    )
 
 
 def _search_least_noise(
@@ -577,30 +604,26 @@ def estimate_running_total(policy: PrivacyFilter, runs: Sequence[Reservation]) -
     )
 
 
-def _read_plan(records: int, mechanism: Mechanism, mechanism_at: str = "/mechanism") -> StepPlan:
+def _read_plan(records: int, mechanism: Mechanism) -> StepPlan:
     """Return a mechanism as a plan in steps, which a dataset can store.
 
     Raises:
         CodedError: it states a number of records other than `records`, or is too large to be
             stored and repeated in every answer.
     """
-    _require_dataset_size(records, mechanism, mechanism_at)
+    _require_dataset_size(records, mechanism)
     plan = StepPlan.of(mechanism)
     size = len(json.dumps(mechanisms.to_json(plan.mechanism)))
     if size > _PLAN_BYTES_MAX:
-        error = TooExpensiveError(
+        raise TooExpensiveError(
             f"a plan of the ledger may have {_PLAN_BYTES_MAX} bytes as JSON, and this one has "
             f"{size}: put equal releases into one `repeated`, or reserve it in parts",
             "",
         )
-        error.mechanism_at = mechanism_at
-        raise error
     return plan
 
 
-def _require_dataset_size(
-    records: int, mechanism: Mechanism, mechanism_at: str = "/mechanism"
-) -> None:
+def _require_dataset_size(records: int, mechanism: Mechanism) -> None:
     """Raise `DatasetSizeError` if a mechanism states a number of records other than `records`."""
     for each in mechanisms.find_dataset_size_mismatches(records, mechanism):
         name = each.pointer.rpartition("/")[2]
@@ -609,9 +632,7 @@ def _require_dataset_size(
             if name == "reports"
             else "the sample rate is the batch size divided by the number of records"
         )
-        error = DatasetSizeError(
+        raise DatasetSizeError(
             f"{name} is {each.stated}, but there are {each.records} records: {reason}",
             each.pointer,
         )
-        error.mechanism_at = mechanism_at
-        raise error

@@ -7,6 +7,7 @@ and repaired the rest would give back budget.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -14,6 +15,7 @@ from typing import Any, Final
 from sqlalchemy import select, tuple_
 
 from accountant_service.ledger import stored_rows
+from accountant_service.ledger.filters.base import add
 from accountant_service.ledger.reading_rows import UNREADABLE, find_type_faults, read_entry
 from accountant_service.ledger.repository import (
     Repository,
@@ -22,7 +24,8 @@ from accountant_service.ledger.repository import (
     write_dataset,
     write_reservation,
 )
-from accountant_service.ledger.tables import DATASET, ENTRY, RESERVATION
+from accountant_service.ledger.rules import HolderKind
+from accountant_service.ledger.tables import CAP, DATASET, ENTRY, RESERVATION
 from accountant_service.ledger.verification import (
     RecordedDataset,
     find_column_faults,
@@ -90,6 +93,10 @@ def _compare(
         ]
     strays = [f"{name}: run {run} has a row, and no entry" for run in rows]
     found += _find_entry_faults(transaction, recorded)
+    found += [
+        f"the cap of {row['holder']!r} keeps {row['taken']}, and its runs took {taken}"
+        for row, taken in _find_wrong_caps(transaction, recorded)
+    ]
     return [f"{name}: {fault}" for fault in found], strays
 
 
@@ -118,6 +125,10 @@ def _mend(transaction: Transaction, identifier: str) -> tuple[list[str], list[st
             fields = read_entry(recorded.dataset.name, entry.number, entry.body)
             place = tuple_(ENTRY.c.dataset, ENTRY.c.number) == (identifier, entry.number)
             run(ENTRY.update().where(place).values(kind=fields["kind"], at=fields["at"]))
+    for cap, taken in _find_wrong_caps(transaction, recorded):
+        holder = tuple_(CAP.c.dataset, CAP.c.kind, CAP.c.holder)
+        place = holder == (identifier, cap["kind"], cap["holder"])
+        run(CAP.update().where(place).values(taken=taken))
     detail = f"{len(found)} rows or columns derived from the entries"
     transaction.record_audit_event(_BY, "ledger-repaired", recorded.dataset.name, detail)
     return found, left
@@ -163,6 +174,21 @@ def _find_entry_faults(transaction: Transaction, recorded: RecordedDataset) -> I
         if row.at is None:
             yield f"entry {row.number} has no kind and time in its columns"
         yield from find_column_faults(row)
+
+
+def _find_wrong_caps(
+    transaction: Transaction, recorded: RecordedDataset
+) -> Iterator[tuple[Row, str]]:
+    """Yield each cap beside which another use is kept than its runs took, with what they took."""
+    for row in transaction.list_cap_rows(recorded.dataset):
+        if row["taken"] is None:  # an earlier server set the cap
+            continue
+        taken = recorded.dataset.policy.nothing
+        for run in recorded.reservations.values():
+            if row["holder"] == (run.key if row["kind"] == HolderKind.KEY.value else run.team):
+                taken = add(taken, run.taken)
+        if row["taken"] != json.dumps(taken):
+            yield row, json.dumps(taken)
 
 
 def _list_entries(transaction: Transaction, recorded: RecordedDataset) -> Iterator[Any]:

@@ -18,7 +18,7 @@ import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -79,6 +79,7 @@ from accountant_service.ledger.rules import (
     Dataset,
     EntryKind,
     HolderKind,
+    JointRun,
     Reservation,
     State,
 )
@@ -122,6 +123,8 @@ _RETRY_WRITE: Final = (
     "nothing is granted; retry with the same Idempotency-Key: retries take effect once"
 )
 _REVOKED_MEANWHILE: Final = "this API key was revoked while the request waited; it had no effect"
+_KEPT_CAPS_SINCE: Final = "0009"  # earlier servers do not keep what the holder has taken
+_JOINT_RUNS_SINCE: Final = "0009"  # earlier servers would grant steps on one dataset alone
 PAGE_SIZE: Final = 200  # entries
 _PAGE_CHARACTERS_MAX: Final = 1 << 18  # of a page's plans or entries
 _DAY_MICROSECONDS: Final = 86_400_000_000
@@ -580,6 +583,7 @@ class Transaction:
         policy = dataset.policy
         unchanged = Balance(policy.nothing, policy.nothing)
         new = replace(dataset, balance=unchanged, version=0, head=hash_chain.GENESIS)
+        schema_revision.require_writers_since(self.connection, policy.oldest_reader)
         self.connection.execute(DATASET.insert().values(write_dataset(new)))
         return self._append_entry(
             dataset, EntryKind.CREATE, unchanged, key, rules.describe_dataset(dataset)
@@ -604,9 +608,9 @@ class Transaction:
         The audit event states the hash of the entry, which an earlier export may have.
         """
         for use in self.list_cap_uses(dataset):
-            self.remove_cap(dataset, use.cap.kind, use.cap.holder)
-            holder = f"{use.cap.kind} {use.cap.holder}"
-            self.record_audit_event(key, "cap-removed", dataset.name, holder)
+            cap = use.cap
+            self.remove_cap(dataset, cap.kind, cap.holder)
+            self.record_audit_event(key, "cap-removed", dataset.name, f"{cap.kind} {cap.holder}")
         self.connection.execute(ENTRY.delete().where(ENTRY.c.dataset == dataset.identifier))
         self.connection.execute(DATASET.delete().where(DATASET.c.id == dataset.identifier))
         self.record_audit_event(key, "dataset-deleted", dataset.name, dataset.head)
@@ -617,6 +621,35 @@ class Transaction:
         """Return a reservation by its public identifier."""
         row = self.connection.execute(_RESERVATION_BY_ID, {"row_key": identifier}).first()
         return None if row is None else _read_stored_reservation(row._mapping)
+
+    def find_run(self, identifier: str) -> tuple[tuple[Dataset, Reservation], ...]:
+        """Return a run's reservations with their datasets, in the order of locks; () if none.
+
+        A run on several datasets is found by the identifier of each of its reservations.
+        """
+        found = self.find_reservation(identifier)
+        if found is None:
+            return ()
+        names = (identifier,) if found.joint is None else found.joint.reservations
+        runs = [found if name == identifier else self.find_reservation(name) for name in names]
+        parts = tuple(
+            (dataset, run)
+            for run in runs
+            if run is not None and (dataset := self.find_dataset_by_id(run.dataset)) is not None
+        )
+        if len(parts) < len(names):
+            raise StoredRowError(f"run {identifier} lacks a reservation or a dataset: {names}")
+        return tuple(sorted(parts, key=lambda part: part[0].identifier))
+
+    def allow_joint_runs(self) -> None:
+        """Let only servers write from now on that change all reservations of a run together."""
+        schema_revision.require_writers_since(self.connection, _JOINT_RUNS_SINCE)
+
+    def list_joint_rows(self) -> list[Row]:
+        """Return the rows of all reservations of runs on several datasets, as they are stored."""
+        query = select(RESERVATION).where(RESERVATION.c.joint.is_not(None))
+        rows = self.connection.execute(query.order_by(RESERVATION.c.id))
+        return [dict(row) for row in rows.mappings()]
 
     def list_overdue_reservations(self, dataset: Dataset, at: int) -> list[Reservation]:
         """Return a dataset's open reservations whose lease has ended."""
@@ -647,6 +680,9 @@ class Transaction:
             self.connection.execute(
                 _REPLACE_POLICY, {"row_key": dataset.identifier, "new_policy": stored}
             )
+        taken = change.balance.taken
+        if any(taken):
+            self._add_to_caps(dataset, after, taken)
         fields, at = rules.describe_change(change), None
         if change.kind is EntryKind.EXPIRE:  # the clock may have been set back since it was read
             at = max(now(), after.expires_at)
@@ -1111,14 +1147,32 @@ class Transaction:
 
     # --- caps
 
-    def set_cap(self, dataset: Dataset, cap: Cap) -> None:
-        """Store a cap, and replace an earlier one of the same holder."""
+    def set_cap(self, dataset: Dataset, cap: Cap) -> CapUse:
+        """Store a cap in place of an earlier one of the same holder; return it with its use.
+
+        What the holder has taken is counted once, and kept beside the cap from then on. Earlier
+        servers would not keep it up to date, so they may not write any more.
+        """
         self.remove_cap(dataset, cap.kind, cap.holder)
+        schema_revision.require_writers_since(self.connection, _KEPT_CAPS_SINCE)
+        use = self._count_uses(dataset, [cap])[0]
         self.connection.execute(
             CAP.insert().values(
-                dataset=dataset.identifier, kind=cap.kind.value, holder=cap.holder, share=cap.share
+                dataset=dataset.identifier, kind=cap.kind.value, holder=cap.holder,
+                share=cap.share, taken=json.dumps(use.taken),
             )
-        )
+        )  # fmt: skip
+        return use
+
+    def _add_to_caps(self, dataset: Dataset, run: Reservation, taken: Amounts) -> None:
+        """Add what a run takes, or gives back, to what the holders of its caps have taken."""
+        for row in self.connection.execute(_query_caps_of(dataset, run.key, run.team)).mappings():
+            if row["taken"] is None:
+                continue
+            total = add(read_integers(row["taken"]), taken)
+            held = tuple_(CAP.c.dataset, CAP.c.kind, CAP.c.holder)
+            place = held == (dataset.identifier, row["kind"], row["holder"])
+            self.connection.execute(CAP.update().where(place).values(taken=json.dumps(total)))
 
     def remove_cap(self, dataset: Dataset, kind: HolderKind, holder: str) -> bool:
         """Remove the cap of a key or team; return whether it existed."""
@@ -1141,52 +1195,71 @@ class Transaction:
             limit: at most so many; None for all.
         """
         order = (CAP.c.kind, CAP.c.holder)
-        rows = self.connection.execute(
+        return self._find_uses(
+            dataset,
             select(CAP)
             .where(CAP.c.dataset == dataset.identifier)
             .where(tuple_(*order) > after)
             .order_by(*order)
-            .limit(limit)
-        ).mappings()
-        caps = [read_row(CAP, row, read_cap) for row in rows.all()]
-        return [CapUse(cap, self._sum_taken(dataset, cap)) for cap in caps]
+            .limit(limit),
+        )
 
     def find_cap_uses(self, dataset: Dataset, key: str, team: str | None) -> list[CapUse]:
         """Return a dataset's caps for a key and its team, each with the budget used so far.
 
         In a transaction that has locked the dataset's row, nothing changes this until it ends.
         """
-        rows = self.connection.execute(
-            select(CAP)
-            .where(CAP.c.dataset == dataset.identifier)
-            .where(
-                tuple_(CAP.c.kind, CAP.c.holder).in_(
-                    [(HolderKind.KEY.value, key), (HolderKind.TEAM.value, team or "")]
-                )
-            )
-            .order_by(CAP.c.kind)
-        ).mappings()
-        caps = [read_row(CAP, row, read_cap) for row in rows.all()]
-        return [CapUse(cap, self._sum_taken(dataset, cap)) for cap in caps]
+        return self._find_uses(dataset, _query_caps_of(dataset, key, team).order_by(CAP.c.kind))
 
-    def _sum_taken(self, dataset: Dataset, cap: Cap) -> Amounts:
-        """Return the amounts that the reservations of a cap's holder have spent or held."""
-        holder = RESERVATION.c.key_id if cap.kind is HolderKind.KEY else RESERVATION.c.team
-        rows = self.connection.execute(
-            select(RESERVATION.c.taken, func.count().label("times"))
+    def list_cap_rows(self, dataset: Dataset) -> list[Row]:
+        """Return the rows of a dataset's caps as they are stored."""
+        query = select(CAP).where(CAP.c.dataset == dataset.identifier)
+        rows = self.connection.execute(query.order_by(CAP.c.kind, CAP.c.holder))
+        return [dict(row) for row in rows.mappings()]
+
+    def _find_uses(self, dataset: Dataset, query: Select[Any]) -> list[CapUse]:
+        """Return the caps that a query finds, each with the amounts that its holder has taken.
+
+        That is kept beside the cap, unless an earlier server set it.
+        """
+        rows = self.connection.execute(query).mappings().all()
+        found = [read_row(CAP, row, partial(_read_use, dataset)) for row in rows]
+        missing = [cap for cap, taken in found if taken is None]
+        counted = {use.cap: use.taken for use in self._count_uses(dataset, missing)}
+        return [CapUse(cap, counted[cap] if taken is None else taken) for cap, taken in found]
+
+    def _count_uses(self, dataset: Dataset, caps: Sequence[Cap]) -> list[CapUse]:
+        """Return caps, each with what its holder's runs take, which are all read.
+
+        One statement groups the runs of all these holders by what they take. The sums are made
+        here: amounts may have more digits than a database's integers.
+        """
+        if not caps:
+            return []
+        columns = {HolderKind.KEY: RESERVATION.c.key_id, HolderKind.TEAM: RESERVATION.c.team}
+        statements = [
+            select(
+                literal(kind.value).label("kind"), holder.label("holder"),
+                RESERVATION.c.taken, func.count().label("times"),
+            )
             .where(RESERVATION.c.dataset == dataset.identifier)
-            .where(holder == cap.holder)
-            .group_by(RESERVATION.c.taken)
-        )
-        total = dataset.policy.nothing
-        for row in rows:
+            .where(holder.in_([cap.holder for cap in caps if cap.kind is kind]))
+            .group_by(holder, RESERVATION.c.taken)
+            for kind, holder in columns.items()
+        ]  # fmt: skip
+        totals: dict[tuple[str, str], Amounts] = {}
+        for row in self.connection.execute(union_all(*statements)):
+            taken_before = totals.get((row.kind, row.holder), dataset.policy.nothing)
             try:
-                taken = read_integers(row.taken)
-                total = add(total, tuple(row.times * each for each in taken))
+                taken = tuple(row.times * each for each in read_integers(row.taken))
+                totals[row.kind, row.holder] = add(taken_before, taken)
             except UNREADABLE as error:
-                where = f"a reservation of {cap.kind} {cap.holder!r} in {dataset.name!r}"
+                where = f"a reservation of {row.kind} {row.holder!r} in {dataset.name!r}"
                 raise StoredRowError(f"{where} cannot be read: taken: {error}") from None
-        return total
+        return [
+            CapUse(cap, totals.get((cap.kind.value, cap.holder), dataset.policy.nothing))
+            for cap in caps
+        ]
 
     def list_caps_by_holder(self) -> dict[tuple[HolderKind, str], list[tuple[str, float]]]:
         """Return each key's and team's caps, as pairs (dataset name, share of its budget)."""
@@ -1291,6 +1364,20 @@ class Transaction:
             select(API_KEY).where(tuple_(*order) > after).order_by(*order).limit(limit)
         )
         return [read_row(API_KEY, row, read_key) for row in rows.mappings()]
+
+    def has_other_administrator(self, identifier: str) -> bool:
+        """Return whether a valid key besides this one may create keys."""
+        at = now()
+        other = (
+            select(API_KEY.c.id)
+            .where(API_KEY.c.id != identifier)
+            .where(API_KEY.c.revoked_at.is_(None))
+            .where(API_KEY.c.datasets.is_(None))
+            .where(API_KEY.c.expires_at.is_(None) | (API_KEY.c.expires_at > at))
+            .where(API_KEY.c.scopes.contains('"admin"'))
+            .limit(1)
+        )
+        return self.connection.execute(other).first() is not None
 
     def list_limited_keys(self, limit: int) -> list[KeyRecord]:
         """Return the oldest API keys that have a quota and are not revoked."""
@@ -1419,6 +1506,24 @@ def _order_runs(dataset: Dataset, state: str, after: RunPlace | None, limit: int
         later = or_(expires_at < after[1], identifier > after[2])
         query = query.where(expires_at <= after[1], later)
     return query
+
+
+def _query_caps_of(dataset: Dataset, key: str, team: str | None) -> Select[Any]:
+    """Return a query of a dataset's caps for a key and its team."""
+    holders = [(HolderKind.KEY.value, key), (HolderKind.TEAM.value, team or "")]
+    return (
+        select(CAP)
+        .where(CAP.c.dataset == dataset.identifier)
+        .where(tuple_(CAP.c.kind, CAP.c.holder).in_(holders))
+    )
+
+
+def _read_use(dataset: Dataset, row: Mapping[Any, Any]) -> tuple[Cap, Amounts | None]:
+    """Return the cap that a table row describes, and what its holder has taken if that is kept."""
+    taken = None if row["taken"] is None else read_integers(row["taken"])
+    if taken is not None and len(taken) != len(dataset.policy.nothing):
+        raise ValueError(f"taken must have {len(dataset.policy.nothing)} amounts")
+    return read_cap(row), taken
 
 
 def _count_within(lengths: Iterable[int]) -> int:
@@ -1557,6 +1662,7 @@ def read_reservation(row: Mapping[Any, Any]) -> Reservation:
         row["mechanism_hash"], charge, row["steps_reserved"], row["steps_granted"],
         row["expires_at"], row["purpose"], row["key_id"], read_integers(row["taken"]),
         row["team"], row["ended_entry"],
+        None if row["joint"] is None else JointRun.from_json(read_json(row["joint"])),
     )  # fmt: skip
 
 
@@ -1573,6 +1679,7 @@ def write_reservation(run: Reservation) -> Row:
         "mechanism_hash": run.mechanism_hash, "charge": json.dumps(run.charge.to_json()),
         "steps_reserved": run.steps_reserved, "purpose": run.purpose, "key_id": run.key,
         "team": run.team,
+        "joint": None if run.joint is None else json.dumps(run.joint.to_json()),
     } | _write_progress(run)  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Final
@@ -25,6 +25,7 @@ from accountant_service.ledger.errors import (
     CapExhaustedError,
     ChargeOutdatedError,
     DatasetClosedError,
+    DatasetsDifferError,
     DatasetUsedError,
     ReservationClosedError,
     StaleSequenceError,
@@ -147,12 +148,22 @@ class NewDataset:
 
     def __post_init__(self) -> None:
         """Refuse a weak budget that was not accepted."""
-        weak = list_weaknesses(self.size, self.epsilon, self.delta)
-        if weak and not self.accept_weak:
+        if self._weaknesses and not self.accept_weak:
             raise WeakGuaranteeError(
-                f"{'. '.join(weak.values())}. If you want this all the same, set accept_weak",
-                f"/budget/{next(iter(weak))}",
+                f"{'. '.join(self._weaknesses.values())}. If you want this all the same, set "
+                "accept_weak",
+                f"/budget/{next(iter(self._weaknesses))}",
             )
+
+    @property
+    def accepted_weaknesses(self) -> str:
+        """The accepted weaknesses, for the audit event; empty if the budget is not weak."""
+        weak = self._weaknesses.values()
+        return f"weak budget accepted: {'. '.join(weak)}" if weak else ""
+
+    @property
+    def _weaknesses(self) -> dict[str, str]:
+        return list_weaknesses(self.size, self.epsilon, self.delta)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +196,50 @@ class Dataset:
 
 
 @dataclass(frozen=True, slots=True)
+class JointRun:
+    """A run on several datasets: a reservation of each, which change together.
+
+    Attributes:
+        reservations: their identifiers, in the order in which the datasets are locked.
+        records: the number of records of all these datasets.
+
+    Raises:
+        RuleError: a reservation is named twice, or there is none.
+    """
+
+    reservations: tuple[str, ...]
+    records: int
+
+    def __post_init__(self) -> None:
+        """Refuse a run without reservations, or with one twice."""
+        names = self.reservations
+        _require(0 < len(names) == len(set(names)), f"a joint run must not have {names}")
+
+    @property
+    def identifier(self) -> str:
+        """The run's public identifier: that of its first reservation."""
+        return self.reservations[0]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the run as an entry and a row state it."""
+        return {"reservations": list(self.reservations), "records": self.records}
+
+    @classmethod
+    def from_json(cls, fields: Any) -> JointRun:
+        """Return the run that an entry or a row states.
+
+        Raises:
+            KeyError, TypeError, RuleError: it states none.
+        """
+        names, records = fields["reservations"], fields["records"]
+        if type(names) is not list or any(type(each) is not str for each in names):
+            raise TypeError(f"reservations must be a list of texts, not {names!r}")
+        if type(records) is not int:
+            raise TypeError(f"records must be a whole number, not {records!r}")
+        return cls(tuple(names), records)
+
+
+@dataclass(frozen=True, slots=True)
 class Reservation:
     """A run's plan, its state, and the budget that the dataset holds for it.
 
@@ -204,6 +259,7 @@ class Reservation:
             is open, and what was not given back after that.
         team: the team of the key that reserved, if it has one.
         ended_entry: the number of the ledger entry that ended it; None while it is open.
+        joint: the run on several datasets of which it is a part; None for a run on one.
     """
 
     identifier: str
@@ -220,6 +276,7 @@ class Reservation:
     taken: Amounts
     team: str | None = None
     ended_entry: int | None = None
+    joint: JointRun | None = None
 
     @property
     def held(self) -> Amounts:
@@ -367,6 +424,8 @@ def describe_change(change: Change) -> dict[str, Any]:
         } | after.charge.entry_fields()
         if after.team is not None:
             fields["team"] = after.team
+        if after.joint is not None:
+            fields["joint"] = after.joint.to_json()
         if change.caps:
             fields["caps"] = [cap.entry_fields(after.charge) for cap in change.caps]
         if change.policy is not None:
@@ -405,11 +464,16 @@ def reserve(
     charge = reservation.charge
     parts = (*charge.reserved, *charge.spent(charge.steps), *charge.held(charge.steps))
     _require(min(parts) >= 0, f"a plan must cost at least 0, not {charge.entry_fields()}")
+    joint = reservation.joint
+    if joint is not None:
+        is_part = reservation.identifier in joint.reservations
+        _require(is_part, f"{reservation.identifier} is no part of {joint}")
     expires_at = reservation.expires_at
     _require(expires_at >= 0, f"expires_at must be at least 0, not {expires_at}")
     replaced = None if policy == dataset.policy else policy
     if replaced is not None:
-        if any(dataset.balance.taken):
+        taken = dataset.balance.taken
+        if not (dataset.policy.may_be_replaced(taken) and policy.admits(taken)):
             raise ChargeOutdatedError(
                 f"another reservation has set the reference of {dataset.name!r} meanwhile"
             )
@@ -446,6 +510,22 @@ def require_dataset_open(dataset: Dataset) -> None:
             f"dataset {dataset.name!r} was closed and takes no further reservation; "
             "runs that were reserved before may go on to their end"
         )
+
+
+def require_alike(first: Dataset, other: Dataset) -> None:
+    """Raise `DatasetsDifferError` unless one run may be on both datasets.
+
+    A record's neighbour, and what a record stands for, must be the same in both.
+    """
+    for name, one, two in (
+        ("neighbouring relation", first.policy.relation.value, other.policy.relation.value),
+        ("privacy unit", first.privacy_unit, other.privacy_unit),
+    ):
+        if one != two:
+            raise DatasetsDifferError(
+                f"dataset {other.name!r} has the {name} {two!r}, and {first.name!r} has {one!r}: "
+                "one run needs the same of all its datasets"
+            )
 
 
 def close_dataset(dataset: Dataset, at: int) -> Dataset | None:
@@ -578,6 +658,31 @@ def renew(reservation: Reservation, expires_at: int) -> Change:
     after = replace(reservation, expires_at=max(expires_at, reservation.expires_at))
     unchanged = subtract(reservation.held, reservation.held)
     return Change(EntryKind.RENEW, after, Balance(unchanged, unchanged), 0)
+
+
+# what is one for all reservations of a run on several datasets
+_TOGETHER: Final = (
+    "mechanism_hash", "steps_reserved", "steps_granted", "expires_at", "purpose", "key", "team",
+)  # fmt: skip
+
+
+def find_joint_faults(joint: JointRun, parts: Mapping[str, Reservation]) -> Iterator[str]:
+    """Yield the faults of a run on several datasets whose reservations did not change together.
+
+    A lease may have ended on one dataset first: each dataset's are ended when somebody looks at it.
+
+    Args:
+        joint: the run, as each of these reservations states it.
+        parts: its reservations that are known, by the names of their datasets.
+    """
+    runs = list(parts.values())
+    for name in _TOGETHER:
+        values = {getattr(run, name) for run in runs}
+        if len(values) > 1:
+            yield f"run {joint.identifier} has one {name} for {len(runs)} datasets, not {values}"
+    states = {run.state for run in runs}
+    if len(states) > 1 and not states <= {State.OPEN, State.EXPIRED}:
+        yield f"run {joint.identifier} has ended on some datasets only: {sorted(states)}"
 
 
 def _require_open(reservation: Reservation) -> None:

@@ -61,6 +61,12 @@ def require_current(connection: Connection) -> None:
         )
 
 
+def require_writers_since(connection: Connection, revision: str) -> None:
+    """Let only servers of a revision or later write from now on: others cannot read a new row."""
+    statement = SCHEMA.update().where(SCHEMA.c.oldest_writer < revision)
+    connection.execute(statement.values(oldest_writer=revision))
+
+
 def read_revision(connection: Connection) -> str | None:
     """Return the revision of a database's tables; None if it has none."""
     if not inspect(connection).has_table(VERSION.name):

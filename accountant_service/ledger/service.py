@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, Final, Protocol
@@ -62,6 +63,7 @@ from accountant_service.ledger.rules import (
     Dataset,
     Declaration,
     EntryKind,
+    JointRun,
     NewDataset,
     Reservation,
     State,
@@ -80,9 +82,10 @@ class Deletion:
     """Stands for the deletion of a dataset in the outcome of a write."""
 
 
-# of a write: the dataset, and its reservation or, if the dataset is new, what its budget admits;
-# None if the write is about the dataset alone
-Subject = Reservation | BudgetPreview | Deletion | None
+RunParts = tuple[tuple[Dataset, Reservation], ...]  # a run's reservations, one of each dataset
+# of a write: the dataset, and a run's reservations or, if the dataset is new, what its budget
+# admits; None if the write is about the dataset alone
+Subject = RunParts | BudgetPreview | Deletion | None
 Outcome = tuple[Dataset, Subject]
 Refunds = dict[str, tuple[int, Amounts]]  # by reservation: steps granted, and amounts returned
 
@@ -132,16 +135,26 @@ class RunSubject:
     """The facts of a run that never change and decide who may change it.
 
     Attributes:
-        dataset: the identifier of its dataset.
-        dataset_name: the name of its dataset.
+        reservations: the identifiers of its reservations, one for each of its datasets.
+        datasets: the identifiers of these datasets, in the order in which they are locked.
+        dataset_names: their names.
         key: identifier of the key that reserved it.
         team: the team of that key.
     """
 
-    dataset: str
-    dataset_name: str
+    reservations: tuple[str, ...]
+    datasets: tuple[str, ...]
+    dataset_names: tuple[str, ...]
     key: str
     team: str | None
+
+    @property
+    def dataset(self) -> str:
+        """The dataset at which writers of this run wait for their turn: the first that is locked.
+
+        To wait at several would let two runs wait for each other.
+        """
+        return self.datasets[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +257,9 @@ class Ledger:
                 raise NameTakenError(
                     f"there is a dataset {new.name!r} already; choose another name"
                 )
-            transaction.record_audit_event(request.key.identifier, "dataset-created", new.name)
+            transaction.record_audit_event(
+                request.key.identifier, "dataset-created", new.name, new.accepted_weaknesses
+            )
             return transaction.add_dataset(dataset, request.key.identifier), preview
 
         return self._write_once(request, EntryKind.CREATE, insert)
@@ -355,8 +370,16 @@ class Ledger:
         dataset = transaction.find_dataset(name, lock=True)
         if dataset is None:
             raise UnknownSubjectError(f"there is no dataset {name!r}")
+        return self._end_overdue(transaction, dataset, refunds or {})
+
+    def _end_overdue(self, transaction: Transaction, dataset: Dataset, refunds: Refunds) -> Dataset:
+        """Expire the ended leases of a locked dataset; return the dataset.
+
+        Of a run on several datasets only this one's reservation ends: no grant or renewal is
+        possible on the others either, and they end when somebody looks at them.
+        """
         for run in transaction.list_overdue_reservations(dataset, now()):
-            granted, amounts = (refunds or {}).get(run.identifier, (-1, ()))
+            granted, amounts = refunds.get(run.identifier, (-1, ()))
             refund = amounts if granted == run.steps_granted else run.refund_if_ended
             change = None if refund is None else rules.close(run, State.EXPIRED, refund)
             if change is not None:
@@ -369,31 +392,91 @@ class Ledger:
         self, request: WriteRequest, name: str, mechanism: Mechanism, lease: float, purpose: str
     ) -> StoredAnswer:
         """Reserve budget for a whole plan; if it does not fit, the error says what would."""
+        return self._reserve(request, [name], mechanism, lease, purpose, is_joint=False)
+
+    def reserve_jointly(
+        self,
+        request: WriteRequest,
+        names: Sequence[str],
+        mechanism: Mechanism,
+        lease: float,
+        purpose: str,
+    ) -> StoredAnswer:
+        """Reserve budget of each of several datasets for one plan on all of their records.
+
+        Nothing is held of any dataset unless the plan fits all of them.
+
+        Raises:
+            DatasetsDifferError: they have not one neighbouring relation and one privacy unit.
+        """
+        return self._reserve(request, names, mechanism, lease, purpose, is_joint=True)
+
+    def _reserve(
+        self,
+        request: WriteRequest,
+        names: Sequence[str],
+        mechanism: Mechanism,
+        lease: float,
+        purpose: str,
+        *,
+        is_joint: bool,
+    ) -> StoredAnswer:
+        """Reserve budget for a plan on one dataset, or jointly on several."""
         for attempt in range(ATTEMPTS):
-            dataset = self.find_dataset(request.key, name, Scope.RUN)
+            datasets = self.find_datasets(request.key, names, is_joint=is_joint)
+            records = sum(dataset.size for dataset in datasets)
             try:
-                caps = self.find_cap_uses(request.key, dataset)
-                planned = plans.compute_charge(dataset, mechanism, caps)
-                return self.hold_budget(request, dataset, planned, lease, purpose)
+                planned = []
+                for at, dataset in enumerate(datasets):
+                    caps = self.find_cap_uses(request.key, dataset)
+                    with naming_dataset(at, is_joint=is_joint):
+                        planned.append(plans.compute_charge(dataset, mechanism, caps, records))
+                return self.hold_budget(
+                    request, list(zip(datasets, planned, strict=True)), lease, purpose,
+                    is_joint=is_joint,
+                )  # fmt: skip
             except CodedError as error:
                 known = self.find_stored_answer(request)
                 if known is not None:
                     return known
-                current, overdue = self.read_dataset(request.key, name)
-                self.expire_leases(name, self._compute_refunds(current, overdue))
-                last = attempt == ATTEMPTS - 1
-                if last or not is_worth_retrying(error, dataset, current, overdue):
-                    self._explain_refusal(error, request.key, current, mechanism)
+                again = [self._prepare_retry(error, request.key, each) for each in datasets]
+                if attempt == ATTEMPTS - 1 or not any(again):
+                    self._explain_refusal(error, request.key, datasets, mechanism)
                     raise
         raise AssertionError  # the last attempt returns or raises
 
+    def find_datasets(
+        self, key: KeyRecord, names: Sequence[str], *, is_joint: bool
+    ) -> list[Dataset]:
+        """Return the datasets that a key may reserve budget of, by their names.
+
+        Raises:
+            DatasetsDifferError: they have not one neighbouring relation and one privacy unit.
+        """
+        found: list[Dataset] = []
+        for at, name in enumerate(names):
+            with naming_dataset(at, is_joint=is_joint):
+                found.append(self.find_dataset(key, name, Scope.RUN))
+                rules.require_alike(found[0], found[-1])
+        return found
+
+    def _prepare_retry(self, error: CodedError, key: KeyRecord, before: Dataset) -> bool:
+        """Expire ended leases; return whether a refused reservation is then worth retrying."""
+        current, overdue = self.read_dataset(key, before.name)
+        self.expire_leases(before.name, self._compute_refunds(current, overdue))
+        return is_worth_retrying(error, before, current, overdue)
+
     def _explain_refusal(
-        self, error: CodedError, key: KeyRecord, dataset: Dataset, mechanism: Mechanism
+        self, error: CodedError, key: KeyRecord, datasets: Sequence[Dataset], mechanism: Mechanism
     ) -> None:
-        """Add to the error how many steps, or how much noise, would fit the budget."""
+        """Add to the error how many steps, or how much noise, would fit every budget."""
         if isinstance(error, BudgetExhaustedError):
-            caps = self.find_cap_uses(key, dataset)
-            error.explain(*plans.find_affordable(dataset, mechanism, caps))
+            found = []
+            for dataset in datasets:
+                current = self.find_dataset(key, dataset.name)
+                caps = self.find_cap_uses(key, current)
+                found.append(plans.find_affordable(current, mechanism, caps))
+            error.explain(*plans.fit_all(found))
 
     def find_cap_uses(self, key: KeyRecord, dataset: Dataset) -> list[CapUse]:
         """Return a dataset's caps for a key and its team, each with the budget used so far."""
@@ -403,77 +486,95 @@ class Ledger:
     def hold_budget(
         self,
         request: WriteRequest,
-        dataset: Dataset,
-        planned: PlannedCharge,
+        planned: Sequence[tuple[Dataset, PlannedCharge]],
         lease: float,
         purpose: str,
+        *,
+        is_joint: bool = False,
     ) -> StoredAnswer:
-        """Reserve budget for a plan whose cost is already computed.
+        """Reserve budget for a plan whose cost is already computed, on all datasets or none.
 
         Args:
             request: the write.
-            dataset: as read before the charge was computed.
-            planned: the plan and its charge.
+            planned: each dataset, as read before the charge was computed, with the plan and its
+                charge.
             lease: seconds until the reservation expires.
             purpose: the caller's words.
+            is_joint: whether the run is one on several datasets, even if only one is named.
 
         Raises:
             BudgetExhaustedError: the plan does not fit in the budget or, as a CapExhaustedError,
                 under a cap; what would fit is not computed.
-            ChargeOutdatedError: the dataset's filter changed since the charge was computed.
+            ChargeOutdatedError: a dataset's filter changed since the charge was computed.
         """
         require_scope(request.key, Scope.RUN)
-        reservation = Reservation(
-            uuid.uuid4().hex,
-            dataset.identifier,
-            State.OPEN,
-            planned.mechanism,
-            planned.mechanism_hash,
-            planned.charge,
-            planned.charge.steps,
-            0,
-            now() + int(1e6 * lease),
-            purpose,
-            request.key.identifier,
-            planned.charge.reserved,
-            request.key.team,
-        )
+        # every transaction locks datasets in this order, so none waits for one that waits for it
+        order = sorted(range(len(planned)), key=lambda at: planned[at][0].identifier)
+        names = tuple(uuid.uuid4().hex for _ in planned)
+        records = sum(dataset.size for dataset, _ in planned)
+        joint = JointRun(names, records) if is_joint else None
+        expires_at = now() + int(1e6 * lease)
 
         def insert(transaction: Transaction) -> Outcome:
-            """Store the reservation in a transaction, and return the answer."""
-            current = self._lock_dataset(transaction, dataset.name)
-            if current.identifier != dataset.identifier:
-                raise ChargeOutdatedError(f"another dataset is {dataset.name!r} now")
-            self._run_quota.require_room(
-                *transaction.count_runs_of_key(current, reservation.key, now())
-            )
-            caps = transaction.find_cap_uses(current, reservation.key, reservation.team)
-            change = rules.reserve(current, reservation, planned.policy, caps)
-            current = transaction.apply_change(current, change, request.key.identifier)
-            return current, change.reservation
+            """Store the reservations in a transaction, and return the answer."""
+            locked = [self._lock_again(transaction, planned[at][0]) for at in order]
+            if joint is not None:
+                transaction.allow_joint_runs()
+            parts = []
+            for at, current, name in zip(order, locked, names, strict=True):
+                run = _build_reservation(
+                    request.key, name, current, planned[at][1], expires_at, purpose, joint
+                )
+                with naming_dataset(at, is_joint=is_joint):
+                    parts.append(self._hold(transaction, current, run, planned[at][1].policy))
+            return parts[0][0], tuple(parts)
 
         return self._write_once(request, EntryKind.RESERVE, insert)
 
+    def _lock_again(self, transaction: Transaction, before: Dataset) -> Dataset:
+        """Lock a dataset that was read before, expire its ended leases and return it."""
+        current = transaction.find_dataset_by_id(before.identifier, lock=True)
+        if current is None:
+            raise ChargeOutdatedError(f"dataset {before.name!r} was deleted meanwhile")
+        return self._end_overdue(transaction, current, {})
+
+    def _hold(
+        self, transaction: Transaction, current: Dataset, run: Reservation, policy: PrivacyFilter
+    ) -> tuple[Dataset, Reservation]:
+        """Store a reservation of a locked dataset; return both as they are then."""
+        counts = transaction.count_runs_of_key(current, run.key, now())
+        self._run_quota.require_room(*counts)
+        caps = transaction.find_cap_uses(current, run.key, run.team)
+        change = rules.reserve(current, run, policy, caps)
+        return transaction.apply_change(current, change, run.key), change.reservation
+
     def get_reservation(self, key: KeyRecord, identifier: str) -> tuple[Dataset, Reservation]:
         """Return a reservation and its dataset, after expiring a lease that has ended."""
-        dataset, reservation = self.find_reservation(key, identifier)
-        if is_overdue(reservation):
-            self.expire_leases(dataset.name, self._compute_refunds(dataset, [reservation]))
-            dataset, reservation = self.find_reservation(key, identifier)
-        return dataset, reservation
+        return self.get_run(key, identifier)[0]
 
-    def find_reservation(self, key: KeyRecord, identifier: str) -> tuple[Dataset, Reservation]:
-        """Return a reservation without changing it, and its dataset."""
+    def get_run(self, key: KeyRecord, identifier: str) -> RunParts:
+        """Return a run's reservations and their datasets, after expiring ended leases."""
+        parts = self.find_run(key, identifier)
+        if not any(is_overdue(run) for _, run in parts):
+            return parts
+        for dataset, run in parts:
+            if is_overdue(run):
+                self.expire_leases(dataset.name, self._compute_refunds(dataset, [run]))
+        return self.find_run(key, identifier)
+
+    def find_run(self, key: KeyRecord, identifier: str) -> RunParts:
+        """Return a run's reservations with their datasets, without changing them.
+
+        A key that may not see one of the datasets does not see the run.
+        """
         require_scope(key, Scope.OWNER, Scope.RUN)
-        subject = f"reservation {identifier!r}"
         with self._repository.reading() as reading:
-            reservation = reading.find_reservation(identifier)
-            dataset_id = "" if reservation is None else reservation.dataset
-            dataset = reading.find_dataset_by_id(dataset_id)
-        if reservation is None or dataset is None:
-            raise UnknownSubjectError(f"there is no {subject}")
-        require_visible(key, dataset.name, subject)
-        return dataset, reservation
+            parts = reading.find_run(identifier)
+        if not parts:
+            raise UnknownSubjectError(_no_reservation(identifier))
+        for dataset, _ in parts:
+            require_visible(key, dataset.name, f"reservation {identifier!r}")
+        return parts
 
     def list_reservations(
         self, key: KeyRecord, name: str, after: RunPlace | None, limit: int
@@ -549,13 +650,13 @@ class Ledger:
         declared: Declaration = NOTHING_DECLARED,
     ) -> StoredAnswer:
         """Commit or release a run; if its refund is slow to compute, compute it and try again."""
-        refund: tuple[int, Amounts] | None = None
+        refunds: Refunds = {}
         for _ in range(ATTEMPTS):
             try:
-                return self.close_run(request, identifier, kind, refund, declared)
+                return self.close_run(request, identifier, kind, refunds, declared)
             except ChargeOutdatedError:
-                dataset, run = self.find_reservation(request.key, identifier)
-                refund = run.steps_granted, plans.compute_refund(dataset.policy, run)
+                for dataset, run in self.find_run(request.key, identifier):
+                    refunds |= self._compute_refunds(dataset, [run])
         raise DatabaseAwayError(_OTHERS_FIRST)
 
     def close_run(
@@ -563,7 +664,7 @@ class Ledger:
         request: WriteRequest,
         identifier: str,
         kind: EntryKind,
-        refund: tuple[int, Amounts] | None = None,
+        refunds: Refunds,
         declared: Declaration = NOTHING_DECLARED,
     ) -> StoredAnswer:
         """End a reservation; free the budget of steps that were not granted.
@@ -572,16 +673,16 @@ class Ledger:
             request: the write.
             identifier: the reservation's.
             kind: COMMIT or RELEASE.
-            refund: a number of granted steps, and what it returns to the budget after these.
+            refunds: what each of the run's reservations returns to its budget, if known.
             declared: what the training program states about a run that it commits.
 
         Raises:
-            ChargeOutdatedError: what is returned takes a computation: pass `refund`.
+            ChargeOutdatedError: what is returned takes a computation: pass `refunds`.
         """
 
         def decide(run: Reservation) -> rules.Change | None:
             """Return the change that ends the run; None if it already ended in the same way."""
-            granted, amounts = refund or (-1, None)
+            granted, amounts = refunds.get(run.identifier, (-1, None))
             known = amounts if granted == run.steps_granted else None
             return rules.close(run, _FINAL_STATES[kind], known, declared)
 
@@ -589,11 +690,12 @@ class Ledger:
 
     def renew(self, request: WriteRequest, identifier: str, lease: float) -> StoredAnswer:
         """Extend a reservation's lease to `lease` seconds from now."""
+        expires_at = now() + int(1e6 * lease)
         return self._change(
             request,
             identifier,
             EntryKind.RENEW,
-            lambda reservation: rules.renew(reservation, now() + int(1e6 * lease)),
+            lambda reservation: rules.renew(reservation, expires_at),
         )
 
     def _change(
@@ -604,24 +706,22 @@ class Ledger:
         decide: Callable[[Reservation], rules.Change | None],
         steps: int = 0,
     ) -> StoredAnswer:
-        """Lock a reservation's dataset, and apply the change that `decide` returns, if any."""
+        """Lock the datasets of a run, and apply the changes that `decide` returns, if any."""
         require_scope_of_runs(request.key)
         subject = self.find_run_subject(identifier)
         require_access(request.key, subject, identifier)
 
         def update(transaction: Transaction) -> Outcome:
-            """Apply the change to the locked dataset, and return the answer."""
-            dataset = transaction.find_dataset_by_id(subject.dataset, lock=True)
-            reservation = transaction.find_reservation(identifier)
-            if dataset is None or reservation is None:
-                raise UnknownSubjectError(_no_reservation(identifier))
-            if is_overdue(reservation):
-                reservation = replace(reservation, state=State.EXPIRED)
-            change = decide(reservation)
-            if change is None:
-                return dataset, reservation
-            transaction.apply_change(dataset, change, request.key.identifier)
-            return dataset, change.reservation
+            """Apply the change to every locked dataset, and return the answer."""
+            places = zip(subject.datasets, subject.reservations, strict=True)
+            locked = [_lock_run(transaction, *place) for place in places]
+            parts = []
+            for dataset, reservation in locked:
+                change = decide(reservation)
+                if change is not None:
+                    transaction.apply_change(dataset, change, request.key.identifier)
+                parts.append((dataset, reservation if change is None else change.reservation))
+            return parts[0][0], tuple(parts)
 
         return self._write_once(request, kind, update, steps)
 
@@ -639,32 +739,41 @@ class Ledger:
         if found is not None:
             return found
         with self._repository.reading() as reading:
-            run = reading.find_reservation(reservation_id)
-            dataset = None if run is None else reading.find_dataset_by_id(run.dataset)
-        if run is None or dataset is None:
+            parts = reading.find_run(reservation_id)
+        if not parts:
             raise UnknownSubjectError(_no_reservation(reservation_id))
         if len(self._run_subjects) >= _CACHED_SUBJECTS_MAX:
             self._run_subjects = {}
-        found = RunSubject(dataset.identifier, dataset.name, run.key, run.team)
+        run = parts[0][1]
+        found = RunSubject(
+            tuple(each.identifier for _, each in parts),
+            tuple(dataset.identifier for dataset, _ in parts),
+            tuple(dataset.name for dataset, _ in parts),
+            run.key,
+            run.team,
+        )
         self._run_subjects[reservation_id] = found
         return found
 
     def issue_certificate(self, key: KeyRecord, identifier: str) -> certificate.Document:
         """Return the signed certificate of a run that has ended."""
-        self.get_reservation(key, identifier)  # expires an ended lease
+        self.get_run(key, identifier)  # expires an ended lease
         return certificate.issue(*self.read_ended_run(key, identifier), now())
 
     def read_ended_run(
         self, key: KeyRecord, identifier: str
-    ) -> tuple[Dataset, Reservation, bytes, RunEnd]:
-        """Return an ended run with its dataset and end, and the seed of the signing key."""
-        dataset, reservation = self.find_reservation(key, identifier)
-        if reservation.state is State.OPEN:
+    ) -> tuple[list[tuple[Dataset, Reservation, RunEnd]], bytes]:
+        """Return an ended run: its datasets, reservations and ends; and the signing key's seed."""
+        parts = self.find_run(key, identifier)
+        if any(run.state is State.OPEN for _, run in parts):
             raise ReservationOpenError("commit or release the reservation first")
         seed = self._repository.get_or_create_secret(signing.SIGNING_KEY)
         with self._repository.reading() as reading:
-            entry = reading.find_last_entry(dataset, reservation)
-        return dataset, reservation, seed, _read_run_end(entry, reservation)
+            ended = [
+                (dataset, run, _read_run_end(reading.find_last_entry(dataset, run), run))
+                for dataset, run in parts
+            ]
+        return ended, seed
 
     # --- the record
 
@@ -830,8 +939,66 @@ def require_access(key: KeyRecord, run: RunSubject, identifier: str) -> None:
 
     This is decided before the run's dataset is locked, so that nobody else waits for a stranger.
     """
-    require_visible(key, run.dataset_name, f"reservation {identifier!r}")
+    for name in run.dataset_names:
+        require_visible(key, name, f"reservation {identifier!r}")
     require_control(key, run)
+
+
+@contextmanager
+def naming_dataset(at: int, *, is_joint: bool) -> Iterator[None]:
+    """Context manager that lets a refusal point to a dataset of a run on several.
+
+    Args:
+        at: the place of the dataset in the request.
+        is_joint: whether the request names several.
+    """
+    try:
+        yield
+    except CodedError as error:
+        if is_joint and error.pointer is None:
+            error.mechanism_at, error.pointer = "", f"/datasets/{at}"
+        raise
+
+
+def _build_reservation(
+    key: KeyRecord,
+    identifier: str,
+    dataset: Dataset,
+    planned: PlannedCharge,
+    expires_at: int,
+    purpose: str,
+    joint: JointRun | None,
+) -> Reservation:
+    """Return the new reservation of a plan."""
+    return Reservation(
+        identifier,
+        dataset.identifier,
+        State.OPEN,
+        planned.mechanism,
+        planned.mechanism_hash,
+        planned.charge,
+        planned.charge.steps,
+        0,
+        expires_at,
+        purpose,
+        key.identifier,
+        planned.charge.reserved,
+        key.team,
+        joint=joint,
+    )
+
+
+def _lock_run(
+    transaction: Transaction, dataset_id: str, identifier: str
+) -> tuple[Dataset, Reservation]:
+    """Lock a reservation's dataset; return both, the reservation as expired if its lease ended."""
+    dataset = transaction.find_dataset_by_id(dataset_id, lock=True)
+    reservation = transaction.find_reservation(identifier)
+    if dataset is None or reservation is None:
+        raise UnknownSubjectError(_no_reservation(identifier))
+    if is_overdue(reservation):
+        reservation = replace(reservation, state=State.EXPIRED)
+    return dataset, reservation
 
 
 def _no_reservation(identifier: str) -> str:

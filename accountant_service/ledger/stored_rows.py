@@ -25,7 +25,7 @@ from accountant_service.ledger.tables import (
 
 JSON_COLUMNS: Final = {
     DATASET: ("policy", "spent", "held"),
-    RESERVATION: ("mechanism", "charge", "taken"),
+    RESERVATION: ("mechanism", "charge", "taken", "joint"),
 }
 _NAMED: Final = DATASET.c.name == AUDIT_EVENT.c.subject
 _CREATED, _DELETED = "dataset-created", "dataset-deleted"  # audit events
@@ -118,6 +118,11 @@ def _find_lost_datasets(transaction: Transaction) -> Iterator[str]:
             )
 
 
+def read_column(row: Row, name: str) -> Any:
+    """Return what a column states as JSON; None if it is null."""
+    return None if row[name] is None else read_json(row[name])
+
+
 def find_json_faults(table: Table, stored: Row, written: Row) -> Iterator[str]:
     """Yield a fault for each JSON column that is not what the ledger writes for the same values.
 
@@ -129,6 +134,6 @@ def find_json_faults(table: Table, stored: Row, written: Row) -> Iterator[str]:
         written: the row that the ledger writes.
     """
     for name in JSON_COLUMNS[table]:
-        found = canonical_json(read_json(stored[name]))
-        if found != canonical_json(read_json(written[name])):
+        found, expected = (read_column(row, name) for row in (stored, written))
+        if canonical_json(found) != canonical_json(expected):
             yield f"its {name} is {stored[name]!r}, but the ledger writes {written[name]!r}"

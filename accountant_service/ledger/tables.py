@@ -56,6 +56,7 @@ RESERVATION: Final = Table(
     Column("team", String(200), nullable=True),  # of the key, when it reserved
     Column("taken", Text, nullable=False),  # JSON list of amounts, spent or held
     Column("ended_entry", BigInteger, nullable=True),  # the number of the entry that ended it
+    Column("joint", Text, nullable=True),  # as JSON; null for a run on one dataset
     Index("ix_reservation_due", "dataset", "state", "expires_at"),
     Index("ix_reservation_key", "dataset", "key_id"),
     Index("ix_reservation_team", "dataset", "team"),
@@ -68,6 +69,8 @@ CAP: Final = Table(
     Column("kind", String(4), primary_key=True),  # of the holder: key or team
     Column("holder", String(200), primary_key=True),
     Column("share", Float(53), nullable=False),  # of the budget
+    # JSON list of amounts that the holder has spent or held; null if an earlier server set the cap
+    Column("taken", Text, nullable=True),
 )
 
 ENTRY: Final = Table(
@@ -106,6 +109,7 @@ API_KEY: Final = Table(
     Column("last_used_at", BigInteger, nullable=True),
     Column("requests_per_minute", BigInteger, nullable=True),  # the quota; null means none
     Column("quota_empty_at", BigInteger, nullable=True),  # see `quotas`; null before the first use
+    Index("ix_api_key_order", "created_at", "id"),
 )
 
 IDEMPOTENCY: Final = Table(

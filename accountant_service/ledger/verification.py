@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from types import MappingProxyType
@@ -27,9 +28,8 @@ from accountant_service.ledger import (
     stored_rows,
 )
 from accountant_service.ledger.errors import LedgerError
-from accountant_service.ledger.filters import PrivacyFilter, ReferenceFilter, RenyiFilter
-from accountant_service.ledger.filters.base import Amounts, add, negate
-from accountant_service.ledger.filters.reference import SLACK_SHARE
+from accountant_service.ledger.filters import RenyiFilter
+from accountant_service.ledger.filters.base import Amounts, Charge, add, negate
 from accountant_service.ledger.reading_rows import UNREADABLE, find_type_faults, read_integers
 from accountant_service.ledger.repository import (
     PAGE_SIZE,
@@ -50,6 +50,7 @@ from accountant_service.ledger.rules import (
     Dataset,
     EntryKind,
     HolderKind,
+    JointRun,
     Reservation,
     State,
 )
@@ -146,6 +147,7 @@ def verify_snapshot(
                 if not found:
                     states[name] = checker.describe(is_complete=True)
             watch(entries - before, total, lambda: states)
+        faults += _find_joint_faults(transaction, rows)
     counts = Counter(row["name"] for row in rows)
     for name, times in counts.items():
         if times > 1:
@@ -188,6 +190,56 @@ def _verify_dataset(
     except UNREADABLE as error:
         faults.append(f"it cannot be verified after entry {checker.number}: {error!r}")
     return faults, checker
+
+
+def _find_joint_faults(transaction: Transaction, datasets: Sequence[Row]) -> list[str]:
+    """Return the faults of runs on several datasets, by the rows of their reservations.
+
+    That a row is what its dataset's entries record is checked with the dataset.
+    """
+    owners = {row["id"]: row for row in datasets}
+    parts: list[_Part] = []
+    for row in transaction.list_joint_rows():
+        owner = owners.get(row["dataset"])
+        with suppress(*UNREADABLE):  # a fault of its dataset
+            if owner is not None:
+                parts.append(_Part(owner["name"], owner["size"], read_reservation(row)))
+    return _compare_parts(parts, is_complete=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A reservation of a run on several datasets, with its dataset's name and size."""
+
+    dataset: str
+    records: int
+    run: Reservation
+
+
+def _compare_parts(parts: Iterable[_Part], *, is_complete: bool) -> list[str]:
+    """Return the faults of runs on several datasets, given their reservations.
+
+    Args:
+        parts: the reservations, and no others.
+        is_complete: whether these are all that exist.
+    """
+    groups: dict[JointRun, list[_Part]] = {}
+    for part in parts:
+        assert part.run.joint is not None
+        groups.setdefault(part.run.joint, []).append(part)
+    faults: list[str] = []
+    for joint, found in groups.items():
+        missing = set(joint.reservations) - {part.run.identifier for part in found}
+        if missing and is_complete:
+            faults.append(f"run {joint.identifier} lacks its reservations {sorted(missing)}")
+        runs = {part.dataset: part.run for part in found}
+        if len(runs) < len(found):
+            faults.append(f"run {joint.identifier} is twice on a dataset: {sorted(runs)}")
+        records = sum(part.records for part in found)
+        if not missing and records != joint.records:
+            faults.append(f"run {joint.identifier} is on {records} records, not {joint.records}")
+        faults += rules.find_joint_faults(joint, runs)
+    return faults
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,13 +286,15 @@ class _ChainChecker:
         head: the hash of that entry.
         balance, closed_at, reservations: of the dataset, after that entry.
         ended: a hash of the rows of the runs that ended, in their order.
+        size: the number of the dataset's records.
     """
 
     def __init__(self, dataset: Dataset) -> None:
         self._dataset = dataset
+        self.size = dataset.size
         self.number = 0
         self.head = self.ended = hash_chain.GENESIS
-        self._policy = _recover_first_policy(dataset.policy)
+        self._policy = dataset.policy.initial
         self.balance = Balance(self._policy.nothing, self._policy.nothing)
         self.closed_at: int | None = None
         self.reservations: dict[str, Reservation] = {}
@@ -359,15 +413,17 @@ class _ChainChecker:
             charge, plan.steps, 0, _read_integer(entry, "expires_at"),
             _read_text(entry, "purpose"), _read_text(entry, "key"), charge.reserved,
             _read_text(entry, "team") if "team" in entry else None,
+            joint=JointRun.from_json(entry["joint"]) if "joint" in entry else None,
         )  # fmt: skip
-        caps = [_read_cap(fields) for fields in entry.get("caps", [])]
+        caps = [_read_cap(fields, charge) for fields in entry.get("caps", [])]
         nothing = policy.nothing
         uses = [CapUse(cap, self._taken.get((cap.kind, cap.holder), nothing)) for cap in caps]
         return rules.reserve(current, run, policy, uses)
 
     def _check_charge(self, identifier: str) -> list[str]:
         """Return faults if a reservation states a lower cost than its mechanism has."""
-        run, records = self.reservations[identifier], self._dataset.size
+        run = self.reservations[identifier]
+        records = self._dataset.size if run.joint is None else run.joint.records
         mechanism = mechanisms.from_json(run.mechanism)
         faults = [
             f"{each.pointer} of its mechanism is {each.stated}, of {each.records} records"
@@ -499,6 +555,7 @@ class _DatasetChecker(_ChainChecker):
         yield from self.column_faults
         yield from self._check_row()
         yield from self._check_reservations()
+        yield from self._check_caps()
 
     def check_entries(self) -> Iterator[str]:
         """Yield the faults of all entries that are not checked yet, in order."""
@@ -563,10 +620,24 @@ class _DatasetChecker(_ChainChecker):
         for identifier in missing:
             yield f"reservation {identifier} is in the entries, but has no row"
 
+    def _check_caps(self) -> Iterator[str]:
+        """Yield a fault for each cap beside which another use is kept than the entries record."""
+        for row in self._transaction.list_cap_rows(self._dataset):
+            if row["taken"] is None:  # an earlier server set the cap
+                continue
+            holder = HolderKind(row["kind"]), row["holder"]
+            recorded = self._taken.get(holder, self._policy.nothing)
+            if read_integers(row["taken"]) != recorded:
+                yield (
+                    f"the cap of {holder[0]} {holder[1]!r} keeps {row['taken']} as taken, but its "
+                    f"runs took {list(recorded)}"
+                )
+
 
 def _hash_ended(previous: str, row: Row) -> str:
     """Return the hash of the row of a run that ended, with those of the runs that ended before."""
-    read = {name: read_json(row[name]) for name in stored_rows.JSON_COLUMNS[RESERVATION]}
+    columns = stored_rows.JSON_COLUMNS[RESERVATION]
+    read = {name: stored_rows.read_column(row, name) for name in columns}
     return hash_chain.hash_entry(previous, canonical_json(row | read))
 
 
@@ -650,6 +721,15 @@ def verify_export(lines: Iterable[str]) -> ExportReport:
         if isinstance(run, str) and owners.setdefault(run, name) != name:
             other = owners[run]
             faults.append(f"dataset {name!r}: entry {number}: run {run} is one of {other!r} too")
+    faults += _compare_parts(
+        [
+            _Part(name, checker.size, run)
+            for name, checker in checkers.items()
+            for run in checker.reservations.values()
+            if run.joint is not None
+        ],
+        is_complete=False,
+    )
     if not has_entries:
         raise ForeignFileError(faults[0] if faults else "it is empty")
     heads = {name: (checker.number, checker.head) for name, checker in checkers.items()}
@@ -692,20 +772,15 @@ def _read_created_dataset(name: str, entry: dict[str, Any]) -> Dataset:
     return dataset
 
 
-def _recover_first_policy(policy: PrivacyFilter) -> PrivacyFilter:
-    """Return the filter that a dataset was created with, given its present one."""
-    if isinstance(policy, ReferenceFilter) and not policy.is_planned and policy.reference:
-        return replace(policy, reference=None, steps=0, slack_share=SLACK_SHARE)
-    return policy
-
-
-def _read_cap(fields: dict[str, Any]) -> Cap:
-    """Return a cap that the entry of a reservation records."""
+def _read_cap(fields: dict[str, Any], charge: Charge) -> Cap:
+    """Return a cap that the entry of a reservation with this charge records."""
     kind = HolderKind.TEAM if "team" in fields else HolderKind.KEY
     share = fields["share"]
     if type(share) is not float:
         raise TypeError(f"share must be a number, not {share!r}")
-    return Cap(kind, _read_text(fields, kind.value), share, limits_slack="slack" in fields)
+    # without slack to limit, caps of earlier versions were no different
+    limits_slack = "slack" in fields or not charge.needs_slack
+    return Cap(kind, _read_text(fields, kind.value), share, limits_slack)
 
 
 def _read_integer(entry: dict[str, Any], name: str) -> int:

@@ -1,11 +1,12 @@
 """Mechanism descriptions: the tree of what is released, its JSON form and its canonical form."""
 
 from accountant_service.mechanisms.canonical import Atom, CanonicalForm, canonical_form
-from accountant_service.mechanisms.codec import MechanismError, from_json, json_schema, to_json
 from accountant_service.mechanisms.dataset_sizes import find_dataset_size_mismatches
+from accountant_service.mechanisms.field_types import MechanismError
 from accountant_service.mechanisms.free_parameter import FreeParameter, free_parameter
-from accountant_service.mechanisms.in_words import describe_step
-from accountant_service.mechanisms.tree import (
+from accountant_service.mechanisms.json_form import from_json, json_schema, to_json
+from accountant_service.mechanisms.kinds import (
+    KINDS,
     ApproximateDp,
     BallsInBins,
     Composed,
@@ -37,6 +38,7 @@ from accountant_service.mechanisms.tree import (
 )
 
 __all__ = [
+    "KINDS",
     "ApproximateDp",
     "Atom",
     "BallsInBins",
@@ -70,7 +72,6 @@ __all__ = [
     "UserLevel",
     "Zcdp",
     "canonical_form",
-    "describe_step",
     "find_dataset_size_mismatches",
     "free_parameter",
     "from_json",

@@ -4,7 +4,8 @@ Composition does not depend on order or grouping, so a tree is rewritten into a 
 distinct atom:
 
 * `repeated` multiplies counts, `composed` adds them, `dp_sgd` is expanded;
-* a `diagonal_gaussian` is the Gaussian of its Lemma 1;
+* a kind that equals a more basic one is that one: a `diagonal_gaussian` the Gaussian of its
+  Lemma 1;
 * Poisson sampling at rate 1 is no sampling, at rate 0 no release; Poisson sampling of a Poisson
   sample multiplies the rates. A fixed-size sample of the whole dataset remains a sample: its size
   stays the same when a record is added or removed;
@@ -34,11 +35,10 @@ from fractions import Fraction
 from typing import Final, Literal
 
 from accountant_service.canonical_json import canonical_json
-from accountant_service.mechanisms.tree import (
+from accountant_service.mechanisms.kinds import (
     BallsInBins,
     BandedMatrixFactorization,
     Composed,
-    DiagonalGaussian,
     DpSgd,
     FixedSizeSampled,
     Gaussian,
@@ -63,16 +63,8 @@ AtomSampling = Literal[
 ]
 
 
-_WITH_INNER: Final = (  # kinds made of one other mechanism
-    BallsInBins,
-    FixedSizeSampled,
-    PoissonSampled,
-    PrivateSelection,
-    Repeated,
-    ShuffledReports,
-    TruncatedPoissonSampled,
-    UserLevel,
-)
+_SAMPLES: Final = (PoissonSampled, FixedSizeSampled, BallsInBins, TruncatedPoissonSampled)
+_LIMITED: Final = (MatrixFactorization, TreeAggregation)  # the steps that a record takes part in
 SAMPLED_IN_TURN: Final = "sampled in turn"  # `inner` of releases that see one group of records
 
 
@@ -257,9 +249,7 @@ def canonical_form(mechanism: Mechanism) -> CanonicalForm:
     premises = Premises(
         records,
         has_uncut_samples=any(map(_is_uncut_sample, every)),
-        limits_participation=any(
-            isinstance(each, MatrixFactorization | TreeAggregation) for each in every
-        ),
+        limits_participation=any(isinstance(each, _LIMITED) for each in every),
     )
     return replace(form, premises=premises)
 
@@ -278,8 +268,11 @@ def _hashed_text(document: object) -> str:
     return canonical_json(document, compact=False, ascii_only=True)
 
 
-def _count_atoms(mechanism: Mechanism, pointer: str) -> dict[Atom, int]:
+def _count_atoms(mechanism: Mechanism, pointer: str) -> dict[Atom, int]:  # noqa: C901 - by kind
     """Return each elementary release (atom) with its count; errors cite `pointer`."""
+    simple = mechanism.simplified()
+    if simple is not mechanism:
+        return _count_atoms(simple, pointer)
     match _with_user_level_outside(mechanism):
         case Repeated(count, inner):
             return _multiply_counts(_count_atoms(inner, f"{pointer}/mechanism"), count)
@@ -298,8 +291,31 @@ def _count_atoms(mechanism: Mechanism, pointer: str) -> dict[Atom, int]:
             return _count_epoch_atoms(atoms, bins, selections, pointer)
         case DpSgd() as run:
             return _count_dp_sgd_atoms(run, pointer)
-        case other:
-            return _count_other_atoms(other, pointer)
+        case UserLevel(records, inner):
+            atoms = _count_atoms(inner, f"{pointer}/mechanism")
+            converted = ({_apply_user_level(each, records): n} for each, n in atoms.items())
+            return _add_counts(converted)  # two noise multipliers may round to one
+        case TruncatedPoissonSampled(size, rate, batch, inner):
+            atoms = _count_atoms(inner, f"{pointer}/mechanism")
+            return _apply_truncated_sampling(atoms, rate, (size, batch), pointer)
+        case BandedMatrixFactorization() as run:
+            return _count_banded_atoms(run, pointer)
+        case GaussianMixture() as mixture:
+            return _count_mixture_atoms(mixture, pointer)
+        case PrivateSelection(repeats, inner):
+            form = _form_of_atoms(_count_atoms(inner, f"{pointer}/mechanism"))
+            return _count_selection_atoms(repeats, form, pointer)
+        case ShuffledReports(reports, inner):
+            form = _form_of_atoms(_count_atoms(inner, f"{pointer}/mechanism"))
+            return {_shuffled_reports_atom(reports, form, pointer): 1}
+        case Parallel(inners) as parallel:
+            records = _records_per_person(parallel)
+            if records > 1 and len(inners) > 1:  # a person's records may be in several parts
+                whole = UserLevel(records, _without_user_level(parallel))
+                return _count_atoms(whole, pointer)
+            return _count_parallel_atoms(inners, pointer)
+        case release:
+            return {_release_atom(release, pointer): 1}
 
 
 def _with_user_level_outside(mechanism: Mechanism) -> Mechanism:
@@ -309,9 +325,7 @@ def _with_user_level_outside(mechanism: Mechanism) -> Mechanism:
     a release at user level is, for a person with up to k records, k records in a release on the
     sample. If several releases on the sample state different k, the largest holds for all.
     """
-    if not isinstance(
-        mechanism, PoissonSampled | FixedSizeSampled | BallsInBins | TruncatedPoissonSampled
-    ):
+    if not isinstance(mechanism, _SAMPLES):
         return mechanism
     records = _records_per_person(mechanism.mechanism)
     if records == 1:
@@ -325,12 +339,8 @@ def _records_per_person(mechanism: Mechanism) -> int:
     match mechanism:
         case UserLevel(records, inner):
             return records * _records_per_person(inner)
-        case Composed(inners) | Parallel(inners):
-            return max(map(_records_per_person, inners), default=1)
-        case mechanism if isinstance(mechanism, _WITH_INNER):
-            return _records_per_person(mechanism.mechanism)
         case _:
-            return 1
+            return max((_records_per_person(inner) for _, inner in mechanism.inner()), default=1)
 
 
 def _list_records_per_person(mechanism: Mechanism) -> set[int]:
@@ -342,26 +352,23 @@ def _list_records_per_person(mechanism: Mechanism) -> set[int]:
     match mechanism:
         case UserLevel(records, inner):
             return {records * each for each in _list_records_per_person(inner)}
-        case Composed(inners) | Parallel(inners):
-            return set().union(*map(_list_records_per_person, inners))
         case PoissonSampled() | FixedSizeSampled() | BallsInBins() | TruncatedPoissonSampled():
             found = _list_records_per_person(mechanism.mechanism)
             return {max(found)} if found else found
-        case mechanism if isinstance(mechanism, _WITH_INNER):
-            return _list_records_per_person(mechanism.mechanism)
+        case Composed(()) | Parallel(()):
+            return set()
         case _:
-            return {1}
+            inners = [_list_records_per_person(inner) for _, inner in mechanism.inner()]
+            return set().union(*inners) if inners else {1}
 
 
 def _mechanisms_inside(mechanism: Mechanism) -> Iterator[Mechanism]:
     """Yield a mechanism and all mechanisms inside it."""
-    yield mechanism
-    match mechanism:
-        case Composed(inners) | Parallel(inners):
-            for inner in inners:
-                yield from _mechanisms_inside(inner)
-        case mechanism if isinstance(mechanism, _WITH_INNER):
-            yield from _mechanisms_inside(mechanism.mechanism)
+    waiting = [mechanism]
+    while waiting:
+        each = waiting.pop()
+        yield each
+        waiting += [inner for _, inner in each.inner()]
 
 
 def _is_uncut_sample(mechanism: Mechanism) -> bool:
@@ -375,47 +382,9 @@ def _is_uncut_sample(mechanism: Mechanism) -> bool:
 
 def _without_user_level(mechanism: Mechanism) -> Mechanism:
     """Return a mechanism in which no release is at user level."""
-    match mechanism:
-        case UserLevel(_, inner):
-            return _without_user_level(inner)
-        case Composed(inners) | Parallel(inners):
-            return replace(mechanism, mechanisms=tuple(map(_without_user_level, inners)))
-        case mechanism if isinstance(mechanism, _WITH_INNER):
-            return replace(mechanism, mechanism=_without_user_level(mechanism.mechanism))
-        case _:
-            return mechanism
-
-
-def _count_other_atoms(mechanism: Mechanism, pointer: str) -> dict[Atom, int]:
-    """Count the releases (atoms) that `_count_atoms` leaves out; errors cite `pointer`."""
-    match mechanism:
-        case UserLevel(records, inner):
-            atoms = _count_atoms(inner, f"{pointer}/mechanism")
-            converted = ({_apply_user_level(each, records): n} for each, n in atoms.items())
-            return _add_counts(converted)  # two noise multipliers may round to one
-        case TruncatedPoissonSampled(size, rate, batch, inner):
-            if batch >= size or rate == 0.0:
-                return _count_atoms(PoissonSampled(rate, inner), pointer)
-            atoms = _count_atoms(inner, f"{pointer}/mechanism")
-            return _apply_truncated_sampling(atoms, rate, (size, batch), pointer)
-        case BandedMatrixFactorization():
-            return _count_banded_atoms(mechanism, pointer)
-        case GaussianMixture():
-            return _count_mixture_atoms(mechanism, pointer)
-        case PrivateSelection(repeats, inner):
-            form = _form_of_atoms(_count_atoms(inner, f"{pointer}/mechanism"))
-            return _count_selection_atoms(repeats, form, pointer)
-        case ShuffledReports(reports, inner):
-            form = _form_of_atoms(_count_atoms(inner, f"{pointer}/mechanism"))
-            return {_shuffled_reports_atom(reports, form, pointer): 1}
-        case Parallel(inners):
-            records = _records_per_person(mechanism)
-            if records > 1 and len(inners) > 1:  # a person's records may be in several parts
-                whole = UserLevel(records, _without_user_level(mechanism))
-                return _count_other_atoms(whole, pointer)
-            return _count_parallel_atoms(inners, pointer)
-        case _:
-            return {_release_atom(mechanism, pointer): 1}
+    if isinstance(mechanism, UserLevel):
+        return _without_user_level(mechanism.mechanism)
+    return mechanism.with_inner(_without_user_level)
 
 
 def _release_atom(mechanism: Mechanism, pointer: str) -> Atom:
@@ -423,10 +392,6 @@ def _release_atom(mechanism: Mechanism, pointer: str) -> Atom:
     match mechanism:
         case Gaussian(noise_multiplier) | Laplace(noise_multiplier):
             return Atom(mechanism.kind, noise_multiplier, pointer=pointer)
-        case DiagonalGaussian():
-            return Atom("gaussian", mechanism.noise_multiplier(), pointer=pointer)
-        case MatrixFactorization(noise_multiplier):
-            return Atom("gaussian", noise_multiplier / mechanism.sensitivity(), pointer=pointer)
         case TreeAggregation(noise_multiplier):
             lower, upper = mechanism.squared_sensitivity_bounds()
             kind = "gaussian" if lower == upper else mechanism.kind
@@ -461,7 +426,7 @@ def _count_epoch_atoms(
     present = {atom: count for atom, count in atoms.items() if count > 0}
     merged = _merge_gaussians(present) if present else None
     if merged is None:
-        return {}  # nothing is released: the codec accepts Gaussian noise only
+        return {}  # nothing is released: a valid one has Gaussian noise only
     if selections == bins:
         return {merged: bins}
     epoch = Atom(

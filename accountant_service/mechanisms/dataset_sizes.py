@@ -1,16 +1,15 @@
 """Check the numbers of records that a mechanism states.
 
-Nothing here lists the kinds: a mechanism inside another is a value that has a kind, and a number of
-records is found by the name of its field. So a new kind needs no entry.
+Nothing here lists the kinds: a number of records is found by the name of its field.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Final
 
-from accountant_service.mechanisms.tree import FixedSizeSampled, Mechanism, Parallel
+from accountant_service.mechanisms.kinds import FixedSizeSampled, Mechanism, Parallel
 
 _MAY_BE_FEWER: Final = {  # each field that states a number of records; whether some may be left out
     "dataset_size": False,
@@ -53,7 +52,7 @@ def find_dataset_size_mismatches(
 
     Args:
         dataset_size: number of records in the dataset that the mechanism runs on.
-        mechanism: as the codec has accepted it.
+        mechanism: as it was read from JSON.
         pointer: JSON pointer of the mechanism.
     """
     return _find_mismatches(dataset_size, mechanism, pointer, is_part=False)
@@ -74,16 +73,5 @@ def _find_mismatches(
             records, is_part = batch_size, False
         case Parallel(mechanisms):
             is_part = is_part or len(mechanisms) > 1
-    for at, inner in _list_inner(mechanism):
+    for at, inner in mechanism.inner():
         yield from _find_mismatches(records, inner, pointer + at, is_part=is_part)
-
-
-def _list_inner(mechanism: Mechanism) -> Iterator[tuple[str, Any]]:
-    """Yield the mechanisms directly inside a mechanism, each with its JSON pointer from there."""
-    for field in fields(mechanism):
-        value = getattr(mechanism, field.name)
-        if hasattr(value, "kind"):
-            yield f"/{field.name}", value
-        elif isinstance(value, tuple):
-            inner = ((at, each) for at, each in enumerate(value) if hasattr(each, "kind"))
-            yield from ((f"/{field.name}/{at}", each) for at, each in inner)

@@ -1,7 +1,7 @@
 """A mechanism with one number left free, such as a Laplace scale in a sum of releases.
 
-Only parameters are allowed with which the cost rises, or falls, throughout: a search for the
-boundary of a target needs that.
+Only fields are allowed that their kind marks with `Cost`: the cost rises, or falls, with them
+throughout. A search for the boundary of a target needs that.
 """
 
 from __future__ import annotations
@@ -10,35 +10,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from accountant_service.mechanisms.codec import MechanismError, find_range, from_json
-from accountant_service.mechanisms.tree import Mechanism
+from accountant_service.mechanisms.field_types import Cost, MechanismError
+from accountant_service.mechanisms.json_form import fields_of, from_json
+from accountant_service.mechanisms.kinds import KINDS, Mechanism
 
 Json = Any
 
 _PARAMETER: Final = "/parameter"  # where an error in the pointer is reported
 _POSITIVE_MIN: Final = 1e-12  # tried instead of 0
-_COST_FALLS_WITH: Final[Mapping[str, frozenset[str]]] = {
-    "gaussian": frozenset({"noise_multiplier"}),
-    "laplace": frozenset({"noise_multiplier"}),
-    "dp_sgd": frozenset({"noise_multiplier"}),
-    "matrix_factorization": frozenset({"noise_multiplier"}),
-    "banded_matrix_factorization": frozenset({"noise_multiplier"}),
-    "tree_aggregation": frozenset({"noise_multiplier"}),
-    "gaussian_mixture": frozenset({"noise_multiplier"}),
-    "discrete_laplace": frozenset({"scale"}),
-    "randomized_response": frozenset({"flip_probability"}),
-}
-_COST_RISES_WITH: Final[Mapping[str, frozenset[str]]] = {
-    "poisson_sampled": frozenset({"sample_rate"}),
-    "dp_sgd": frozenset({"sample_rate", "steps"}),
-    "repeated": frozenset({"count"}),
-    "user_level": frozenset({"records"}),
-    "exponential": frozenset({"epsilon"}),
-    "permute_and_flip": frozenset({"epsilon"}),
-    "approximate_dp": frozenset({"epsilon", "delta"}),
-    "gdp": frozenset({"mu"}),
-    "zcdp": frozenset({"rho"}),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,28 +78,25 @@ def free_parameter(document: Json, pointer: str) -> FreeParameter:
         MechanismError: nothing that can be solved for is there, or the document is invalid.
     """
     path, node = _follow(document, pointer)
-    kind, field = node.get("kind"), str(path[-1])
-    falls = field in _COST_FALLS_WITH.get(str(kind), ())
-    if not falls and field not in _COST_RISES_WITH.get(str(kind), ()):
+    kind, name = str(node.get("kind")), str(path[-1])
+    found = fields_of(KINDS[kind]).get(name) if kind in KINDS else None
+    if found is None or found.cost is None:
         known = sorted(
-            f"{field} of {kind}"
-            for table in (_COST_FALLS_WITH, _COST_RISES_WITH)
-            for kind, fields in table.items()
-            for field in fields
+            f"{field.name} of {cls.kind}"
+            for cls in KINDS.values()
+            for field in fields_of(cls).values()
+            if field.cost
         )
         raise MechanismError((_PARAMETER, "must point to one of: " + ", ".join(known)))
-    if field in ("sample_rate", "steps") and node.get("sampling") in ("balls_in_bins", "shuffled"):
+    if name in ("sample_rate", "steps") and node.get("sampling") in ("balls_in_bins", "shuffled"):
         message = "must not point to a run in epochs; solve for it with /v1/steps"
         raise MechanismError((_PARAMETER, message))
-    least, most, is_whole = find_range(str(kind), field)
-    found = FreeParameter(document, path, least, most, is_whole, falls)
+    free = FreeParameter(document, path, *found.range, found.cost is Cost.FALLS)
     try:
-        found.with_value(found.most_private)
+        free.with_value(free.most_private)
     except MechanismError as error:
-        raise MechanismError(
-            *((f"/mechanism{inner}", message) for inner, message in error.faults)
-        ) from None
-    return found
+        raise error.below("/mechanism") from None
+    return free
 
 
 def _follow(document: Json, pointer: str) -> tuple[tuple[str | int, ...], Mapping[str, Json]]:

@@ -212,28 +212,14 @@ def _get_problem_sentences(error: ValidationError) -> dict[str, str]:
 def ask_to_revoke(request: Request, identifier: Name, session: TheSession) -> Response:
     """Ask whether to revoke an API key, and show the consequences."""
     require_unbound(session.key)
-    listed = keys_of(request).list_keys()
-    found = next((key for key in listed if key.identifier == identifier), None)
-    if found is None or not _is_valid(found):
+    found = keys_of(request).find_valid(identifier)
+    if found is None:
         raise UnknownSubjectError(f"there is no key {identifier!r} to revoke")
+    key, is_last_admin = found
+    is_own = identifier == session.key.identifier
     return render_page(
-        request,
-        "revoke_key.html",
-        key=found,
-        is_own=identifier == session.key.identifier,
-        is_last_admin=_administers(found) and sum(map(_administers, listed)) == 1,
+        request, "revoke_key.html", key=key, is_own=is_own, is_last_admin=is_last_admin
     )
-
-
-def _is_valid(key: KeyRecord) -> bool:
-    """Return whether a key has neither expired nor been revoked."""
-    is_expired = key.expires_at is not None and key.expires_at <= now()
-    return key.revoked_at is None and not is_expired
-
-
-def _administers(key: KeyRecord) -> bool:
-    """Return whether a key may create further keys."""
-    return _is_valid(key) and key.datasets is None and Scope.ADMIN.value in key.scopes
 
 
 @router.post("/keys/{identifier}/revoke")

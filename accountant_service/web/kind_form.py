@@ -87,9 +87,14 @@ def _list_kinds(depth: int) -> dict[str, str]:
     return {
         kind: schema["title"]
         for kind, schema in SCHEMAS.items()
-        if (depth > 1 or kind != "dp_sgd")
-        and (depth < DEPTH_MAX or not {"mechanism", "mechanisms"} & schema["properties"].keys())
+        if (depth > 1 or kind != "dp_sgd") and (depth < DEPTH_MAX or not _holds_mechanisms(schema))
     }
+
+
+def _holds_mechanisms(schema: Json) -> bool:
+    """Return whether a kind is made of other mechanisms."""
+    shapes = {_shape(each) for name, each in schema["properties"].items() if name != "kind"}
+    return not shapes.isdisjoint({"mechanism", "mechanisms"})
 
 
 def write_texts(value: Any) -> Any:

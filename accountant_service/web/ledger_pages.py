@@ -22,7 +22,6 @@ from accountant_service.api.schemas import UnreadBody
 from accountant_service.disclosure.formats import Format
 from accountant_service.ledger.plans import BudgetPreview, StepsLeft
 from accountant_service.ledger.service import Ledger
-from accountant_service.mechanisms import describe_step
 from accountant_service.web import run_form
 from accountant_service.web.calculator_page import answer_or_problem
 from accountant_service.web.rendering import HEADERS, render_page
@@ -54,27 +53,22 @@ def _compute_budget_shares(dataset: Json) -> Json:
 def _describe_reference(dataset: Json) -> str | None:
     """Describe in words a budget's reference mechanism; None if it has none."""
     reference = dataset["accounting"].get("reference")
-    return None if reference is None else describe_step(mechanisms.from_json(reference))
+    return None if reference is None else mechanisms.from_json(reference).describe_step()
 
 
-async def _describe_steps_left(
-    session: Session, ledger: TheLedger, left: StepsLeft | None, *, is_complete: bool
-) -> Json:
+def _describe_steps_left(left: StepsLeft | None, *, is_complete: bool) -> Json:
     """Return template variables that say how many more steps and runs fit the budget.
 
     Args:
-        session: of the reader.
-        ledger: the ledger.
         left: the steps that fit; None before the first run.
         is_complete: whether all was computed; otherwise the browser asks again.
     """
     if left is None:
         return {"left": None, "is_complete": is_complete}
-    last = await ledger.get_reservation(session.key, left.run)
-    steps = last["steps_reserved"]
+    steps = left.run_steps
     return {
         "left": left,
-        "left_step": describe_step(left.step),
+        "left_step": left.step.describe_step(),
         "run_steps": steps,
         "runs_left": None if left.steps is None or not steps else left.steps // steps,
         "is_complete": is_complete,
@@ -83,14 +77,12 @@ async def _describe_steps_left(
 
 def _describe_entry(entry: Json) -> Json:
     """Return a ledger entry with its spent and held amounts as lists, for display."""
-    spent, held = (
-        entry.get(f"{part}_reference_steps", entry.get(f"{part}_micronats"))
-        for part in ("spent", "held")
-    )
-    return entry | {
-        "spent": spent if isinstance(spent, list) else [spent],
-        "held": held if isinstance(held, list) else [held],
-    }
+    shown: Json = {}
+    for part in ("spent", "held"):
+        amount = entry.get(f"{part}_reference_steps", entry.get(f"{part}_micronats", []))
+        shown[part] = amount if isinstance(amount, list) else [amount]
+        shown[f"{part}_added"] = entry.get(f"{part}_epsilon", "0")
+    return entry | shown
 
 
 @router.get("/datasets")
@@ -125,8 +117,8 @@ async def dataset(
         "dataset": found,
         "shares": _compute_budget_shares(found),
         "reference": _describe_reference(found),
-        **await _describe_steps_left(session, ledger, left, is_complete=False),
-        "admits": [(describe_step(each.step), each.steps) for each in preview.runs],
+        **_describe_steps_left(left, is_complete=False),
+        "admits": [(each.step.describe_step(), each.steps) for each in preview.runs],
         "warnings": preview.warnings,
     }
     return await run_in_threadpool(_render_dataset_page, request, session, budget, before, runs)
@@ -159,7 +151,7 @@ async def steps_left(
     """Return the part of a dataset's page that says how many more steps fit."""
     found = await ledger.get_dataset(session.key, name)
     left = await ledger.count_steps_left(session.key, name)
-    described = await _describe_steps_left(session, ledger, left, is_complete=True)
+    described = _describe_steps_left(left, is_complete=True)
     context = {"dataset": found, **described}
     return await run_in_threadpool(partial(render_page, request, "steps_left.html", **context))
 
@@ -218,12 +210,22 @@ async def run(
 ) -> Response:
     """Show a run: its progress, and the guarantee of its plan alone."""
     found = await ledger.get_reservation(session.key, identifier)
-    delta = (await ledger.get_dataset(session.key, found["dataset"]))["budget"]["delta"]
+    names = found.get("datasets") or [found["dataset"]]
+    budgets = [(await ledger.get_dataset(session.key, name))["budget"] for name in names]
+    delta = min(budget["delta"] for budget in budgets)
     claim = await answer_or_problem(
         request, "/v1/epsilon", await run_in_threadpool(_build_plan_request, found, delta)
     )
     return await run_in_threadpool(
-        render_page, request, "run.html", run=found, delta=delta, claim=claim
+        partial(
+            render_page,
+            request,
+            "run.html",
+            run=found,
+            charges=found.get("charges") or {found["dataset"]: found["charge"]},
+            delta=delta,
+            claim=claim,
+        )
     )
 
 

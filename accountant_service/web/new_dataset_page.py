@@ -41,8 +41,9 @@ PLANNED: Final = Choice(
 FILTER: Final = Choice(
     "Privacy filter",
     {
-        "reference": "reference steps: the most runs of one kind",
+        "reference": "reference steps: the most runs of one kind, and queries before them",
         "renyi": "Rényi divergence: for runs of many kinds",
+        "addition": "addition of ε and δ: for queries",
     },
 )
 CHOICES: Final[Mapping[str, Choice]] = {

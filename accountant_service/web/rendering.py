@@ -61,9 +61,9 @@ def describe_plan(mechanism: Json) -> str:
         case mechanisms.Repeated():
             steps = found.count
         case _:
-            return mechanisms.describe_step(found)
+            return found.describe_step()
     unit = "step" if steps == 1 else "steps"
-    return f"{mechanisms.describe_step(found)}, {number_format.group_digits(steps)} {unit}"
+    return f"{found.describe_step()}, {number_format.group_digits(steps)} {unit}"
 
 
 def format_sentence(text: str) -> str:

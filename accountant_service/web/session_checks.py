@@ -8,6 +8,7 @@ from urllib.parse import parse_qsl, quote
 from fastapi import Depends, Request
 
 from accountant_service.api.async_ledger import AsyncLedger
+from accountant_service.api.error_responses import NOTES
 from accountant_service.api.ledger_routes import ledger_of
 from accountant_service.ledger.errors import DatabaseAwayError, ForbiddenError, UnauthenticatedError
 from accountant_service.ledger.repository import KeyRecord
@@ -35,6 +36,7 @@ def required_session(request: Request) -> Session:
         raise UnauthenticatedError("sign in with an API key to see this page")
     session = sessions_of(request).read(cookie)
     request.state.session = session
+    request.scope[NOTES].has_key = True
     return session
 
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.results.accounting import find_certified_epsilon
-from benchmarks.results.experiments import Experiment, Method
-from benchmarks.results.store import Store
-from benchmarks.results.tasks import TASKS
+from training_client.lab.papers.accounting import find_certified_epsilon
+from training_client.lab.papers.experiments import Experiment, Method
+from training_client.lab.papers.store import Store
+from training_client.lab.papers.tasks import TASKS
 
 # Okabe and Ito's colours, which colour-blind readers can distinguish; by label or by optimizer
 _COLOURS: Final = {

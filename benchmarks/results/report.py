@@ -11,19 +11,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from scipy.stats import ttest_ind
-
 from benchmarks.results import plots
-from benchmarks.results.accounting import build_claimed_question, find_certified_epsilon
-from benchmarks.results.experiments import (
+from benchmarks.results.certification import build_claimed_question
+from training_client.lab.papers.accounting import find_certified_epsilon
+from training_client.lab.papers.experiments import (
     EXPERIMENTS,
     PAPER_CLAIMS,
     TABLE_1,
     Experiment,
     PaperResult,
 )
-from benchmarks.results.store import Store
-from benchmarks.results.tasks import TASKS
+from training_client.lab.papers.store import Store
+from training_client.lab.papers.tasks import TASKS
+from training_client.lab.papers.verdicts import find_welch_interval, list_final_scores
 
 TEMPLATE: Final = Path(__file__).with_name("page.md")
 NOTHING: Final = "–"
@@ -39,11 +39,6 @@ def find_experiments(argument: str) -> list[Experiment]:
         for each in EXPERIMENTS
         if (each.task, each.section) == (task, section) and each.column in (column or [each.column])
     ]
-
-
-def list_final_scores(experiment: Experiment, store: Store) -> list[float]:
-    """Return the final scores of the runs that did not break down."""
-    return [run["score"] for run in store.list_runs(experiment) if run["score"] is not None]
 
 
 def format_mean(name: str, store: Store) -> str:
@@ -102,7 +97,7 @@ def format_verdict(names: str, store: Store) -> str:
     first, second = _list_scores_of_pair(names, store)
     if min(len(first), len(second)) < 2:
         return NOTHING
-    low, high = ttest_ind(first, second, equal_var=False).confidence_interval(0.95)
+    low, high = find_welch_interval(first, second)
     decided = "significant" if low > 0 or high < 0 else "not significant"
     ends = f"{_format_interval_end(low)} to {_format_interval_end(high)}"
     return f"95 % interval {ends}: {decided}"

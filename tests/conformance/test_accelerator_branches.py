@@ -16,7 +16,7 @@ from torch import nn
 
 from tests.support.accelerator_counts import AcceleratorCounts, no_cpu
 from tests.support.helpers import slow_after
-from tests.support.layer_models import LAYER_MODELS, build, to_single_precision
+from tests.support.layer_models import LAYER_MODELS, SIZE, build, to_single_precision
 from tests.support.small_models import batch, model, unbudgeted
 from training_client.lab.models import cross_entropy, mlp
 from training_client.optimizers import OPTIMIZERS, make_optimizer
@@ -33,9 +33,10 @@ MORE_WAITS = {"dp_adagrad": 4, "adadp": 1, "adan": 1, "adadps": 1, "dp_r_pub": 1
 # for damping, of 9,110 squares for each example, are more
 PARTS_IN_DOUBLE_PRECISION, PARTS_AFTER_A_MAP, PARTS_OF_DAMPING = 640, 2000, 9300
 # the parameters, in the mean squares that scale the noise (AdaDP, Adan), and where a shift is added
-# to a sum (pi_adam)
-PARAMETERS = {"adadp": 9110, "adan": 9110, "pi_adam": 9110}
-SUM = 9110  # the clipped sum, which is rounded to the grid of the noise
+# to a sum (pi_adam): there also inputs, output gradients and biases' gradients of two layers
+BATCH = 64
+PARAMETERS = {"adadp": 9110, "adan": 9110, "pi_adam": 9110 + BATCH * (180 + 110 + 110 + 4)}
+SUM = 9110  # the clipped sum, which is in double precision
 CASES: list[tuple[str, str, dict[str, Any]]] = [
     *((name, entry.states[0], {}) for name, entry in OPTIMIZERS.items()),
     ("adadp", "raw", {}),
@@ -48,7 +49,7 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
 def wide() -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
     """Return a model of 9,110 parameters, and a batch."""
     torch.manual_seed(0)
-    return mlp(80, 100, 10), torch.randn(64, 80), torch.arange(64) % 10
+    return mlp(80, 100, 10), torch.randn(BATCH, 80), torch.arange(BATCH) % 10
 
 
 def of_layers(name: str) -> Callable[[], Any]:
@@ -97,7 +98,7 @@ def test_few_numbers_of_a_step_are_read_or_copied_in_double_precision(
     most = PARTS_IN_DOUBLE_PRECISION if name.startswith("dp_") else PARTS_AFTER_A_MAP
     is_damped = options.get("own_squares", False)
     most = PARTS_OF_DAMPING if is_damped else most + PARAMETERS.get(name, 0)
-    assert SUM <= counts.doubles <= most + SUM
+    assert counts.doubles <= most
     assert counts.largest_double == SUM
 
 
@@ -105,7 +106,8 @@ def test_few_numbers_of_a_step_are_read_or_copied_in_double_precision(
 def test_a_step_on_layers_waits_once_for_the_accelerator(name: str) -> None:
     """It waits at its end, for the mean loss.
 
-    Parameters are copied to double precision where a shift is added to the sum, and nothing larger.
+    Parameters are copied to double precision where a shift is added to the sum, and each example's
+    gradient, because it may cancel with the shift; nothing larger.
     """
     physical_batch_size = (None, 4)[list(LAYER_MODELS).index(name) % 2]
     plain = counts_of_last_step(
@@ -114,8 +116,9 @@ def test_a_step_on_layers_waits_once_for_the_accelerator(name: str) -> None:
     assert plain.waits == {"_local_scalar_dense": 1}
     counts, net = counts_of_last_step("pi_adam", of_layers(name), steps=2), build(name)[0]
     size = sum(each.numel() for each in net.parameters())
-    assert counts.largest_double <= size
-    assert counts.doubles <= 4 * size  # with sums of parts, which are as many in so small models
+    assert counts.largest_double <= SIZE * size
+    # and sums of parts, which are as many in so small models
+    assert counts.doubles <= (5 + SIZE) * size
 
 
 def test_adaptive_clipping_waits_once_more_for_the_noisy_count() -> None:

@@ -1,6 +1,6 @@
 """Every optimizer's claim against an audit with canaries, and broken ones that are found out.
 
-The power, of 19 optimizers and states whose claim is proven, as the tests below measure it: less
+The power, of 20 optimizers and states whose claim is proven, as the tests below measure it: less
 noise than claimed is found out in all of them if it is an eighth, in 16 or more if it is a quarter
 (18 when this was written; DP-RMSprop, whose steps are almost signs, hides most), and in hardly any
 if it is a half (none). An ε of a little more than claimed is not seen.
@@ -23,6 +23,7 @@ from training_client.lab.canary_audit import AuditResult, audit_canaries, p_valu
 from training_client.lab.federated import Participant, train_federated
 from training_client.lab.models import cross_entropy
 from training_client.optimizers import OPTIMIZERS, AdaDp, PrivateOptimizer, make_optimizer
+from training_client.optimizers.adppl import Adppl
 from training_client.plan import Plan
 
 CANARIES, GUESSES, STEPS, DELTA = 4000, 400, 4, 1e-5
@@ -147,6 +148,28 @@ def test_no_participant_gives_less_privacy_than_claimed() -> None:
     assert sound.epsilon_lower <= claimed(PLAN) < broken.epsilon_lower, (sound, broken)
 
 
+@pytest.mark.slow
+def test_the_audit_of_adppl_finds_missing_noise_and_refutes_no_claim() -> None:
+    """With shares of many sizes, as relevances give them."""
+    sound, broken = (audited_shares(cut=cut) for cut in (1.0, 8.0))
+    assert sound.epsilon_lower <= claimed(PLAN) < broken.epsilon_lower, (sound, broken)
+
+
+def audited_shares(*, cut: float) -> AuditResult:
+    """Audit ADPPL, whose noise is cut by a factor."""
+    generator, took_part, net = drawn(seed=1)
+    rows = torch.nonzero(took_part).flatten()
+    examples, targets = torch.zeros(len(rows), CANARIES), torch.ones(len(rows), dtype=torch.long)
+    examples[torch.arange(len(rows)), rows] = 10.0
+    shares = [0.5 + torch.rand(each.shape, generator=generator) for each in net.parameters()]
+    less = replace(PLAN, noise_multiplier=PLAN.noise_multiplier / cut)
+    budget = NoBudget(less, STEPS, "it is attacked")
+    optimizer = Adppl(net, budget, learning_rate=0.1, shares=shares, generator=generator)
+    for _ in range(STEPS):
+        optimizer.step(examples, targets, cross_entropy)
+    return judged(net, took_part)
+
+
 def test_the_audit_of_dp_sgd_comes_close_to_the_claim() -> None:
     """DP-SGD on canaries of their own is as bad as claimed: the bound is no idle one."""
     found = audited("dp_sgd", "privatised")
@@ -162,7 +185,7 @@ def test_the_audit_has_the_stated_power() -> None:
         bounds = [audited(*each, cut=cut, seed=2).epsilon_lower for each in SOUND]
         return sum(bound > claim for bound in bounds)
 
-    assert len(SOUND) == 19
+    assert len(SOUND) == 20
     assert caught(4.0) >= 16
     assert caught(2.0) <= 3
 

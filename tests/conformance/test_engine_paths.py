@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from tests.support.layer_models import (
+    POSITIONS,
     SIZE,
     WIDTH,
     WORDS,
@@ -20,7 +21,9 @@ from tests.support.layer_models import (
     tokens,
 )
 from training_client.lab.models import cross_entropy
-from training_client.private_step import sequence_products
+from training_client.private_step import convolution_gradients, sequence_products
+from training_client.private_step.chunked_gradients import ChunkedGradients
+from training_client.private_step.convolution_gradients import ConvolutionProducts
 from training_client.private_step.example_gradients import MaterializedGradients, OuterProducts
 from training_client.private_step.kernels.sparse import SparseFactor
 from training_client.private_step.layer_uses import EnginePath
@@ -35,11 +38,14 @@ STAGES = {  # what is called for the norms of gradients that are stored in this 
     "outer": (OuterProducts, "squared_norms"),
     "sequence": (SequenceProducts, "squared_norms"),
     "gram": (sequence_products, "gram_underflow"),  # an error term of Gram matrices only
-    "product": (SequenceProducts, "dense"),  # a few examples' gradients at a time
+    "product": (ChunkedGradients, "squared_norms"),  # a few examples' gradients at a time
     "tokens": (TokenGradients, "squared_norms"),
     "summed": (SummedGradients, "squared_norms"),
     "held": (MaterializedGradients, "squared_norms"),
     "replay": (LayerCall, "example_gradients"),
+    "image": (ConvolutionProducts, "squared_norms"),
+    "image-gram": (convolution_gradients, "gram_underflow"),
+    "image-held": (ConvolutionProducts, "hold"),
     "sparse": (SparseFactor, "from_dense"),
 }
 
@@ -70,25 +76,41 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], torch.Tensor]]] = 
     ),
     "embedding": (lambda: nn.Sequential(nn.Embedding(WORDS, 4), MeanOverPositions()), tokens),
     "attention": (lambda: Attention(), sequences),
+    "convolution": (
+        lambda: nn.Sequential(nn.Conv1d(POSITIONS, 4, 3, bias=False), nn.Flatten()),
+        sequences,
+    ),
+    "wide convolution": (
+        lambda: nn.Sequential(nn.Conv1d(POSITIONS, 90, 6, bias=False), nn.Flatten()),
+        sequences,
+    ),
     "recurrent": (
         lambda: nn.Sequential(nn.GRU(WIDTH, 4, bias=False, batch_first=True), MeanOverPositions()),
         sequences,
     ),
 }
 WAYS = {  # for each model, the stages of each of PATHS
-    "rows": ("outer", "sequence gram", "sequence product", "held product", "held replay"),
+    "rows": ("outer", "sequence gram", "sequence product", "held", "held replay"),
     "long sequences": (
-        "sequence product", "sequence gram", "sequence product", "held product", "held replay",
+        "sequence product", "sequence gram", "sequence product", "held", "held replay",
     ),
     "short sequences": (
-        "sequence gram", "sequence gram", "sequence product", "held product", "held replay",
+        "sequence gram", "sequence gram", "sequence product", "held", "held replay",
     ),
     "embedding": ("tokens", "tokens", "tokens", "held", "held replay"),
     "attention": (
-        "sequence product", "sequence gram", "sequence product", "held product", "held replay",
+        "sequence product", "sequence gram", "sequence product", "held", "held replay",
+    ),
+    "convolution": (
+        "held image-held", "image image-gram", "image product", "held image-held",
+        "held replay",
+    ),
+    "wide convolution": (
+        "image product", "image image-gram", "image product", "held image-held",
+        "held replay",
     ),
     "recurrent": (  # never replayed
-        "sequence product", "sequence gram", "sequence product", "held product",
+        "sequence product", "sequence gram", "sequence product", "held",
         "sequence product",
     ),
 }  # fmt: skip

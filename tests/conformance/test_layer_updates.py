@@ -45,7 +45,7 @@ CONV1D = "Conv1D of Hugging Face"
 NAMES = [*LAYER_MODELS, CONV1D]
 STEPS = 3
 PHYSICAL_BATCH_SIZES = (None, 1, 4)
-PLAIN = ("dp_sgd", "dp_adam", "dp_rmsprop", "dp_adagrad")
+PLAIN = ("dp_sgd", "dp_adam", "dp_adamw", "dp_rmsprop", "dp_adagrad")
 
 
 def build_layers(name: str, seed: int = 0) -> tuple[nn.Module, Examples, torch.Tensor]:
@@ -81,7 +81,12 @@ def gradients_by_definition() -> Iterator[None]:
             return gradient_rows(clipper._model, examples, targets)
 
     def clip(
-        self: Clipper, examples: Examples, targets: torch.Tensor, _: Loss, transform: Transform
+        self: Clipper,
+        examples: Examples,
+        targets: torch.Tensor,
+        _: Loss,
+        transform: Transform,
+        share: float,
     ) -> AccumulatedSum:
         """Return the sum of clipped gradients."""
         gradients = as_rows(self, examples, targets)

@@ -27,6 +27,7 @@ from training_client.budget import NoBudget
 from training_client.lab.federated import Participant, train_federated
 from training_client.lab.models import cross_entropy
 from training_client.optimizers import AdaDp, PrivateOptimizer, StepContext
+from training_client.optimizers.adppl import Adppl
 from training_client.private_step import AccumulatedSum, BlockwiseSum, Loss
 from training_client.private_step.rounded_gaussian import NoiseGrid
 
@@ -91,6 +92,23 @@ def test_state_is_a_function_of_the_releases(of: tuple[str, str]) -> None:
     proven = state != "raw"
     assert all_close(*states_after_replay(make)) == proven
     assert make().source.proven == proven
+
+
+def test_the_statistic_of_the_current_step_is_no_function_of_its_private_batch() -> None:
+    def make() -> PrivateOptimizer:
+        options = {"current_statistic": True, "statistic": "adam", "first": 0.9}
+        return build_optimizer("adadps", model(), PLAN, state="public", **options)
+
+    assert all_close(*states_after_replay(make))
+
+
+def test_adppl_keeps_nothing_of_its_batches() -> None:
+    def make() -> PrivateOptimizer:
+        net = model()
+        shares = [each.abs() + 0.1 for each in random_like(net, 4)]
+        return Adppl(net, unbudgeted(PLAN), learning_rate=0.1, shares=shares)
+
+    assert all_close(*states_after_replay(make))
 
 
 PLACES: dict[str, Callable[[PrivateOptimizer], Any]] = {

@@ -40,24 +40,42 @@ def require_equal(private: nn.Module, plain: nn.Module) -> None:
         assert torch.allclose(a, b, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", [*REFERENCES, "dp_sgd with momentum"])
-def test_without_noise_and_clipping_it_equals_the_plain_optimizer(name: str) -> None:
+USUAL_OPTIONS: list[tuple[str, dict[str, Any]]] = [
+    ("dp_sgd", {"momentum": 0.9}),
+    ("dp_sgd", {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1}),
+    ("dp_sgd", {"momentum": 0.9, "dampening": 0.5}),
+    ("dp_adam", {"betas": (0.8, 0.9), "eps": 1e-3, "weight_decay": 0.1, "amsgrad": True}),
+    ("dp_adamw", {"betas": (0.8, 0.9), "eps": 1e-3, "weight_decay": 0.1, "amsgrad": True}),
+    ("dp_rmsprop", {"alpha": 0.8, "eps": 1e-3, "momentum": 0.9, "centered": True}),
+    ("dp_rmsprop", {"weight_decay": 0.1}),
+    ("dp_adagrad", {"lr_decay": 0.1, "initial_accumulator_value": 0.1, "weight_decay": 0.1}),
+]
+
+
+@pytest.mark.parametrize(("name", "usual"), [*((name, {}) for name in REFERENCES), *USUAL_OPTIONS])
+def test_without_noise_and_clipping_it_equals_the_plain_optimizer(
+    name: str, usual: dict[str, Any]
+) -> None:
     private, plain, (examples, labels) = model(), model(), batch()
     options = {"epsilon": 1e-30, "beta": 1e9} if name.startswith("ada") else {}
     if name in ("adadp", "adan"):
         options |= {"threshold": 0.0, "beta": 1e9}
-    if name == "dp_sgd with momentum":
-        name, options = "dp_sgd", {"momentum": 0.9}
-        reference: Any = torch.optim.SGD(plain.parameters(), lr=0.05, momentum=0.9)
-    else:
-        reference = REFERENCES[name](list(plain.parameters()))
-    optimizer = build_optimizer(name, private, QUIET, learning_rate=0.05, **options)
+    reference: Any = REFERENCES[name](list(plain.parameters()))
+    if usual:
+        reference = type(reference)(plain.parameters(), lr=0.05, **usual)
+    optimizer = build_optimizer(name, private, QUIET, learning_rate=0.05, **options, **usual)
     for _ in range(5):
         optimizer.step(examples, labels, cross_entropy)
         reference.zero_grad()
         (cross_entropy(plain(examples), labels).sum() / 32).backward()
         reference.step()
     require_equal(private, plain)
+
+
+@pytest.mark.parametrize("name", ["dp_sgd", "dp_adamw", "adadp", "pi_adam", "adadps", "adal"])
+def test_an_unknown_option_is_named_beside_the_known_ones(name: str) -> None:
+    with pytest.raises(ValueError, match=rf"{name} has no option gamma, source: .*automatic_cl"):
+        build_optimizer(name, model(), PLAN, gamma=1.0, source=None)
 
 
 def compare_with_rule(name: str, rule: Rule, **options: Any) -> None:
@@ -74,7 +92,7 @@ def compare_with_rule(name: str, rule: Rule, **options: Any) -> None:
     optimizer = build_optimizer(name, private, QUIET, learning_rate=0.01, **options)
     is_public = optimizer.source.proven and options.get("state", "public") == "public"
     source = options.get("public", PUBLIC) if is_public else batch()
-    for step in range(1, 5):
+    for step in range(1, 11):
         optimizer.step(*batch(), cross_entropy)
         gradients, others = per_example(plain, *batch()), per_example(plain, *source)
         with torch.no_grad():
@@ -125,6 +143,7 @@ def test_with_own_squares_state_privatised_is_refused() -> None:
     pairwise(
         statistic=["rmsprop", "adam", "adagrad", "known"],
         momentum=[0.0, 0.7],
+        first=[0.0, 0.9],
         state=["public", "privatised"],
     ),
     ids=str,
@@ -132,22 +151,37 @@ def test_with_own_squares_state_privatised_is_refused() -> None:
 def test_without_noise_and_clipping_adadps_descends_over_its_statistic(
     case: dict[str, Any],
 ) -> None:
-    """With A from before the step, or known."""
+    """With A and m from before the step, or a known A: (β₁m + (1 − β₁)g)/((1 − β₁ᵗ)A)."""
     statistic, momentum, decay, epsilon = case["statistic"], case["momentum"], 0.8, 1e-2
     known = [each.abs() + 0.1 for each in random_like(model(), 6)]
-    v, s = Memory(), Memory()
+    first = 0.0 if statistic == "known" else case["first"]
+    v, s, m = Memory(), Memory(), Memory()
 
     def rule(step: int, at: int, each: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
         share = 1 - decay ** (step - 1) if statistic == "adam" and step > 1 else 1.0
         over = (s[at] / share).sqrt() + epsilon if step > 1 else torch.ones_like(other)
         over = known[at] if statistic == "known" else over
-        v[at] = momentum * v[at] + each.mean(0) / over
+        moment = (first * m[at] + (1 - first) * each.mean(0)) / (1 - first**step)
+        v[at] = momentum * v[at] + moment / over
+        m.moves(at, first, other)
         s.moves(at, 1.0 if statistic == "adagrad" else decay, other**2)
         return v[at]
 
-    side = {"side_information": known} if statistic == "known" else {"statistic": statistic}
+    moments = {"statistic": statistic, "first": first}
+    side = {"side_information": known} if statistic == "known" else moments
     options = {"momentum": momentum, "decay": decay, "epsilon": epsilon, "state": case["state"]}
     compare_with_rule("adadps", rule, **options, **side)
+
+
+def test_the_first_moment_of_adadps_is_of_a_statistic_and_below_1() -> None:
+    known = [torch.ones_like(p) for p in model().parameters()]
+    for options, said in (
+        ({"first": 1.0}, "expected first in"),
+        ({"first": -0.1}, "expected first in"),
+        ({"first": 0.9, "side_information": known}, "side information has none"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            AdaDps(model(), unbudgeted(PLAN), learning_rate=0.1, **options)
 
 
 @pytest.mark.parametrize(("name", "first"), [("dp_r_pub", 0.0), ("dp_adam_pub", 0.9)])

@@ -42,6 +42,7 @@ from training_client.optimizers import OPTIMIZERS, PrivateOptimizer, make_optimi
 from training_client.plan import AdaptiveClipping, Plan, Schedule
 from training_client.private_step import Block, Clipper, Transform
 from training_client.private_step.private_sum import NoisyBlock, NoisyMean, PrivateSum
+from training_client.private_step.rounding_bounds import sum_share
 
 NOISE = replace(PLAN, noise_multiplier=1.0)
 PLANS = {
@@ -169,8 +170,10 @@ def compare_ways(
         assert clipping == "adaptive" or norm == plan.at(step).clip_norm
         sigma = charged[min(step - 1, 1)]["noise_multiplier"] if charged else plan.noise_multiplier
         stated = sigma * transform.bound * transform.gain / plan.expected_batch_size
-        # the rounding of the sum is charged as more noise
-        assert stated <= mean.noise_deviation <= stated * (1 + 2.0**-27 * (size**0.5 + 2))
+        # the rounding of sums is charged as more noise
+        charged_noise = stated * (1 + sum_share(plan.expected_batch_size))
+        most = charged_noise * (1 + 2.0**-27 * (size**0.5 + 2))
+        assert charged_noise * (1 - 1e-12) <= mean.noise_deviation <= most
         if plan.adaptive_clipping is None or not is_ball:
             assert next_factor == factor
         else:

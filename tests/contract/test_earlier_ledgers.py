@@ -23,11 +23,19 @@ from accountant_service.api.ledger_views import ANSWERS
 from accountant_service.guarantee import NeighbouringRelation
 from accountant_service.ledger import database as opening
 from accountant_service.ledger.api_keys import Keys, Scope
+from accountant_service.ledger.caps import Caps
 from accountant_service.ledger.errors import DatasetClosedError
-from accountant_service.ledger.filters import ReferenceFilter, RenyiFilter, RenyiMixtureFilter
+from accountant_service.ledger.filters import (
+    AdditionFilter,
+    LateReferenceFilter,
+    ReferenceFilter,
+    RenyiFilter,
+    RenyiMixtureFilter,
+)
 from accountant_service.ledger.filters.reference import ReferenceCharge
 from accountant_service.ledger.repository import KeyRecord, Repository
-from accountant_service.ledger.rules import NewDataset, State
+from accountant_service.ledger.rules import Cap, HolderKind, NewDataset, State
+from accountant_service.ledger.schema_revision import REVISION
 from accountant_service.ledger.service import Ledger, WriteRequest
 from accountant_service.ledger.verification import verify
 from accountant_service.ledger.webhooks import create_webhook
@@ -35,13 +43,13 @@ from accountant_service.mechanisms import DpSgd, Mechanism
 from tests.support.databases import database
 from tests.support.earlier_ledgers import FIXTURES, open_unmigrated, read_rows
 
-NEWEST = "0007"
+NEWEST = "0008"  # of the fixtures
 REFERENCE = DpSgd(4.0, sample_rate=0.1, steps=30)
 OTHER = DpSgd(6.0, sample_rate=0.1, steps=20)
 UNCHANGED = ("api_key", "audit_event", "secret", "entry", "idempotency_key")
 
 
-REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006", NEWEST)
+REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006", "0007", NEWEST)
 # tier 1 has one; PostgreSQL has one that runs each migration, and the last; the others at night
 ACCEPTED = [
     pytest.param(database, revision, marks=[] if marks is None else marks)
@@ -49,7 +57,7 @@ ACCEPTED = [
         ("sqlite", REVISIONS[:1], None),
         ("sqlite", REVISIONS[1:], pytest.mark.slow),
         ("postgresql", (REVISIONS[0], REVISIONS[2], NEWEST), pytest.mark.slow),
-        ("postgresql", (REVISIONS[1], *REVISIONS[3:6]), pytest.mark.nightly),
+        ("postgresql", (REVISIONS[1], *REVISIONS[3:7]), pytest.mark.nightly),
     )
     for revision in revisions
 ]
@@ -95,9 +103,11 @@ def record(url: str) -> None:
         NewDataset("planned", 60_000, 2.0, 1e-6, relation, "a person’s visits", REFERENCE),
         NewDataset("divergence", 60_000, 4.0, 1e-5, relation, "record", REFERENCE, "renyi"),
         NewDataset("mixture", 60_000, 4.0, 1e-5, relation, "record", None, "renyi"),
+        NewDataset("sums", 60_000, 4.0, 1e-5, relation, "record", None, "addition"),
     ):
         writer.ledger.create_dataset(writer.request(), new)
         name, ledger = new.name, writer.ledger
+        Caps(repository).set(name, Cap(HolderKind.KEY, writer.key.identifier, 0.9), "test")
         ledger.release(writer.request(), writer.reserve(name, OTHER))
         ledger.commit(writer.request(), writer.reserve(name, REFERENCE, 30))
         ledger.commit(writer.request(), writer.reserve(name, REFERENCE, 11))
@@ -118,7 +128,7 @@ def test_every_dataset_keeps_its_filter_its_balance_and_its_record(revision: str
     assert rows["entry"]
     assert rows["reservation"]
     with before.transaction() as transaction:
-        assert opening.upgrade(transaction.connection) == (revision, NEWEST)
+        assert opening.upgrade(transaction.connection) == (revision, REVISION)
     for table in UNCHANGED:
         for was, row in zip(rows[table], read_rows(before, table), strict=True):
             added = {"team": None, "detail": ""}  # by later revisions
@@ -136,6 +146,7 @@ def test_every_dataset_keeps_its_filter_its_balance_and_its_record(revision: str
         assert json.loads(row.pop("charge")) == {"unit_attonats": was.pop("unit")}
         assert len(json.loads(row.pop("taken"))) == 1
         assert row.pop("team") is None
+        assert row.pop("joint") is None
         assert (row.pop("ended_entry") is None) == (was["state"] == "open")
         assert row == was
     assert verify(before).faults == []
@@ -176,7 +187,8 @@ def test_an_earlier_ledger_accepts_new_runs_and_verifies(revision: str, url: str
 
 def test_the_newest_fixture_contains_exchanges_and_early_ends(url: str) -> None:
     """Without exchanges and early ends the tests above would show little."""
-    repository = open_unmigrated(url, NEWEST)
+    open_unmigrated(url, NEWEST).close()
+    repository = opening.open_repository(url)
     with repository.reading() as reading:
         datasets = {each.name: each for each in reading.list_datasets()}
         runs = {name: reading.list_reservations(each) for name, each in datasets.items()}
@@ -184,11 +196,14 @@ def test_the_newest_fixture_contains_exchanges_and_early_ends(url: str) -> None:
         waiting = reading.list_waiting_events(reading.list_webhooks()[0].identifier)
     repository.close()
     kinds = {type(each.policy) for each in datasets.values()}
-    assert kinds == {ReferenceFilter, RenyiFilter, RenyiMixtureFilter}
+    assert kinds == {
+        AdditionFilter, LateReferenceFilter, ReferenceFilter, RenyiFilter, RenyiMixtureFilter,
+    }  # fmt: skip
     for name, planned in (("first", False), ("planned", True)):
-        policy: Any = datasets[name].policy
+        policy: Any = datasets[name].policy.reference_part
         assert policy.is_planned == planned
-        charges = [run.charge for run in runs[name] if isinstance(run.charge, ReferenceCharge)]
+        parts = [getattr(run.charge, "part", run.charge) for run in runs[name]]
+        charges = [part for part in parts if isinstance(part, ReferenceCharge)]
         assert {charge.is_reference for charge in charges} == {False, True}
         early = [
             run
@@ -197,7 +212,8 @@ def test_the_newest_fixture_contains_exchanges_and_early_ends(url: str) -> None:
         ]
         assert {run.refund_if_ended is None for run in early} == {False, True}
         assert any(run.state is State.OPEN and run.steps_granted for run in runs[name])
-        assert min(*datasets[name].balance.spent, *datasets[name].balance.held) > 0
+        balance = datasets[name].balance
+        assert min(*balance.spent[:2], *balance.held[:2]) > 0
     assert {key.requests_per_minute for key in keys} == {None, 600}
     told = {json.loads(event.body)["type"] for event in waiting}
     assert {"budget.share_passed", "dataset.closed"} <= told

@@ -32,13 +32,24 @@ def changed_copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
         apply = ["git", "apply", "-C1"]
         done = subprocess.run(apply, cwd=copy, input=diff, text=True, capture_output=True)
         assert done.returncode == 0, f"{done.stderr}\n{diff}"
+    write = [sys.executable, "-m", "scripts.question_functions", "--write"]
+    subprocess.run(write, cwd=copy, env=os.environ | {"PYTHONPATH": str(copy)}, check=True)
     return copy
 
 
 def test_there_is_one_commit_for_each_kind_of_change() -> None:
-    assert len(DIFFS) == 4
+    assert len(DIFFS) == 5
 
 
+def test_a_change_is_made_in_one_place() -> None:
+    """A kind that equals no other needs its law as well: a second file."""
+    for diff in DIFFS:
+        touched = re.findall(r"^\+\+\+ b/(\S+\.py)", diff, re.MULTILINE)
+        added = "--- /dev/null" in diff  # and it is registered
+        assert len(touched) == 1 + added, touched
+
+
+@pytest.mark.slow
 def test_the_commits_are_formatted_as_the_rest(changed_copy: Path) -> None:
     program = Path(sys.executable).parent / "ruff"
     for command in (["check"], ["format", "--check"]):

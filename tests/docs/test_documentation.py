@@ -213,9 +213,12 @@ def test_every_command_and_option_that_a_page_names_exists() -> None:
 
 
 def subcommand(command: Any, name: str) -> Any:
-    """Return a command of a group; those of `accountant` are loaded by name."""
-    is_lazy = command is programs()["accountant"]
-    return cli.load_command(name) if is_lazy else command.commands[name]
+    """Return a command of a group; those of the programs are loaded by name."""
+    from training_client.lab.cli import load_command
+
+    loaders = {id(programs()["accountant"]): cli.load_command}
+    loaders[id(programs()["accountant-train"])] = load_command
+    return loaders.get(id(command), command.commands.get)(name)
 
 
 def all_options(command: Any) -> Iterator[str]:

@@ -26,3 +26,10 @@ def test_the_client_has_at_most_thirteen_rooms() -> None:
     modules = [file for file in client.glob("*.py") if file.stem != "__init__"]
     packages = [folder for folder in client.iterdir() if (folder / "__init__.py").exists()]
     assert len(modules) + len(packages) <= 13
+
+
+def test_the_thirty_questions_of_the_architecture_page_have_a_file() -> None:
+    page = (ROOT / "docs/architecture.md").read_text()
+    rows = re.findall(r"^\| ([^|]+\?) \| `([^`]+)` \|$", page, re.MULTILINE)
+    assert len({question for question, _ in rows}) == len(rows) == 30
+    require_none(path for _, path in rows if not (ROOT / path).is_file())

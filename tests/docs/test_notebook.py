@@ -22,9 +22,9 @@ def read() -> Any:
 
 
 def outputs(notebook: Any) -> list[str]:
-    """Return what each code cell prints."""
+    """Return what each code cell prints and shows."""
     return [
-        "".join(each.get("text", f"<{each.output_type}>") for each in cell.outputs)
+        "".join(each.get("text") or each["data"]["text/html"] for each in cell.outputs)
         for cell in notebook.cells
         if cell.cell_type == "code"
     ]
@@ -60,6 +60,9 @@ def main() -> None:
         cell.metadata = {}
         if cell.cell_type == "code":
             cell.execution_count = None
+            for each in cell.outputs:
+                if "execution_count" in each:
+                    each.execution_count = None
     notebook.metadata.pop("language_info", None)
     nbformat.write(notebook, NOTEBOOK)  # type: ignore[no-untyped-call]
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from scripts import page_output, people, pictures
+from scripts import article_pdf, page_output, people, pictures
 
 
 def run(
@@ -23,7 +23,7 @@ def run(
     return ended.value.code, *capsys.readouterr()
 
 
-@pytest.mark.parametrize("main", [people.main, page_output.main, pictures.main])
+@pytest.mark.parametrize("main", [people.main, page_output.main, pictures.main, article_pdf.main])
 def test_a_script_prints_its_help(
     main: Callable[[], object], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -38,6 +38,7 @@ def test_a_wrong_person_is_named(
     for words, told in (
         (["nobody"], "nobody is called 'nobody': choose from researcher, "),
         (["--write", "auditor"], "--write writes the rows of all people"),
+        (["--install"], "--install needs the names of people"),
     ):
         code, _, errors = run(people.main, words, monkeypatch, capsys)
         assert code == 2

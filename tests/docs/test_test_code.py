@@ -7,6 +7,8 @@ import functools
 from collections import defaultdict
 from collections.abc import Iterator
 
+import pytest
+
 from tests.support.pages import ROOT
 
 PATCHES = ("setattr", "delattr", "setitem", "delitem")
@@ -56,6 +58,7 @@ def unexplained(tree: ast.AST, lines: list[str]) -> list[int]:
     return found
 
 
+@pytest.mark.slow
 def test_a_patch_of_a_private_name_says_why() -> None:
     findings = [
         f"{name}:{line}"

@@ -14,9 +14,11 @@ import pytest
 from fastapi.testclient import TestClient
 from typer.testing import CliRunner
 
-from accountant_service import cli
+from accountant_service import cli, epsilon
 from accountant_service.app import create_app
+from accountant_service.errors import InvalidArgumentError
 from accountant_service.ledger.api_keys import Scope
+from accountant_service.mechanisms import from_json
 from accountant_service.settings import Settings
 from tests.support.training_bench import Bench
 
@@ -67,6 +69,23 @@ def test_the_kind_and_the_method_are_accounted_for(api: TestClient) -> None:
     )
 
 
+def test_the_kind_is_known_at_every_edge(api: TestClient) -> None:
+    """Schema, faults, solver, Python function, form and words: from one class."""
+    schemas = api.get("/openapi.json").json()["components"]["schemas"]
+    assert schemas["ConcentratedGaussianMechanism"]["examples"] == [KIND]
+    assert schemas["Mechanism"]["discriminator"]["mapping"].keys() >= {KIND["kind"]}
+    wrong = api.post("/v1/epsilon", json={"mechanism": KIND | {"rho": -1}, "delta": 1e-5})
+    assert wrong.status_code == 422
+    assert [each["pointer"] for each in wrong.json()["errors"]] == ["/mechanism/rho"]
+    target = {"parameter": "/rho", "epsilon": 2.0, "delta": 1e-5}
+    solved = api.post("/v1/solve", json={"mechanism": KIND, **target}).json()
+    assert epsilon(delta=1e-5, mechanism=solved["mechanism"]).epsilon <= 2.0
+    page = api.get("/", params={"release_kind": KIND["kind"], "delta": "x"}).text
+    assert "Concentrated Gaussian" in page
+    assert 'name="release_rho"' in page
+    assert from_json(KIND).describe_step() == "concentrated gaussian, rho = 0.5"
+
+
 def test_a_run_of_the_kind_is_quoted_reserved_granted_and_certified(
     api: TestClient, key: dict[str, str], tmp_path: Path
 ) -> None:
@@ -102,3 +121,20 @@ def test_the_page_shows_the_methods(api: TestClient) -> None:
     shown = api.get("/methods")
     assert shown.status_code == 200
     assert "Gaussian mechanism without sampling" in shown.text
+
+
+def test_the_field_is_known_at_every_edge(api: TestClient) -> None:
+    """Schema, limits, command and function, from one description."""
+    asked = {"mechanism": KIND, "delta": 1e-5}
+    schema = api.get("/openapi.json").json()["components"]["schemas"]["EpsilonRequest"]
+    assert schema["properties"]["purpose"]["description"].startswith("what the answer is for")
+    served = api.post("/v1/epsilon", json=asked | {"purpose": "a paper"}).json()
+    assert served == api.post("/v1/epsilon", json=asked).json()
+    assert api.post("/v1/delta", json={"purpose": "x" * 101}).status_code == 422
+    described = ("--mechanism", json.dumps(KIND), "-d", "1e-5")
+    assert ask("epsilon", *described, "--purpose", "a paper") == served
+    shown = CliRunner().invoke(cli.app, ["compare", "--help"], env={"COLUMNS": "200"}).stdout
+    assert "What the answer is for; it changes nothing." in shown
+    assert epsilon(**asked, purpose="a paper").epsilon == served["epsilon"]
+    with pytest.raises(InvalidArgumentError, match="purpose"):
+        epsilon(**asked, purpose="x" * 101)

@@ -35,7 +35,7 @@ SERVER_FILES = {"public.npz", "model.npz", "rounds.jsonl", "result.json"}
 REAL_DATA = """
 make demo-federated DEMO_OPTIONS='--data adult --rounds 12 --short-rounds 6 --learning-rate 5 --simulate 5'
 make demo-federated DEMO_OPTIONS='--data mnist --rounds 12 --short-rounds 6 --learning-rate 2 --simulate 5'
-"""  # noqa: E501 - lines of the page, which has the accuracies
+"""  # noqa: E501 - commands as they are typed
 MANY = """
 make demo-federated DEMO_OPTIONS='--ray --sites 40 --method fedavg --rounds 2 --short-rounds 1'
 """

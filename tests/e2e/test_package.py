@@ -13,10 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from scripts import release
 from tests.support.pages import PAGES, ROOT, copy_repository
 
 pytestmark = pytest.mark.timeout(900)  # installing takes minutes on a busy machine
 slow = pytest.mark.slow
+BUILT_AT = 1_700_000_000
 
 
 def run(*command: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -27,8 +29,7 @@ def run(*command: object, cwd: Path | None = None) -> subprocess.CompletedProces
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("dist")
-    done = run(sys.executable, "-m", "build", "--outdir", folder, ROOT)
-    assert done.returncode == 0, done.stderr[-2000:]
+    release.build_packages(ROOT, folder, BUILT_AT)
     return folder
 
 
@@ -44,6 +45,37 @@ def programs(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @slow
+def test_a_build_in_another_folder_is_equal(built: Path, tmp_path: Path) -> None:
+    copy_repository(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere/data").unlink()
+    for file in (tmp_path / "elsewhere").rglob("*.py"):
+        file.chmod(0o600)
+        os.utime(file, (1, 1))
+    release.build_packages(tmp_path / "elsewhere", tmp_path / "dist", BUILT_AT)
+    for folder in (built, tmp_path / "dist"):
+        release.write_checksums(folder)
+    assert (built / release.CHECKSUMS).read_text() == (tmp_path / "dist/SHA256SUMS").read_text()
+
+
+@pytest.mark.nightly
+def test_two_releases_of_a_commit_are_equal(tmp_path: Path) -> None:
+    """As `make release` builds them, each in a clone of its own; the programs stand outside."""
+    sums = []
+    for name in ("one", "two"):
+        clone = tmp_path / name
+        assert run("git", "clone", "--quiet", ROOT, clone).returncode == 0
+        ready = f"mkdir .venv && ln -s {sys.prefix}/* .venv && touch -d tomorrow .venv/.ready"
+        assert script(ready, clone, {}).returncode == 0
+        done = run("make", "release", cwd=clone)
+        assert done.returncode == 0, done.stderr[-2000:]
+        sums.append((clone / "dist" / release.CHECKSUMS).read_text())
+    assert sums[0] == sums[1]
+    assert len(sums[0].splitlines()) == 5
+    assert run("make", "man", cwd=tmp_path / "two").returncode == 0
+    assert (tmp_path / "two/build/man/accountant-epsilon.1").exists()
+
+
+@slow
 def test_the_wheel_contains_templates_and_licences_but_no_tests(built: Path) -> None:
     with zipfile.ZipFile(next(built.glob("*.whl"))) as wheel:
         names = set(wheel.namelist())
@@ -53,6 +85,23 @@ def test_the_wheel_contains_templates_and_licences_but_no_tests(built: Path) -> 
     assert "accountant_service/web/static/vendor/htmx.LICENSE" in names
     assert any(name.endswith("licenses/LICENSE") for name in names)
     assert not any(name.startswith(("tests/", "benchmarks/", "data/")) for name in names)
+
+
+LIGHT = """
+python3 -m venv accountant
+accountant/bin/pip install privacy-accountant
+accountant/bin/accountant epsilon -q 0.01 -s 1.1 -t 1000 -d 1e-5
+"""  # lines of docs/how-to/installing.md
+
+
+@pytest.mark.nightly
+def test_the_light_installation_is_small_and_answers(built: Path, tmp_path: Path) -> None:
+    found = {"PIP_FIND_LINKS": str(built), "PIP_QUIET": "1"}
+    done = script(LIGHT, tmp_path, found)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "proven by pld" in done.stdout
+    files = [each.stat().st_size for each in tmp_path.rglob("*") if each.is_file()]
+    assert sum(files) < 400e6
 
 
 @pytest.mark.nightly
@@ -69,7 +118,8 @@ def test_the_installed_service_answers(programs: Path, tmp_path: Path) -> None:
 @pytest.mark.nightly
 @slow
 def test_the_client_names_the_missing_extra(programs: Path) -> None:
-    done = run(programs / "accountant-train", "--help")
+    assert run(programs / "accountant-train", "--help").returncode == 0
+    done = run(programs / "accountant-train", "run", "--help")
     assert done.returncode == 2
     assert "privacy-accountant[train]" in done.stderr
     assert "Traceback" not in done.stderr
@@ -83,8 +133,60 @@ def test_the_source_archive_installs_too(programs: Path, built: Path) -> None:
     assert run(programs / "accountant", "--help").returncode == 0
 
 
+OLDEST = """
+from accountant_service import epsilon, plan
+from accountant_service.app import create_app
+from starlette.testclient import TestClient
+from training_client.client import AccountingService
+
+found = epsilon(1e-5, noise_multiplier=1.1, sample_rate=0.01, steps=1000)
+assert str(found).endswith("proven by pld (1.51536 ≤ ε ≤ 1.51537)"), found
+assert plan(2, delta=1e-5, dataset_size=6000, epochs=2, points=2).recommended.steps
+question = {"kind": "dp_sgd", "noise_multiplier": 1.1, "sample_rate": 0.01, "steps": 1000}
+with TestClient(create_app()) as client:
+    for page in ("/", "/plan", "/docs", "/datasets", "/openapi.json"):
+        assert client.get(page, headers={"Accept": "text/html"}).status_code == 200, page
+    asked = client.post("/v1/epsilon", json={"mechanism": question, "delta": 1e-5})
+    assert asked.json()["epsilon"] == found.epsilon
+"""
+
+
+TRIED = (
+    "compare -q .01 -s 1.1 -t 99 -d 1e-5",
+    "keys create --scope admin",
+    "keys list",
+    "dataset create d -n 1000 -E 1 -d 1e-5",
+    "ledger verify",
+    "epsilon --help",
+)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("resolution", ["lowest-direct", "highest"])
+def test_the_wheel_works_with_the_oldest_and_the_newest_dependencies(
+    built: Path, tmp_path: Path, resolution: str
+) -> None:
+    """On the oldest Python that it allows, which the test requires; outside the repository."""
+    assert sys.version_info[:2] == (3, 11)
+    made = run(sys.executable, "-m", "uv", "venv", "--quiet", tmp_path / "new")
+    assert made.returncode == 0, made.stderr
+    install = [sys.executable, ROOT / "scripts/install.py", tmp_path / "new", "--quiet"]
+    needed = ["-r", ROOT / "pyproject.toml", "--extra", "client", "--resolution", resolution]
+    for packages in (needed, ["--no-deps", next(built.glob("*.whl"))]):
+        done = run(*install, *packages, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr[-2000:]
+    programs = tmp_path / "new/bin"
+    tried = run(programs / "python", "-W", "error:Field:UserWarning", "-c", OLDEST, cwd=tmp_path)
+    assert tried.returncode == 0, tried.stderr[-2000:]
+    for words in TRIED:
+        done = run(programs / "accountant", *words.split(), cwd=tmp_path)
+        assert done.returncode == 0, (words, done.stdout[-900:], done.stderr[-900:])
+    assert run(programs / "python", "-c", "import torch").returncode == 1
+
+
 INTEGRATIONS = "training_client.integrations"
 EXTRAS = {  # what the pages say to install, and what is there then
+    "pip install 'privacy-accountant[client]'": "training_client.client",
     "pip install 'privacy-accountant[train]'": "training_client.lab.command",
     "pip install 'privacy-accountant[train,opacus]'": f"{INTEGRATIONS}.opacus",
     "pip install 'privacy-accountant[train,lightning]'": f"{INTEGRATIONS}.lightning",
@@ -92,7 +194,6 @@ EXTRAS = {  # what the pages say to install, and what is there then
     "pip install 'privacy-accountant[train,mlflow]'": f"{INTEGRATIONS}.mlflow",
     "pip install 'privacy-accountant[train,wandb]'": f"{INTEGRATIONS}.wandb",
     "pip install 'privacy-accountant[train,lora]'": "peft",
-    "pip install 'privacy-accountant[opacus]'": "opacus",
     "pip install 'privacy-accountant[postgres]'": "psycopg",
     "pip install 'privacy-accountant[otel]'": "opentelemetry.instrumentation.fastapi",
     "pip install 'privacy-accountant[report]'": "weasyprint",

@@ -21,7 +21,7 @@ from accountant_service.ledger.rules import NewDataset
 from accountant_service.ledger.service import Ledger, WriteRequest
 from accountant_service.ledger.verification import verify
 from accountant_service.mechanisms import from_json, to_json
-from tests.e2e.storm_client import PLANS
+from tests.e2e.storm_client import PLANS, RUN
 from tests.support.databases import database, private_server
 from tests.support.helpers import nightly
 from tests.support.linearizability import Call, faults
@@ -39,7 +39,9 @@ class Storm:
         relation = NeighbouringRelation.ADD_OR_REMOVE_ONE
         Ledger(self.repository, ANSWERS).create_dataset(
             WriteRequest(admin, "first", "storm", None),
-            NewDataset("d", 60_000, epsilon, 1e-5, relation, "record", accept_weak=True),
+            NewDataset(
+                "d", 60_000, epsilon, 1e-5, relation, "record", from_json(RUN), accept_weak=True
+            ),
         )
         self.epsilon, self.folder = epsilon, folder
         self.servers = [Server(url, folder) for _ in range(servers)]

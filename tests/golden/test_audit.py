@@ -16,7 +16,7 @@ from accountant_service import calculator, mechanisms
 from accountant_service.accountants import ACCOUNTANTS
 from accountant_service.accountants.referee import epsilon as judged_epsilon
 from accountant_service.guarantee import Guarantee, Status
-from accountant_service.paper_audit import divisor_lower_bound
+from accountant_service.paper_audit import scaled_noise_lower_bound
 from tests.support.helpers import REPLACE, delta, epsilon, question, run
 
 
@@ -101,8 +101,20 @@ def test_papers_001_theorem_3_is_false(q: float, claimed: float, proved: float) 
     assert claim.certified.lower > proved * (1 - 2e-4)  # the audit's own bound is not tight
     assert claim.status is Status.REFUTED
     stated = {a.statement: a.holds for a in claim.assumptions}
-    assert stated.pop("the terms t ≥ 3 of the moment's expansion may be dropped") is False
+    assert stated.pop("the moment of removing a record is at most that of adding it") is False
     assert all(stated.values()), "the paper's own conditions hold"
+    order = 2 * math.log(1e5) / claim.epsilon
+    assert order <= 1 / (10 * q * q)
+    assert claim.epsilon > 0.002 * 100 / order
+
+
+def test_papers_001_does_not_meet_a_condition_of_its_theorem_in_its_own_example() -> None:
+    """Remark 4: at λ = 3.39, the order that gives ε = 6.79, ε would have to be above 23.6."""
+    stated = {a.statement: a.holds for a in judged("mma", 0.01, 2.0, 40_000).assumptions}
+    assert stated["λ ≤ 1/(10q²) at λ = 2·log(1/δ)/ε"] is True
+    assert stated["ε > 0.002·T/λ at λ = 2·log(1/δ)/ε"] is False
+    few = {a.statement: a.holds for a in judged("mma", 0.3, 1.0, 2).assumptions}
+    assert few["λ ≤ 1/(10q²) at λ = 2·log(1/δ)/ε"] is False
 
 
 @pytest.mark.parametrize(
@@ -200,7 +212,7 @@ def tail(freedom: int, at: float) -> float:
     ("rate", "noise", "ratio", "parameters", "bound"),
     [
         (0.01, 1.0, 10_000 / 9_999, 10**6, 0.49789),
-        (0.01, 1.0, 100 / 99, 10**6, 74.59598),
+        (0.01, 1.0, 100 / 99, 10**6, 162.162),
         (1.0, 10.0, 101 / 100, 10**4, 6.70627),
     ],
 )
@@ -210,7 +222,7 @@ def test_a_divisor_that_a_record_changes_is_no_part_of_the_claim(
     """opacus #571 and #819, arXiv 2605.15648: the noise is divided as the sum is."""
     claim = judged("pld", rate, noise, 1)
     assert claim.certified is not None
-    assert claim.certified.upper < bound <= divisor_lower_bound(ratio, parameters, 1e-5)
+    assert claim.certified.upper < bound <= scaled_noise_lower_bound(ratio, parameters, 1e-5)
     widths = (-1.0, 0.0, 1.0, 2.0, 3.0, 3.5, 4.0)
     around = [parameters + k * math.sqrt(2 * parameters) for k in widths]
     shown = [
@@ -218,10 +230,10 @@ def test_a_divisor_that_a_record_changes_is_no_part_of_the_claim(
         for at in around
         if (wide := tail(parameters, at / ratio**2)) > 1e-5 and (narrow := tail(parameters, at)) > 0
     ]
-    assert max(shown) <= divisor_lower_bound(ratio, parameters, 1e-5) + 1e-5
+    assert max(shown) <= scaled_noise_lower_bound(ratio, parameters, 1e-5) + 1e-5
     if parameters == 10**6 and ratio < 1.001:
         assert max(shown) > claim.certified.upper  # one of these thresholds is enough
-    assert divisor_lower_bound(1.0, parameters, 1e-5) == 0.0
+    assert scaled_noise_lower_bound(1.0, parameters, 1e-5) == 0.0
 
 
 def test_the_numbers_of_the_engine_section() -> None:

@@ -21,7 +21,12 @@ from torch.utils.data import DataLoader, Dataset
 from training_client.budget import Allowance
 from training_client.integrations import huggingface, lightning
 from training_client.integrations.balls_in_bins import balls_in_bins_loader
+from training_client.integrations.framework_optimizer import PrivateLoader
+from training_client.integrations.huggingface_engine import PrivateTrainer
+from training_client.integrations.lightning_engine import PrivateModule
 from training_client.integrations.step_gate import StepGate
+from training_client.lab.models import cross_entropy
+from training_client.optimizers import PrivateOptimizer
 from training_client.plan import Plan
 
 RECORDS, BATCH = 400, 20
@@ -232,3 +237,107 @@ class InHuggingFace:
             private.net, arguments, optimizers=(private.optimizer, None), callbacks=callbacks
         )
         trainer.train(resume_from_checkpoint=resume or None)
+
+
+class EngineInLightning:
+    """Fits with Lightning and this project's engine."""
+
+    half: ClassVar[dict[str, Any]] = {"precision": "bf16-true"}
+
+    def fit(
+        self,
+        net: nn.Module,
+        optimizer: PrivateOptimizer,
+        folder: Path,
+        *,
+        epochs: int = 20,
+        resume: bool = False,
+        told: dict[str, Any] | None = None,
+        loader: Any = None,
+        skip: bool = False,
+        **options: Any,
+    ) -> None:
+        class Module(PrivateModule):
+            def split_batch(self, batch: dict[str, torch.Tensor]) -> Any:
+                return batch["examples"], batch["labels"]
+
+            def training_step(self, batch: Any, batch_idx: int) -> None:
+                if not skip:
+                    super().training_step(batch, batch_idx)
+
+        saving = ModelCheckpoint(folder / ("after" if resume else "before"), save_last=True)
+        trainer = pytorch_lightning.Trainer(
+            max_epochs=epochs,
+            callbacks=[saving],
+            accelerator="cpu",
+            logger=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            **options,
+        )
+        ckpt = folder / "before/last.ckpt" if resume else None
+        trainer.fit(
+            Module(net, optimizer, cross_entropy, folder, **(told or {})),
+            loader or PrivateLoader(optimizer, Records()),
+            ckpt_path=ckpt,
+            weights_only=False,
+        )
+
+
+class Classifier(nn.Module):
+    """A model of Hugging Face's kind: it is called with a record's fields."""
+
+    def __init__(self, linear: nn.Module) -> None:
+        super().__init__()
+        self.linear = linear
+
+    def forward(self, examples: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.linear(examples)
+        return found
+
+
+class EngineInHuggingFace:
+    """Trains with transformers and this project's engine."""
+
+    half: ClassVar[dict[str, Any]] = {"fp16": True}
+
+    def fit(
+        self,
+        net: nn.Module,
+        optimizer: PrivateOptimizer,
+        folder: Path,
+        *,
+        epochs: int = 20,
+        resume: bool = False,
+        told: dict[str, Any] | None = None,
+        loader: Any = None,
+        skip: bool = False,
+        **options: Any,
+    ) -> None:
+        class Mine(PrivateTrainer):
+            def get_train_dataloader(self) -> Any:
+                return loader or super().get_train_dataloader()
+
+            def training_step(self, *of: Any) -> Any:
+                return torch.tensor(0.0) if skip else super().training_step(*of)
+
+        usual = {"lr_scheduler_type": "constant", "save_strategy": "epoch", "fp16": False}
+        arguments = transformers.TrainingArguments(
+            output_dir=str(folder), num_train_epochs=epochs, report_to=[], disable_tqdm=True,
+            use_cpu=True, **(usual | options),
+        )  # fmt: skip
+        trainer = Mine(
+            net, arguments, train_dataset=Records(), private=optimizer, losses=cross_entropy,
+            output=folder, **(told or {}),
+        )  # fmt: skip
+        trainer.train(resume_from_checkpoint=resume or None)
+
+
+def tiny_bert() -> nn.Module:
+    """Return a classifier of Hugging Face, of two layers."""
+    return transformers.BertForSequenceClassification(
+        transformers.BertConfig(
+            vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=2,
+            intermediate_size=32, max_position_embeddings=8, num_labels=2,
+        )
+    )  # fmt: skip

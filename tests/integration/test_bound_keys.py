@@ -74,6 +74,7 @@ SCOPES = [
 
 
 @pytest.mark.parametrize("scope", SCOPES)
+@pytest.mark.slow
 def test_other_owners_objects_are_answered_like_missing_ones(owners: Owners, scope: Scope) -> None:
     caller, asked = owners.bound(scope), owners.calls()
     assert len(asked) > 12

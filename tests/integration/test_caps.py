@@ -18,12 +18,16 @@ from accountant_service.ledger import database as opening
 from accountant_service.ledger import hash_chain, plans, rules
 from accountant_service.ledger.api_keys import Scope
 from accountant_service.ledger.errors import LedgerError
+from accountant_service.ledger.filters import LateReferenceFilter
 from accountant_service.ledger.filters.base import count_units_within, subtract
 from accountant_service.ledger.filters.reference import SLACK_UNITS, ReferenceFilter
+from accountant_service.ledger.repair import repair
 from accountant_service.ledger.repository import Transaction
 from accountant_service.ledger.rules import Cap, CapUse, HolderKind
+from accountant_service.ledger.step_plan import StepPlan
 from accountant_service.ledger.verification import verify
-from accountant_service.mechanisms import DpSgd
+from accountant_service.mechanisms import ApproximateDp, DpSgd
+from accountant_service.numerics.floats import rounding
 from tests.support.earlier_ledgers import FIXTURES
 from tests.support.ledger_scenarios import (
     ADD_OR_REMOVE,
@@ -185,13 +189,37 @@ def test_a_quote_under_a_cap_of_slack_fits_what_a_reservation_gets(scenario: Sce
         dataset = scenario.dataset()
         caps = scenario.ledger.find_cap_uses(team.one.record, dataset)
         quote = plans.quote_plan(dataset, UNLIKE, caps, 0.0)
-        assert quote.fits
+        assert quote.charged is not None
         team.one.reserve(UNLIKE)
         assert subtract(scenario.dataset().balance.taken, dataset.balance.taken) == quote.charged
     together = None
     for _ in range(3):
         together = plans.charge_next(scenario.dataset(), UNLIKE, together, caps)
     assert plans.combine_quotes(scenario.dataset(), together, caps).fits
+
+
+@SQL_MATTERS
+def test_what_a_holder_took_is_kept_beside_its_cap(scenario: Scenario, team: Team) -> None:
+    """A cap that an earlier server set has nothing beside it: then the runs are read."""
+    scenario.cap(0.9, team="vision")
+    run = team.one.reserve(100)
+    team.one.grant(run, 10)
+    team.one.commit(run)
+    team.two.release(team.two.reserve(50))
+    team.two.reserve(30)
+    team.one.reserve(20, lease=60.0)
+    scenario.wait(61)
+    team.one.look_at_dataset()
+    (kept,) = scenario.caps.list_uses("d")[1]
+    for wrong in ("[1]", "[0]", "[1, 1]"):
+        said = scenario.faults_after(f"UPDATE cap SET taken = '{wrong}'")
+        assert any("keeps" in each for each in said)
+    scenario.execute("UPDATE cap SET taken = '[1]'")
+    assert repair(scenario.repository).mended
+    assert scenario.caps.list_uses("d")[1] == [kept]
+    scenario.execute("UPDATE cap SET taken = NULL")
+    assert scenario.caps.list_uses("d")[1] == [kept]
+    team.one.reserve(1)
 
 
 # --- races
@@ -233,6 +261,65 @@ def test_a_cap_that_is_not_counted_in_the_transaction_does_not_hold(
     assert any("do not fit under a cap" in fault for fault in scenario.forge())
 
 
+# --- sums and a late reference
+
+
+@pytest.mark.slow
+def test_a_cap_limits_additions_and_steps_together(scenario: Scenario) -> None:
+    """A holder of a cap of a half does not take half of ε, and then half of what is left."""
+    scenario.admin.create(by="reference", plan=None, epsilon=1.0, delta=1e-5)
+    one, two = scenario.people("one", "two", team="vision")
+    scenario.cap(0.5, team="vision")
+    one.reserve(ApproximateDp(0.4, 0.0))
+    steps = one.affords(plan=SAMPLED)
+    assert steps > 0
+    two.reserve(replace(SAMPLED, steps=steps))
+    policy = scenario.dataset().policy
+    assert isinstance(policy, LateReferenceFilter)
+    worth = steps / policy.rest.steps
+    assert 0.5 - 0.6 / policy.rest.steps <= 0.4 + 0.6 * worth <= 0.5
+    (use,) = scenario.caps.list_uses("d")[1]
+    assert policy.largest_share_of(use.taken) == pytest.approx(0.4 + 0.6 * worth)
+    with refused("cap-exhausted"):
+        one.reserve(SAMPLED)
+    scenario.person(name="lone").reserve(SAMPLED)
+
+
+def test_a_holder_of_steps_may_add_what_its_cap_leaves() -> None:
+    first = LateReferenceFilter.of_budget(1.0, 1e-5, ADD_OR_REMOVE)
+    others = first.compute_charge(StepPlan.of(ApproximateDp(0.4, 0.0)), first.nothing).reserved
+    policy = first.after_reserving(StepPlan.of(SAMPLED), others)
+    holder = (policy.rest.steps // 2, 0, 0, 0)  # .3 of ε
+    most = policy.apply_cap(policy.nothing, 0.5, holder)
+    assert 0.2 <= (policy.whole[2] - most[2]) / first.whole[2] < 0.21
+    for tenths, fits in ((1, True), (2, True), (3, False)):
+        amount = first.whole[2] * tenths // 10 - first.whole[2] // 1000
+        assert policy.fits_share(holder, (0, 0, amount, 0), 0.5) == fits, tenths
+    assert policy.fits_share(holder, (0, 0, 0, 0), 0.0)
+    for own in range(0, 50, 7):
+        adder = (3, 0, first.whole[2] * own // 100, 0)
+        steps = policy.rest.steps - policy.apply_cap(policy.nothing, 0.5, adder)[0]
+        assert policy.fits_share(adder, (steps, 0, 0, 0), 0.5), own
+        assert not policy.fits_share(adder, (steps + 2, 0, 0, 0), 0.5), own
+
+
+@pytest.mark.slow
+def test_verify_knows_the_limits_of_a_cap_by_which_a_run_was_reserved(scenario: Scenario) -> None:
+    """A run of exactly the share, and one of ε by a holder that has used its share of δ."""
+    scenario.admin.create(by="reference", plan=None, epsilon=1.0, delta=1e-5)
+    (one,) = scenario.people("one", team="vision")
+    part = replace(SAMPLED, steps=50)
+    policy = scenario.dataset().policy.after_reserving(StepPlan.of(part), (0, 0, 0, 0))
+    scenario.cap(policy.share_of((50, 0, 0, 0)) / (1 + rounding.MARGIN), team="vision")
+    one.reserve(part)
+    assert scenario.faults() == []
+    scenario.admin.create("sums", by="addition", plan=None, epsilon=1.0, delta=1e-5)
+    one.reserve(ApproximateDp(0.0, 3e-6), "sums")
+    scenario.cap(0.2, team="vision", name="sums")
+    one.reserve(ApproximateDp(0.1, 0.0), "sums")
+    assert scenario.faults() == []
+
+
 # --- the record
 
 
@@ -263,6 +350,7 @@ def test_verify_finds_a_run_beyond_its_cap_and_changed_rows(scenario: Scenario, 
 
 
 @pytest.mark.parametrize("fixture", ["ledger-0001", "ledger-0002"])
+@pytest.mark.slow
 def test_an_earlier_ledger_knows_what_each_run_takes(fixture: str, tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "old.db")) as connection:
         connection.executescript((FIXTURES / f"{fixture}.sql").read_text())
@@ -330,6 +418,7 @@ def test_a_team_key_continues_a_run_after_the_first_key_is_revoked(
 
 
 @pytest.mark.parametrize("orders", ["one", "several"])
+@pytest.mark.slow
 def test_caps_over_http(orders: str, web: Service) -> None:
     name = f"http-{orders}"
     run = {"kind": "dp_sgd", "noise_multiplier": 1.1, "sample_rate": 0.01, "steps": 1}

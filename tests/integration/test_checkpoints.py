@@ -54,6 +54,7 @@ def _kept(states: States) -> States:
 @pytest.mark.parametrize(
     "fields", [{}, {"by": "reference"}, {"by": "reference", "plan": None}], ids=str
 )
+@pytest.mark.slow
 def test_a_verification_goes_on_from_every_entry(
     scenario: Scenario, monkeypatch: pytest.MonkeyPatch, fields: Json
 ) -> None:

@@ -100,15 +100,20 @@ def test_without_the_lock_a_reservation_slips_in_and_verify_names_it(
     scenario: Scenario, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The mutant reads the state of the dataset before the other transaction closes it."""
-    genuine = Transaction.find_dataset
 
-    def find_stale(self: Transaction, name: str, *, lock: bool = False) -> Any:
-        found = genuine(self, name, lock=lock)
-        return found if found is None else replace(found, closed_at=None)
+    def make_stale(name: str) -> Any:
+        genuine = getattr(Transaction, name)
+
+        def find_stale(self: Transaction, of: str, *, lock: bool = False) -> Any:
+            found = genuine(self, of, lock=lock)
+            return found if found is None else replace(found, closed_at=None)
+
+        return find_stale
 
     scenario.admin.create()
     with monkeypatch.context() as patch:
-        patch.setattr(Transaction, "find_dataset", find_stale)
+        for name in ("find_dataset", "find_dataset_by_id"):
+            patch.setattr(Transaction, name, make_stale(name))
         scenario.admin.close()
         scenario.admin.reserve()
     faults = scenario.forge()

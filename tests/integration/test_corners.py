@@ -178,6 +178,7 @@ def test_a_fixed_size_sample_of_everything_is_no_plain_gaussian() -> None:
     assert calculator.epsilon(whole, 1e-5).epsilon >= calculator.epsilon(nearly, 1e-5).epsilon
 
 
+@pytest.mark.slow
 def test_guessing_at_a_lopsided_prior_is_not_overstated() -> None:
     """One sampled step at prior 0.9: the best guess is "present", right in exactly 0.9."""
     found = calculator.trade_off(mechanisms.from_json(run(0.01, 0.6, 1)), 0.9, 11)

@@ -8,6 +8,7 @@ from accountant_service.ledger.api_keys import Scope
 from accountant_service.ledger.repository import Transaction
 from accountant_service.ledger.service import Ledger
 from tests.support.ledger_scenarios import (
+    PLAN_JSON,
     SQL_MATTERS,
     Commands,
     Scenario,
@@ -17,6 +18,7 @@ from tests.support.ledger_scenarios import (
     refusals,
     refused,
 )
+from training_client.errors import ServiceRefusedError
 
 WRITERS = 8
 
@@ -89,11 +91,11 @@ def test_a_plan_priced_for_a_deleted_dataset_is_priced_again_for_its_successor(
     admin, genuine = scenario.admin, Ledger.hold_budget
     admin.create(epsilon=3.0)
 
-    def replace_dataset_first(self: Ledger, *arguments: object) -> object:
+    def replace_dataset_first(self: Ledger, *arguments: object, is_joint: bool) -> object:
         monkeypatch.setattr(Ledger, "hold_budget", genuine)
         admin.delete()
         admin.create(epsilon=4.0)
-        return genuine(self, *arguments)  # type: ignore[arg-type]
+        return genuine(self, *arguments, is_joint=is_joint)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Ledger, "hold_budget", replace_dataset_first)
     run = admin.reserve(3)
@@ -149,6 +151,19 @@ def test_deleting_over_http(own_web: Service) -> None:
     admin.dataset("d", filter="renyi")
     admin.reserve("d")
     assert admin.refusal("DELETE", "/v1/datasets/d") == (409, "dataset-used")
+
+
+def test_deleting_by_the_client(own_web: Service) -> None:
+    admin, client = own_web.admin, own_web.admin.client()
+    admin.dataset("d", filter="renyi")
+    gone = client.delete_dataset("d")
+    assert (gone["name"], gone["state"]) == ("d", "deleted")
+    admin.dataset("d", filter="renyi")
+    client.reserve("d", PLAN_JSON)
+    for name, code in (("d", "dataset-used"), ("missing", "not-found")):
+        with pytest.raises(ServiceRefusedError) as told:
+            client.delete_dataset(name)
+        assert told.value.code == code
 
 
 def test_deleting_on_the_command_line(commands: Commands) -> None:

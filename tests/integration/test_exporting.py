@@ -183,6 +183,7 @@ def test_pages_of_any_length_have_each_wanted_entry_once(
 
 
 @SQL_MATTERS
+@pytest.mark.slow
 def test_a_page_reads_no_more_rows_after_many_entries(url: str) -> None:
     """Each page is found by an index: neither sorted nor counted through."""
     with closing(opening.open_repository(url)) as repository:

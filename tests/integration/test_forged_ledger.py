@@ -713,7 +713,7 @@ def newest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Repository]:
             ["INSERT INTO entry (dataset, number, body, hash) VALUES ('x', 0, '', '')"],
             ["1 entries belong to"],
         ),
-        (["INSERT INTO cap VALUES ('x', 'key', 'k', 0.5)"], ["1 caps belong to"]),
+        (["INSERT INTO cap VALUES ('x', 'key', 'k', 0.5, NULL)"], ["1 caps belong to"]),
         (
             [f"{INSERT_ENTRY} SELECT id, 0, 'nonsense', 'z' FROM dataset WHERE name = 'planned'"],
             ["1 entries have a number below 1"],
@@ -867,7 +867,7 @@ ALTERED_ACCESS: dict[str, tuple[str, str]] = {
     "a larger cap": ("UPDATE cap SET share = 0.75", "is 0.75, not 0.25"),
     "no cap": ("DELETE FROM cap", "but it has no row"),
     "a removed cap again": (
-        "INSERT INTO cap SELECT dataset, kind, 'gone', share FROM cap",
+        "INSERT INTO cap SELECT dataset, kind, 'gone', share, taken FROM cap",
         "no audit event says that the cap of team gone was set",
     ),
     "another receiver": ("UPDATE webhook SET url = 'http://x'", "altered since it was added"),

@@ -663,6 +663,7 @@ def test_no_call_of_the_ledger_takes_a_large_plan(url: str) -> None:
 
 
 @ON_SQLITE
+@pytest.mark.slow
 def test_a_stored_answer_does_not_repeat_the_plan(url: str) -> None:
     with serving(url) as found:
         admin = found.admin
@@ -689,6 +690,7 @@ def test_a_stored_answer_does_not_repeat_the_plan(url: str) -> None:
 
 
 @ON_SQLITE
+@pytest.mark.slow
 def test_an_answer_that_an_earlier_version_stored_whole_is_repeated(url: str) -> None:
     with serving(url) as found:
         found.admin.dataset("d", BUDGET)
@@ -703,6 +705,7 @@ def test_an_answer_that_an_earlier_version_stored_whole_is_repeated(url: str) ->
 
 
 @ON_SQLITE
+@pytest.mark.slow
 def test_a_page_of_runs_or_entries_stays_small(url: str) -> None:
     with serving(url) as found:
         found.admin.dataset("d", BUDGET)
@@ -720,6 +723,7 @@ def test_a_page_of_runs_or_entries_stays_small(url: str) -> None:
 
 
 @ON_SQLITE
+@pytest.mark.slow
 def test_a_key_has_a_number_of_open_and_of_unspent_runs(url: str) -> None:
     with serving(url, open_runs_max=3, unspent_runs_max=4) as found:
         one, other = found.caller(Scope.RUN), found.caller(Scope.RUN)

@@ -28,7 +28,7 @@ from accountant_service.ledger import database as opening
 from accountant_service.ledger import repository as storage
 from accountant_service.ledger.api_keys import Scope
 from accountant_service.ledger.errors import DatabaseAwayError
-from accountant_service.ledger.filters import reference
+from accountant_service.ledger.filters import LateReferenceFilter, addition, proofs, reference
 from accountant_service.ledger.repository import Repository
 from accountant_service.ledger.rules import Dataset, Reservation
 from accountant_service.ledger.step_plan import StepPlan
@@ -53,6 +53,7 @@ from tests.support.ledger_scenarios import (
 RUN = {"kind": "dp_sgd", "noise_multiplier": 1.0, "sample_rate": 0.01, "steps": 60}
 SHUFFLED = RUN | {"sampling": "shuffled"}
 NO_STEPS = {"share": 0.0, "reference_steps": 0, "slack": 0.0}
+NOTHING_ADDED = {"added_epsilon": "0", "added_delta": "0"}
 # steps without sampling: exchanges between these are decided fast
 EQUAL = {"kind": "dp_sgd", "noise_multiplier": 20.0, "sample_rate": 1.0, "sampling": "none",
          "steps": 12}  # fmt: skip
@@ -332,7 +333,12 @@ def test_a_weak_budget_needs_an_explicit_yes(admin: Caller, name: str) -> None:
     made = admin.make("/v1/datasets", weak | {"accept_weak": True})
     assert made["budget"] == weak["budget"]
     strong = {"name": f"{name}-strong", "size": 1, "budget": {"epsilon": 20, "delta": 0.9}}
-    admin.make("/v1/datasets", strong)
+    admin.make("/v1/datasets", strong | {"accept_weak": True})
+    events = [json.loads(line) for line in admin.read("/v1/events?format=jsonl").splitlines()]
+    details = {each["subject"]: each["detail"] for each in events}
+    assert details[strong["name"]] == "", "nothing was weak"
+    assert details[name].startswith("weak budget accepted: ε = 200 is above 20: ")
+    assert "δ = 0.5 is not below 1/100" in details[name]
 
 
 def test_a_request_without_the_yes_is_hashed_as_before_there_was_one() -> None:
@@ -578,7 +584,8 @@ def test_a_plan_of_no_steps_is_certified_as_nothing(admin: Caller, name: str) ->
     assert admin.post(f"/v1/reservations/{run}/commit")[0] == 200
     _, document = admin.get(f"/v1/reservations/{run}/certificate")
     assert document["guarantee"]["epsilon"] == 0.0
-    assert admin.get(f"/v1/datasets/{name}")[1]["spent"] == {"epsilon": 0.0, **NO_STEPS}
+    spent = admin.get(f"/v1/datasets/{name}")[1]["spent"]
+    assert spent == {"epsilon": 0.0, **NO_STEPS, **NOTHING_ADDED}
     assert admin.get(f"/v1/datasets/{name}/running-total")[1]["epsilon"] == 0.0
 
 
@@ -802,7 +809,7 @@ def test_an_exchange_that_is_not_decided_in_time_is_refused_and_costs_nothing(
     before = scenario.dataset()
     with monkeypatch.context() as patch:
         # private: no setting changes the seconds in which an exchange is decided
-        patch.setattr(reference, "_SECONDS_MAX", 0.0)
+        patch.setattr(proofs, "_SECONDS_MAX", 0.0)
         with refused("exchange-undecided", "nothing was charged") as told:
             admin.reserve(plan, once="once")
     assert told.value.status == 422
@@ -979,6 +986,7 @@ def one_run(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rep
         yield service.repository
 
 
+@pytest.mark.slow
 def test_tampering_is_detected(one_run: Repository) -> None:
     for statement in TAMPERING:
         faults = faults_after(one_run, statement)
@@ -1100,23 +1108,68 @@ def test_a_write_without_a_database_is_told_to_come_again(
         assert answer.headers["Retry-After"] == "2"
 
 
-def test_a_release_takes_a_budget_of_its_own_delta(scenario: Scenario) -> None:
-    """Its reference leaves no slack; a plan of another mechanism may still replace that."""
+@pytest.mark.parametrize("plan", [None, mechanisms.ApproximateDp(3.0, 1e-5)])
+def test_a_release_takes_a_budget_of_its_own_delta(
+    scenario: Scenario, plan: mechanisms.Mechanism | None
+) -> None:
+    """By addition, or as a planned reference, which leaves no slack."""
     admin = scenario.admin
-    admin.create(by="reference", plan=None)
+    admin.create(by="reference", plan=plan)
     first = admin.reserve(mechanisms.ApproximateDp(3.0, 1e-5))
     admin.release(first)
-    admin.release(admin.reserve(12))
+    if plan is None:
+        admin.release(admin.reserve(12))
     run = admin.reserve(mechanisms.ApproximateDp(3.0, 1e-5))
     admin.grant(run)
     admin.commit(run)
-    policy = scenario.dataset().policy
-    assert isinstance(policy, reference.ReferenceFilter)
-    assert (policy.steps, policy.slack_share) == (1, 0.0)
+    dataset = scenario.dataset()
+    assert dataset.policy.share_of(dataset.balance.spent) == 1.0
+    if isinstance(dataset.policy, reference.ReferenceFilter):
+        assert (dataset.policy.steps, dataset.policy.slack_share) == (1, 0.0)
     with refused("budget-exhausted"):
         admin.reserve(1)
 
 
+@pytest.mark.slow
+def test_queries_are_added_up_and_a_run_counts_the_rest(scenario: Scenario) -> None:
+    """Whatever ends early gives back what it took; the run is charged after what was added."""
+    admin = scenario.admin
+    admin.create(by="reference", plan=None)
+    tenths = mechanisms.Repeated(4, mechanisms.Laplace(10.0))
+    queries = admin.reserve(tenths)
+    admin.grant(queries, 3)
+    admin.commit(queries)
+    abandoned = admin.reserve(mechanisms.ApproximateDp(1.0, 1e-6))
+    admin.release(abandoned)
+    run = admin.reserve(PLAN)
+    admin.grant(run, 2)
+    admin.commit(run)
+    policy, spent = scenario.dataset().policy, scenario.dataset().balance.spent
+    assert isinstance(policy, LateReferenceFilter)
+    assert addition.write_units(spent[2]) == addition.write_units(policy.added[0]) == "0.3"
+    assert policy.rest.epsilon == 2.7
+    assert 0 < spent[0] < policy.rest.steps / 500  # two of the 1545 steps that fit
+    assert 0.3 < policy.epsilon_of(spent) <= 3.0
+    with refused("budget-exhausted"):
+        admin.reserve(mechanisms.ApproximateDp(2.9, 0.0))
+
+
+@pytest.mark.parametrize("delta", [1e-5, 0.0])
+@pytest.mark.slow
+def test_a_budget_of_sums_alone(scenario: Scenario, delta: float) -> None:
+    admin = scenario.admin
+    admin.create(by="addition", plan=None, epsilon=1.0, delta=delta)
+    for _ in range(3):
+        admin.grant(admin.reserve(mechanisms.Laplace(3.0)))
+    with refused("budget-exhausted"):
+        admin.reserve(mechanisms.ApproximateDp(1e-9, 0.0))
+    view = admin.look_at_dataset()
+    assert view.policy.share_of(view.balance.taken) == 1.0
+    with refused("budget-exhausted" if delta else "no-finite-epsilon"):
+        admin.reserve(1)
+
+
+@pytest.mark.slow
 def test_a_budget_with_a_delta_of_zero_counts_pure_epsilon(scenario: Scenario) -> None:
     """Three tenths are three tenths, of whatever kinds, and Gaussian noise never fits."""
     admin = scenario.admin

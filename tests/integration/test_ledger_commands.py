@@ -30,6 +30,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_a_weak_budget_begins_no_ledger_unless_it_is_accepted(folder: Path) -> None:
     weak = "dataset create survey --size 100 --epsilon 200 --delta .5"
     refused = call(weak)
@@ -41,6 +42,7 @@ def test_a_weak_budget_begins_no_ledger_unless_it_is_accepted(folder: Path) -> N
     assert "created survey" in call(f"{weak} --accept-weak").output
 
 
+@pytest.mark.slow
 def test_a_backup_of_a_ledger_in_use_is_whole_and_private(folder: Path) -> None:
     assert call(CREATE).exit_code == 0
     writer = sqlite3.connect("accountant.db")
@@ -64,6 +66,7 @@ def test_a_backup_of_a_ledger_in_use_is_whole_and_private(folder: Path) -> None:
         ("postgresql+psycopg://user@127.0.0.1/ledger", "back up PostgreSQL with pg_dump"),
     ],
 )
+@pytest.mark.slow
 def test_a_backup_writes_over_no_file_and_copies_no_other_database(
     url: str, said: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -105,6 +108,7 @@ def test_entries_are_listed_by_key_and_by_dataset() -> None:
     assert "command-line" in call("ledger entries").stdout
 
 
+@pytest.mark.slow
 def test_the_entries_of_a_key_name_its_runs() -> None:
     call(CREATE)
     run = call("run reserve adult -q 0.01 -s 1.1 -t 5").stdout.strip()

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import html
+import json
 import re
+from collections.abc import Iterable
 from contextlib import closing
 from itertools import cycle
 from typing import Any
 
 import pytest
-from sqlalchemy import event
+from sqlalchemy import event, select
 
 from accountant_service.api import async_ledger, ledger_views
 from accountant_service.cli.access import ServiceAccess
 from accountant_service.ledger import database as opening
 from accountant_service.ledger.api_keys import Scope
 from accountant_service.ledger.repair import repair
-from accountant_service.ledger.rules import State
-from accountant_service.ledger.tables import RESERVATION
+from accountant_service.ledger.rules import Cap, HolderKind, State
+from accountant_service.ledger.tables import API_KEY, RESERVATION
 from accountant_service.web import account_pages
 from tests.support.databases import record_plans
 from tests.support.ledger_scenarios import (
@@ -168,22 +170,26 @@ def test_a_cursor_of_another_kind_is_refused_with_a_way_out(runs: Service, path:
         assert "the next_cursor of the page before; leave it out" in problem["detail"]
 
 
+def add_runs(found: Scenario, changes: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Create a dataset, and store copies of one run of it with changed columns; return these."""
+    found.admin.create("d")
+    found.admin.reserve(1)
+    with found.repository.transaction() as transaction:
+        row = transaction.list_reservation_rows(found.dataset())[0]
+        rows = [row | {"id": f"{at:x}"} | each for at, each in enumerate(changes)]
+        transaction.connection.execute(RESERVATION.insert(), rows)
+        transaction.connection.exec_driver_sql("ANALYZE")
+    return rows
+
+
 @SQL_MATTERS
 def test_a_page_of_runs_reads_no_more_rows_after_many(url: str) -> None:
     """Each page is found by an index: neither sorted nor counted through."""
     with closing(opening.open_repository(url)) as repository:
         found = Scenario(repository)
-        found.admin.create("d")
-        found.admin.reserve(1)
+        states = zip(range(20_000), cycle(State), strict=False)
+        add_runs(found, ({"expires_at": at, "state": state} for at, state in states))
         dataset = found.dataset()
-        with repository.transaction() as transaction:
-            row = transaction.list_reservation_rows(dataset)[0]
-            rows = [
-                row | {"id": f"{at:x}", "expires_at": at, "state": state}
-                for at, state in zip(range(20_000), cycle(State), strict=False)
-            ]
-            transaction.connection.execute(RESERVATION.insert(), rows)
-            transaction.connection.exec_driver_sql("ANALYZE")
         plans = record_plans(repository, "reservation")
         with repository.reading() as reading:
             for after in (None, (False, 10_000, "0"), (True, 10_000, "0"), (True, 0, "")):
@@ -196,6 +202,56 @@ def test_a_page_of_runs_reads_no_more_rows_after_many(url: str) -> None:
         assert "USING INDEX ix_reservation_due (dataset=?)" not in plan, plan
         assert sum(map(int, re.findall(r"Removed by Filter: (\d+)", plan))) <= 10, plan
         assert all(int(rows) <= 1000 for rows in re.findall(r"actual.*? rows=(\d+)", plan)), plan
+
+
+@SQL_MATTERS
+def test_a_page_of_keys_is_found_by_an_index(url: str) -> None:
+    with closing(opening.open_repository(url)) as repository:
+        found = Scenario(repository)
+        with repository.transaction() as transaction:
+            row = dict(transaction.connection.execute(select(API_KEY)).mappings().one())
+            rows = [row | {"id": f"{at:x}", "created_at": at} for at in range(5000)]
+            transaction.connection.execute(API_KEY.insert(), rows)
+            transaction.connection.exec_driver_sql("ANALYZE")
+        plans = record_plans(repository, "api_key")
+        for after in ((-1, ""), (2500, "9c4"), (4999, "0")):
+            page = found.keys.list_keys(after, 200)
+            assert len(page) == 200 if after[0] < 4999 else len(page) == 2
+            assert (page[0].created_at, page[0].identifier) > after
+    assert len(plans) == 3
+    for plan in plans:
+        assert "ix_api_key_order" in plan, plan
+        assert "TEMP B-TREE" not in plan, plan  # SQLite sorts nothing
+        assert all(int(rows) <= 200 for rows in re.findall(r"actual.*? rows=(\d+)", plan)), plan
+
+
+@SQL_MATTERS
+def test_a_page_of_caps_reads_no_run(url: str) -> None:
+    with closing(opening.open_repository(url)) as repository:
+        found = Scenario(repository)
+        holders = (
+            {
+                "key_id": f"k{at % 30}",
+                "team": f"t{at % 7}" if at % 2 else None,
+                "taken": json.dumps([10**19 * (at % 3) + at]),
+            }
+            for at in range(3000)
+        )
+        rows, dataset = add_runs(found, holders), found.dataset()
+        with repository.transaction() as transaction:
+            for at in range(30):
+                transaction.set_cap(dataset, Cap(HolderKind.KEY, f"k{at}", 0.5))
+            for at in range(8):  # t7 has taken nothing
+                transaction.set_cap(dataset, Cap(HolderKind.TEAM, f"t{at}", 0.5))
+        plans = record_plans(repository, "reservation")
+        uses = found.caps.list_uses("d", ("key", "k3"), 20)[1]
+        assert plans == []
+        uses += found.caps.list_uses("d", ("team", ""))[1]
+    for use in uses:
+        column = "key_id" if use.cap.kind is HolderKind.KEY else "team"
+        taken = [json.loads(each["taken"]) for each in rows if each[column] == use.cap.holder]
+        assert use.taken == (tuple(map(sum, zip(*taken, strict=True))) if taken else (0,))
+    assert [use.cap.holder for use in uses[-8:]] == [f"t{at}" for at in range(8)]
 
 
 def test_metrics_without_a_key_read_no_dataset(filled: Service) -> None:

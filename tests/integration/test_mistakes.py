@@ -61,6 +61,15 @@ MISTAKES = [
     ),
     Mistake("plan -E 2 -d 1e-5 -n 60000 -e 2 --sampling bins", ("did you mean balls_in_bins?",)),
     Mistake("keys create --scope admn", ("did you mean admin?",)),
+    Mistake("epsilon --q .01", ("No such option: --q. Did you mean --sample-rate? Try: ",)),
+    Mistake(f"epsilon {RUN} --json=yes", ("'--json' does not take a value",)),
+    Mistake(f"epsilon {RUN} --method", ("'--method' requires an argument",)),
+    Mistake("epsilon -q .01 -s 1 -t 1e99 -d 1e-5", ("--steps must be a whole number", "1e99")),
+    Mistake("delta -q .01 -s 1 -t 9 -E inf", ("--epsilon must be a finite number, not inf",)),
+    Mistake("noise-multiplier -q .01 -t 9 -E 2", ("--delta is required with --epsilon",)),
+    Mistake("help nothing", ("No such command 'nothing'. Try: accountant -h",)),
+    Mistake("dataset create 'a b' -n 100 -E 1 -d 1e-5", ("NAME must begin with a letter",)),
+    Mistake("dataset create p -n 100 -E 200 -d .5", ("ε = 200 is above 20", "--accept-weak")),
     Mistake("epsilon -q .01 -s nan -t 9 -d 1e-5", ("--noise-multiplier must be", "not nan")),
     Mistake(f"epsilom {RUN}", ("No such command 'epsilom'. Did you mean 'epsilon'?",)),
     Mistake(f"epsilon {RUN} --bach-size 3", ("No such option", "--batch-size")),
@@ -216,6 +225,7 @@ def invoke(command: str, **environment: str) -> Result:
     return CliRunner().invoke(cli.app, shlex.split(command), env=settings, prog_name="accountant")
 
 
+@pytest.mark.slow
 def test_a_mistake_is_named_with_the_way_out(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Mistakes that the API refuses as well stand in the table of refusals."""
     monkeypatch.chdir(folder)
@@ -234,7 +244,8 @@ def test_a_mistake_is_named_with_the_way_out(folder: Path, monkeypatch: pytest.M
 
 def test_shares_may_be_percentages_and_fractions() -> None:
     run = "-s 1.1 -t 10 -d 1e-5 --json"
-    for text, rate in (("1%", "0.01"), ("0.5 %", "0.005"), ("1/1000", "0.001"), ("3/3", "1")):
+    given = {"1%": "0.01", "0.5 %": "0.005", "1/1000": "0.001", "3/3": "1", "1e−2": "0.01"}
+    for text, rate in given.items():
         found = invoke(f"epsilon -q '{text}' {run}")
         assert found.exit_code == 0, found.output
         assert found.stdout == invoke(f"epsilon -q {rate} {run}").stdout

@@ -23,7 +23,6 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from accountant_service import calculator
 from accountant_service.mechanisms import Composed, DpSgd
-from tests.support.helpers import nightly
 from tests.support.lazy_modules import LazyModule
 from tests.support.ledger_client import LedgerClient
 from training_client.budget import LedgerBudget
@@ -282,40 +281,20 @@ def test_the_sampler_s_own_rate_is_charged(transport: Any) -> None:
     assert engine.accountant.history == [(1.0, 0.05, 200)]
 
 
-@pytest.mark.parametrize("rate", [1 / 93, 1e-4, *map(nightly, (0.05, 1.0, 0.5, 1e-6))])
-def test_no_record_is_drawn_more_often_than_is_charged(
-    rate: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of all numbers that a sampler may draw, one each, so many are taken as q has room for."""
-    numbers = torch.arange(2**24) / 2**24
-    assert torch.equal(numbers, numbers.double().float())
-    monkeypatch.setattr(torch, "rand", lambda *_, **__: numbers)
-    sampler = samplers.UniformWithReplacementSampler(num_samples=2**24, sample_rate=rate, steps=1)
-    as_it_was = len(next(iter(sampler)))
-    for _ in range(2):
-        assert checks.round_down_sample_rate(sampler) == rate
-    drawn = len(next(iter(sampler)))
-    assert drawn == math.floor(rate * 2**24) <= as_it_was
-    assert as_it_was > rate * 2**24 or drawn == rate * 2**24
-    if rate == 1e-4:  # the figure in docs/how-to/frameworks.md
-        assert f"{as_it_was / (rate * 2**24) - 1:.3%}" == "0.017%"
-    sampler.sample_rate = 0.3  # told another
-    assert checks.round_down_sample_rate(sampler) == 0.3
-    sampler.sample_rate = 1e-8
-    with pytest.raises(NoGuaranteeError, match="use larger batches"):
-        checks.round_down_sample_rate(sampler)
+def test_no_record_is_drawn_more_often_than_is_charged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Opacus' own numbers have 24 bits, which would round q up; here 64 bits round it down."""
+    rate, read = 1e-4, []
 
+    def observed(records: int, sample_rate: float, key: bytes) -> torch.Tensor:
+        read.append((records, sample_rate, key))
+        return torch.tensor([3, 5])
 
-def test_samplers_draw_uniform_numbers_of_24_bits() -> None:
-    numbers = torch.rand(100_000, generator=torch.Generator().manual_seed(1)).double() * 2**24
-    assert torch.equal(numbers, numbers.floor())
-
-
-def test_a_samplers_rate_is_rounded_before_it_draws(transport: Any) -> None:
-    integration.connect(transport=transport)
-    _, optimizer, loader, _ = program()
-    assert 0.05 - 2**-24 < loader.batch_sampler.sample_rate < 0.05
-    assert checks.plan_of(optimizer, loader).sample_rate == 0.05
+    # private: the sampler's rows are replaced; tests/unit/test_noise_and_sampling.py has their law
+    monkeypatch.setattr("training_client.integrations.batch_counting.draw_rows", observed)
+    sampler = samplers.UniformWithReplacementSampler(num_samples=400, sample_rate=rate, steps=2)
+    assert list(sampler) == [[3, 5], [3, 5]]
+    assert [each[:2] for each in read] == 2 * [(400, rate)]
+    assert len({each[2] for each in read}) == 2
 
 
 def test_steps_that_a_program_skips_by_itself_are_not_charged_as_one(transport: Any) -> None:

@@ -57,9 +57,20 @@ STEP = {"kind": "gaussian", "noise_multiplier": 40.0}
 @pytest.mark.parametrize(
     ("filtered", "sent"),
     [
-        ({"filter": "renyi"}, {"orders", "weights"}),
+        ({"filter": "renyi"}, {"orders", "weights", "general_weights"}),
         ({"filter": "renyi", "planned_mechanism": STEP}, {"order", "budget_micronats"}),
-        ({"filter": "reference"}, {"reference", "reference_steps", "planned", "slack_share"}),
+        (
+            {"filter": "reference"},
+            {
+                "reference",
+                "reference_steps",
+                "planned",
+                "slack_share",
+                "added_epsilon",
+                "added_delta",
+            },
+        ),
+        ({"filter": "addition"}, set()),
     ],
 )
 def test_every_field_of_a_ledger_answer_is_declared(

@@ -278,6 +278,23 @@ def test_an_address_beyond_its_rate_limit_gets_retry_after(tmp_path: Path) -> No
         assert 'refusals_total{code="too-many-requests"} 1.0' in http.get("/metrics").text
 
 
+def test_answers_to_an_address_without_a_key_wait_for_their_turn(tmp_path: Path) -> None:
+    app = service(tmp_path, keyless_rate=5, rate_burst=2)
+    key = bearer(app, Scope.ADMIN)
+
+    def seconds(path: str, headers: dict[str, str] | None = None) -> float:
+        begun = time.monotonic()
+        for _ in range(4):
+            http.get(path, headers=headers)
+        return time.monotonic() - begun
+
+    with TestClient(app) as http:
+        assert seconds("/v1/methods") >= 0.4, "the first two come at once"
+        assert seconds("/v1/datasets", {"Authorization": "Bearer no-key"}) >= 0.7
+        assert seconds("/healthz") >= 0.7, "the fourth waits for the others"
+        assert seconds("/v1/datasets", key) < 0.7, "nobody with a key waits"
+
+
 def test_a_key_is_limited_wherever_it_is_used(tmp_path: Path) -> None:
     app = service(tmp_path, rate_limit=0.01, rate_burst=2)
     key = bearer(app, Scope.ADMIN)

@@ -134,6 +134,7 @@ def require_problem(row: Refusal, problem: dict[str, Any]) -> None:
     assert problem["detail"]
 
 
+@pytest.mark.slow
 def test_the_api_refuses_every_row_with_its_problem(house: House) -> None:
     def check(row: Refusal, _: Any) -> None:
         answer = ask_api(house, row)
@@ -162,6 +163,7 @@ def test_a_batch_refuses_each_question_as_alone(house: House) -> None:
     assert complaints == []
 
 
+@pytest.mark.slow
 def test_the_command_line_refuses_in_the_words_of_its_options(house: House) -> None:
     environment = {"COLUMNS": "300", "ACCOUNTANT_API_KEY": "", "ACCOUNTANT_DATABASE_URL": house.url}
 
@@ -188,6 +190,7 @@ def test_the_command_line_refuses_in_the_words_of_its_options(house: House) -> N
     assert list_complaints(house, refusals.to_command, check, 135) == []
 
 
+@pytest.mark.slow
 def test_pages_show_the_problem_beside_the_field(house: House) -> None:
     people: dict[Any, tuple[TestClient, str]] = {}
 
@@ -234,6 +237,7 @@ def read_token(text: str) -> str:
     return found[1]
 
 
+@pytest.mark.slow
 def test_the_typed_client_raises_the_code_and_the_pointers(house: House) -> None:
     def send(request: httpx.Request) -> httpx.Response:
         answer = house.http.request(
@@ -259,6 +263,7 @@ def test_the_typed_client_raises_the_code_and_the_pointers(house: House) -> None
     assert list_complaints(house, refusals.to_client_call, check, 110) == []
 
 
+@pytest.mark.slow
 def test_the_functions_of_the_package_name_the_argument(house: House) -> None:
     def check(row: Refusal, call: Callable[[], Any]) -> None:
         with pytest.raises((InvalidArgumentError, CodedError)) as caught:

@@ -36,8 +36,8 @@ LEFT = {
     "UPDATE dataset SET size = 999": "size is",
     "UPDATE dataset SET policy = '{}'": "cannot be read",
     "INSERT INTO reservation SELECT 'x', dataset, state, mechanism, mechanism_hash, charge, "
-    "steps_reserved, steps_granted, expires_at, purpose, key_id, team, taken, ended_entry FROM "
-    f"reservation WHERE id = {ENDED}": "has a row, and no entry",
+    "steps_reserved, steps_granted, expires_at, purpose, key_id, team, taken, ended_entry, joint "
+    f"FROM reservation WHERE id = {ENDED}": "has a row, and no entry",
 }
 
 

@@ -121,6 +121,7 @@ def assert_verified_for_the_model_alone(command: Command, digest: str) -> None:
     assert "it is about this model" not in forged.stdout
 
 
+@pytest.mark.slow
 def test_a_delta_too_large_for_the_dataset_is_warned_about(command: Command) -> None:
     created = command(
         "dataset", "create", "few", "-n", "10", "-E", "1", "-d", "0.1", "--accept-weak"

@@ -23,7 +23,6 @@ optimizers = LazyModule("opacus.optimizers")
 samplers = LazyModule("opacus.utils.uniform_sampler")
 integration = LazyModule("training_client.integrations.opacus")
 checks = LazyModule("training_client.integrations.opacus_checks")
-secret_generators = LazyModule("training_client.integrations.secret_generators")
 RECORDS, BATCH = 400, 20
 PLAN = Plan(RECORDS, BATCH / RECORDS, 1.0, 1.0)
 CPU = torch.device("cpu")
@@ -126,17 +125,6 @@ def test_a_seeded_framework_has_secret_noise_and_batches(
     runs[0].require_secrets_of_its_own(runs[1])
 
 
-@pytest.mark.parametrize("module", ["optimizer", "ddp_perlayeroptimizer"])
-def test_every_optimizer_without_a_generator_draws_secret_noise(module: str) -> None:
-    """The per-layer optimizer of several ranks passes no generator, even if it was given one."""
-    found, drawn = getattr(optimizers, module), []
-    for _ in range(2):
-        torch.manual_seed(SEED)
-        drawn.append(found._generate_noise(std=2.0, reference=torch.zeros(10_000)))
-    assert not torch.equal(*drawn)
-    assert all(abs(float(each.std()) - 2.0) < 0.1 for each in drawn)
-
-
 def test_ranks_with_the_same_seed_draw_independent_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
     places = []
@@ -154,16 +142,12 @@ def test_drawing_leaves_the_default_generator_as_it_was() -> None:
     torch.manual_seed(SEED)
     before = torch.get_rng_state()
     list(samplers.UniformWithReplacementSampler(num_samples=100, sample_rate=0.1))
-    optimizers.optimizer._generate_noise(1.0, torch.zeros(9))
+    made, _ = private()
+    for each in made.params:
+        each.grad_sample = torch.zeros(3, *each.shape)
+    torch.set_rng_state(before)
+    made.pre_step()
     assert torch.equal(torch.get_rng_state(), before)
-
-
-def test_a_device_has_one_fresh_generator() -> None:
-    generator = secret_generators.find_generator(None, CPU)
-    assert isinstance(generator, FreshGenerator)
-    assert generator is secret_generators.find_generator(None, CPU)
-    own = torch.Generator()
-    assert secret_generators.find_generator(own, CPU) is own
 
 
 def private(

@@ -560,6 +560,32 @@ def test_the_papers_accounting_is_used_where_it_is_asked_for(bench: Bench) -> No
     assert {body["method"] for path, body in bench.asked if path == "/v1/epsilon"} == {method}
 
 
+@pytest.mark.parametrize(("method", "rounds"), [("sgd-maj", 2), ("sgd-pass", 9), ("a-ddp", 9)])
+def test_noise_comes_from_the_planned_rounds_as_in_papers_003(
+    bench: Bench, method: str, rounds: int
+) -> None:
+    """σ of T = 2 is the least by the theorem that papers/003 names; baselines end with T."""
+    given = ("--participants", "4", "--epsilon", "0.5", "--delta", "1e-8", "--sample-rate", "0.2")
+    usual = ("together", *given, "--noise-for", method, "--planned-rounds", "2", "--json")
+    answer = json.loads(require_success(bench.train(*usual, "--rounds", "9")).stdout)
+    assert answer["rounds"] == rounds
+    claim = bench.read("privacy-participant-1.json")
+    theorem = "basic_composition" if method == "sgd-maj" else "advanced_composition"
+    each_step = {"kind": "gaussian", "noise_multiplier": claim["mechanism"]["noise_multiplier"]}
+    body = {"mechanism": {"kind": "repeated", "count": 2, "mechanism": each_step}}
+    found = bench.api.post("/v1/epsilon", json=body | {"delta": 1e-8, "method": theorem}).json()
+    assert found["epsilon"] == pytest.approx(0.5, rel=1e-3)
+    assert claim["epsilon"] <= 0.5
+    sampling = "balls_in_bins" if method == "sgd-pass" else "poisson"
+    assert claim["mechanism"]["sampling"] == sampling
+    for more, words in (
+        (("--noise-multiplier", "2"), "leave out --noise-multiplier"),
+        (("--noise-for", "sgd"), "is not one of a-ddp, sgd-maj"),
+    ):
+        refused = bench.train(*usual, *more)
+        assert (refused.exit_code, words in words_of(refused)) == (2, True), refused.output
+
+
 def test_participants_without_a_first_round_are_told_why(bench: Bench) -> None:
     for arguments, code, words in (
         (["--epsilon", "1,2"], 2, "one for each of 3"),

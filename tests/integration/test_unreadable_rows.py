@@ -219,7 +219,7 @@ def test_the_end_of_a_run_is_read_by_its_number(file: Path) -> None:
             "before_cursor_execute",
             lambda _, __, statement, *___: statements.append(statement),
         )
-        assert scenario.ledger.read_ended_run(owner, run)[3].at is not None
+        assert scenario.ledger.read_ended_run(owner, run)[0][0][2].at is not None
     of_entries = [each for each in statements if "FROM entry" in each]
     assert len(of_entries) == 1
     assert "LIKE" not in of_entries[0]
@@ -243,7 +243,7 @@ def test_a_migrated_run_knows_the_entry_of_its_end(tmp_path: Path) -> None:
                     ledger.read_ended_run(key, run.identifier)
             else:
                 read += 1
-                assert ledger.read_ended_run(key, run.identifier)[3].at is not None
+                assert ledger.read_ended_run(key, run.identifier)[0][0][2].at is not None
     assert read > 10
 
 

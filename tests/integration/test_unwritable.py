@@ -222,6 +222,7 @@ def test_a_full_disk_is_waited_for(tmp_path: Path) -> None:
         assert verify(app.state.repository).faults == []
 
 
+@pytest.mark.slow
 def test_being_ready_is_found_out_without_leaving_anything(tmp_path: Path) -> None:
     app = create_app(Settings(database_url=f"sqlite:///{tmp_path}/ledger.db"))
     with TestClient(app) as http:

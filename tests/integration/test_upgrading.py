@@ -207,3 +207,18 @@ def test_a_contracted_database_is_not_opened_by_an_older_server(tmp_path: Path) 
     newer.close()
     with pytest.raises(opening.NewerDatabaseError):
         opening.open_repository(url)
+
+
+@ON_SQLITE
+def test_a_budget_that_older_servers_cannot_read_ends_them(scenario: Scenario) -> None:
+    """They go on beside this one until the first such dataset, and are then told to be replaced."""
+
+    def oldest_writer() -> str:
+        with scenario.repository.reading() as reading:
+            return str(reading.connection.execute(schema_revision.SCHEMA.select()).scalar_one())
+
+    execute(scenario.repository, "UPDATE ledger_schema SET oldest_writer = '0006'")
+    scenario.admin.create("old", by="renyi")
+    assert oldest_writer() == "0006"
+    scenario.admin.create("new", by="reference", plan=None)
+    assert oldest_writer() == "0008"

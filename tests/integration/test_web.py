@@ -405,6 +405,7 @@ def read_everything(app: Any) -> dict[str, Any]:
     return rows
 
 
+@pytest.mark.slow
 def test_a_form_without_its_token_does_nothing(
     admin: Person, app: Any, keys: dict[str, str]
 ) -> None:
@@ -507,10 +508,32 @@ def test_a_budget_is_counted_in_steps(admin: Person, run: str) -> None:
     assert spent
     assert (rows[0], rows[-1]) == (("0", "0"), (spent[1], spent[1]))
     assert len(rows) == 33
-    assert "Spent and held are in reference steps." in text
+    assert "Spent and held are in reference steps, or ε by addition." in text
     share = re.search(r"Share of the budget</dt><dd>([\d.]+) %", admin.get(f"/runs/{run}"))
     assert share
     assert float(share[1]) == pytest.approx(10_000 / int(budget[1]), rel=0.01)
+
+
+def test_what_is_added_up_is_shown_as_epsilon(
+    admin: Person, app: Any, keys: dict[str, str]
+) -> None:
+    post = writer(app, keys["admin"])
+    query = {"mechanism": {"kind": "laplace", "noise_multiplier": 10.0}}
+    training = {
+        "mechanism": {"kind": "dp_sgd", "noise_multiplier": 1.1, "sample_rate": 0.01, "steps": 90}
+    }
+    for name in ("addition", "reference"):
+        budget = {"epsilon": 3.0, "delta": 1e-5}
+        dataset = {"name": f"sum-{name}", "size": 60000, "budget": budget, "filter": name}
+        post("/v1/datasets", dataset)
+        for run in (query, training):
+            path = f"/v1/datasets/sum-{name}/reservations"
+            identifier = post(path, run)["id"]
+            post(f"/v1/reservations/{identifier}/grants", {"steps": 1, "sequence": 0})
+        text = admin.get(f"/datasets/sum-{name}")
+        assert '<td class="amount">ε 0.1</td>' in re.sub(r"\s+", " ", text).replace("> ", ">")
+        assert ("Before, ε 0.1 was added up" in text) == (name == "reference")
+        assert ("Spent and held are ε, by addition." in text) == (name == "addition")
 
 
 def test_a_dataset_without_a_run_says_what_it_admits(
@@ -520,7 +543,7 @@ def test_a_dataset_without_a_run_says_what_it_admits(
         form = {"name": name, "size": "60000", "epsilon": str(epsilon), "delta": str(delta)}
         text = admin.send("/datasets", **form, once=uuid.uuid4().hex)
         assert "What this budget admits" in text
-        assert "The first run decides in which steps this budget is counted." in text
+        assert "the first larger run decides in which steps the rest is counted." in text
         assert ("Create another dataset" in text or "create another" in text) == (
             name == "hopeless"
         )
@@ -1202,7 +1225,7 @@ def test_what_is_left_is_told_in_runs_rounded_down() -> None:
         return unescape(
             # private: the real ledger would need a budget for each of these numbers of steps
             rendering._TEMPLATES.get_template("steps_left.html").render(
-                left=StepsLeft("r", mechanisms.from_json(RUN), steps, is_exact),
+                left=StepsLeft("r", mechanisms.from_json(RUN), steps, is_exact, 1),
                 left_step="DP-SGD",
                 run_steps=100,
                 runs_left=steps // 100,
@@ -1364,12 +1387,14 @@ def test_an_import_shows_cost_claims_and_findings(visitor: Person) -> None:
     assert link
     assert upper(visitor.get(unescape(link[1]))) == upper(text)
     assert f"ε ≤ {number_format.round_up(upper(text), 4)}</span>" in text
-    document = "{'sample_rate': 0.01, 'noise_multiplier': 1.1, 'steps': 1000}"
+    run = "{'sample_rate': 0.01, 'noise_multiplier': 1.1, 'steps': 1000"
+    document = f"{run}, 'sampling': 'poisson'}}"
     claim = {"document": document, "epsilon": "1", "delta": "1e-5", "dataset_size": ""}
     text = visitor.send("/import", **claim)
     assert "The claimed ε is below a proved lower bound" in text
     assert '<span class="verdict refuted">' in text
     assert "The claimed ε = 1 at δ = 1e-5 is too small: the true ε is at least 1.515." in text
+    assert "CPU draws the noise, it ends at 5.768 σ, and δ ≥ 1.5" in text
     unread = visitor.send("/import", **claim | {"document": f"{document[:-1]}, 'nosie': 3}}"})
     assert re.search(r'class="figure">ε =', unread)
     assert "/nosie" in unread

@@ -16,8 +16,8 @@ from accountant_service.ledger.schema_revision import MIGRATIONS
 
 FIXTURES = Path(__file__).parents[1] / "contract" / "fixtures"
 # a row after those that it refers to
-_TABLES = ("api_key", "audit_event", "secret", "dataset", "reservation", "entry",
-           "idempotency_key", "webhook", "webhook_event")  # fmt: skip
+_TABLES = ("api_key", "audit_event", "secret", "dataset", "cap", "reservation",
+           "entry", "idempotency_key", "webhook", "webhook_event")  # fmt: skip
 
 
 def open_unmigrated(url: str, revision: str) -> Repository:

@@ -6,6 +6,7 @@ A constructor takes a kind's fields in the order given here; optional fields by 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import fields
 from typing import Any
 
 from accountant_service import calculator, mechanisms
@@ -17,51 +18,44 @@ REPLACED = NeighbouringRelation.REPLACE_ONE
 ZEROED = NeighbouringRelation.ZERO_OUT_ONE
 
 
-def _maker(kind: str, *fields: str) -> Callable[..., Json]:
-    """Return the constructor of a kind's documents."""
+def _maker(kind: str) -> Callable[..., Json]:
+    """Return the constructor of a kind's documents: of its fields in their order."""
+    names = [field.name for field in fields(mechanisms.KINDS[kind])]
 
     def make(*values: Any, **more: Any) -> Json:
         """Return a document with these values."""
-        assert len(values) <= len(fields), kind
-        return {"kind": kind} | dict(zip(fields, values, strict=False)) | more
+        assert len(values) <= len(names), kind
+        return {"kind": kind} | dict(zip(names, values, strict=False)) | more
 
     return make
 
 
-gaussian = _maker("gaussian", "noise_multiplier")
-laplace = _maker("laplace", "noise_multiplier")
-diagonal_gaussian = _maker("diagonal_gaussian", "sensitivities", "noise_stds")
-poisson = _maker("poisson_sampled", "sample_rate", "mechanism")
-fixed_size = _maker("fixed_size_sampled", "dataset_size", "batch_size", "mechanism")
-truncated_poisson = _maker(
-    "truncated_poisson_sampled", "dataset_size", "sample_rate", "batch_size_max", "mechanism"
-)
-balls_in_bins = _maker("balls_in_bins", "bins", "mechanism")
-repeated = _maker("repeated", "count", "mechanism")
-dp_sgd = _maker("dp_sgd", "noise_multiplier")
-randomized_response = _maker("randomized_response", "categories", "flip_probability")
-discrete_laplace = _maker("discrete_laplace", "scale", "sensitivity")
-discrete_gaussian = _maker("discrete_gaussian", "noise_std", "sensitivity")
-exponential = _maker("exponential", "epsilon")
-permute_and_flip = _maker("permute_and_flip", "epsilon")
-truncated_laplace = _maker("truncated_laplace", "scale", "bound", "sensitivity")
-factorization = _maker(
-    "matrix_factorization",
-    *("noise_multiplier", "coefficients", "steps", "min_separation", "participations"),
-)
-banded = _maker(
-    "banded_matrix_factorization",
-    *("noise_multiplier", "coefficients", "steps", "groups", "sample_rate"),
-)
-tree_aggregation = _maker("tree_aggregation", "noise_multiplier", "steps")
-shuffled_reports = _maker("shuffled_reports", "reports", "mechanism")
-approximate_dp = _maker("approximate_dp", "epsilon", "delta")
-gdp = _maker("gdp", "mu")
-zcdp = _maker("zcdp", "rho")
-rdp = _maker("rdp", "orders", "divergences")
-privacy_profile = _maker("privacy_profile", "epsilons", "deltas")
-gaussian_mixture = _maker("gaussian_mixture", "noise_multiplier", "shifts", "probabilities")
-user_level = _maker("user_level", "records", "mechanism")
+gaussian = _maker("gaussian")
+laplace = _maker("laplace")
+diagonal_gaussian = _maker("diagonal_gaussian")
+poisson = _maker("poisson_sampled")
+fixed_size = _maker("fixed_size_sampled")
+truncated_poisson = _maker("truncated_poisson_sampled")
+balls_in_bins = _maker("balls_in_bins")
+repeated = _maker("repeated")
+dp_sgd = _maker("dp_sgd")
+randomized_response = _maker("randomized_response")
+discrete_laplace = _maker("discrete_laplace")
+discrete_gaussian = _maker("discrete_gaussian")
+exponential = _maker("exponential")
+permute_and_flip = _maker("permute_and_flip")
+truncated_laplace = _maker("truncated_laplace")
+factorization = _maker("matrix_factorization")
+banded = _maker("banded_matrix_factorization")
+tree_aggregation = _maker("tree_aggregation")
+shuffled_reports = _maker("shuffled_reports")
+approximate_dp = _maker("approximate_dp")
+gdp = _maker("gdp")
+zcdp = _maker("zcdp")
+rdp = _maker("rdp")
+privacy_profile = _maker("privacy_profile")
+gaussian_mixture = _maker("gaussian_mixture")
+user_level = _maker("user_level")
 
 
 def composed(*parts: Json) -> Json:

@@ -135,7 +135,7 @@ class SharedPositions(nn.Module):
         self.norm, self.last = nn.LayerNorm(5), nn.Linear(5, 4)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        places = torch.arange(tokens.shape[1])[None]
+        places = torch.arange(tokens.shape[1], device=tokens.device)[None]
         found: torch.Tensor = self.last(self.norm(self.words(tokens) + self.places(places)))
         return found.mean(1)
 

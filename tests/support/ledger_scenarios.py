@@ -184,6 +184,15 @@ class Person:
         answer = self._ledger.reserve(self.request(once), name, mechanism, lease, "")
         return str(_read(answer.text)["id"])
 
+    def reserve_jointly(
+        self, *names: str, plan: int | Mechanism = PLAN, lease: float = 3600.0,
+        once: str | None = None,
+    ) -> str:  # fmt: skip
+        """Reserve one plan on several datasets; return the run's identifier."""
+        mechanism = replace(PLAN, steps=plan) if isinstance(plan, int) else plan
+        answer = self._ledger.reserve_jointly(self.request(once), names, mechanism, lease, "")
+        return str(_read(answer.text)["id"])
+
     def affords(self, name: str = "d", plan: DpSgd = PLAN) -> int:
         """Return the number of steps of a plan that a refusal says would fit."""
         with pytest.raises(BudgetExhaustedError) as found:

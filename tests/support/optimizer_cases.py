@@ -15,6 +15,7 @@ from training_client.lab.models import cross_entropy
 from training_client.optimizers import OPTIMIZERS, PrivateOptimizer, make_optimizer
 from training_client.plan import Plan
 from training_client.private_step import Block, BlockwiseSum, Loss, Transform
+from training_client.private_step.model_checks import CheckedModel
 from training_client.private_step.private_sum import NoisyBlock, NoisyMean
 from training_client.private_step.rounded_gaussian import NoiseGrid
 
@@ -46,6 +47,7 @@ PUBLIC = batch(64)
 REFERENCES: dict[str, Callable[[list[nn.Parameter]], torch.optim.Optimizer]] = {
     "dp_sgd": lambda p: torch.optim.SGD(p, lr=0.05),
     "dp_adam": lambda p: torch.optim.Adam(p, lr=0.05),
+    "dp_adamw": lambda p: torch.optim.AdamW(p, lr=0.05),
     "dp_rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.05),
     "dp_adagrad": lambda p: torch.optim.Adagrad(p, lr=0.05),
     "adal": lambda p: torch.optim.RMSprop(p, lr=0.05, alpha=0.9, eps=0.0),
@@ -176,6 +178,8 @@ def children(value: Any) -> list[Any]:
         return [*value, *value.values()]
     if isinstance(value, list | tuple | set | frozenset | deque):
         return list(value)
+    if isinstance(value, CheckedModel):  # sizes of batches tell its proofs apart; no copy has them
+        return list(value.__getstate__().values())
     if hasattr(value, "__dict__"):
         return list(vars(value).values())
     return [getattr(value, name) for name in getattr(value, "__slots__", ())]

@@ -145,6 +145,93 @@ def gdp_clt(q: float, sigma: float, steps: int, delta: float) -> Number:
     return gaussian_epsilon(delta, mu)
 
 
+def composed_delta(
+    epsilon: float,
+    steps: int,
+    density: Callable[[Number], Number],
+    loss: Callable[[Number], Number],
+    ends: tuple[float, float],
+    saddles: tuple[float, float] = (0.01, 200.0),
+) -> Number:
+    """Return δ(ε) of equal independent steps by one line integral, to about ten digits.
+
+    δ = (1/2π)∫ M(w)^T·e^{−wε}/(w(w + 1)) dv over w = s + iv, with M(w) = E_P[e^{wL}].
+
+    Args:
+        epsilon: ε.
+        steps: number T of steps.
+        density: density of one output z under P.
+        loss: privacy loss of an output.
+        ends: outputs outside have no weight.
+        saddles: where the best s is searched.
+    """
+    spacing = mp.mpf(1) / 16
+    count = int((ends[1] - ends[0]) / spacing)
+    nodes = [ends[0] + spacing * i for i in range(count + 1)]
+    weights, losses = [spacing * density(z) for z in nodes], [loss(z) for z in nodes]
+
+    def exponent(s: Number) -> Number:
+        """Log of the integrand on the real axis; least at the saddle point."""
+        moment = mp.fdot(weights, [mp.exp(s * each) for each in losses])
+        return steps * mp.log(moment) - s * epsilon - mp.log(s * (s + 1))
+
+    low, high = (mp.log(each) for each in saddles)
+    for _ in range(60):
+        left, right = low + (high - low) * 2 / 5, low + (high - low) * 3 / 5
+        low, high = (
+            (low, right) if exponent(mp.exp(left)) < exponent(mp.exp(right)) else (left, high)
+        )
+    s = mp.exp((low + high) / 2)
+    scale, bend = exponent(s), mp.mpf(1) / 1000
+    curvature = (exponent(s * (1 + bend)) + exponent(s * (1 - bend)) - 2 * scale) / (s * bend) ** 2
+    step = min(2 * mp.pi * s / 30, 1 / (4 * mp.sqrt(curvature)))
+    turns = [mp.expjpi(step * each / mp.pi) for each in losses]
+    terms = [weight * mp.exp(s * each) for weight, each in zip(weights, losses, strict=True)]
+    whole = mp.fsum(terms)
+    total, v = mp.mpf(0), mp.mpf(0)
+    while True:
+        w = mp.mpc(s, v)
+        ratio = (mp.fsum(terms) / whole) ** steps  # M(s + iv)^T over M(s)^T
+        value = ratio * mp.expj(-v * epsilon) * s * (s + 1) / (w * (w + 1))
+        total += mp.re(value) * (1 if v else mp.mpf(1) / 2)
+        if abs(value) < mp.mpf(10) ** -22:
+            return mp.exp(scale) * total * step / mp.pi
+        terms = [term * turn for term, turn in zip(terms, turns, strict=True)]
+        v += step
+
+
+def sampled_delta(epsilon: float, q: float, sigma: float, steps: int, *, removing: bool) -> Number:
+    """Return δ(ε) of Poisson-sampled Gaussian steps in one direction, by `composed_delta`."""
+    mu, qq = 1 / mp.mpf(sigma), mp.mpf(q)
+
+    def log_ratio(z: Number) -> Number:
+        return mp.log1p(qq * mp.expm1(mu * z - mu * mu / 2))
+
+    def density(z: Number) -> Number:
+        return mp.npdf(z) * (mp.exp(log_ratio(z)) if removing else 1)
+
+    def loss(z: Number) -> Number:
+        return log_ratio(z) if removing else -log_ratio(z)
+
+    return composed_delta(epsilon, steps, density, loss, (-14, 14 + 12 * float(mu)))
+
+
+def replaced_delta(epsilon: float, q: float, sigma: float, steps: int) -> Number:
+    """Return δ(ε) of Poisson-sampled steps if a record is replaced, by `composed_delta`."""
+    mu, qq = 1 / mp.mpf(sigma), mp.mpf(q)
+
+    def log_ratio(z: Number) -> Number:
+        return mp.log1p(qq * mp.expm1(mu * z - mu * mu / 2))
+
+    return composed_delta(
+        epsilon,
+        steps,
+        lambda z: mp.npdf(z) * mp.exp(log_ratio(z)),
+        lambda z: log_ratio(z) - log_ratio(-z),
+        (-14, 14 + 12 * float(mu)),
+    )
+
+
 def step_epsilon(q: float, sigma: float, step_delta: Number) -> Number:
     """Return ε of one sampled step: log(1 + q(e^{ε₀} − 1)), with ε₀ without sampling at δ₁/q."""
     base = gaussian_epsilon(min(step_delta / mp.mpf(q), mp.mpf(1)), 1 / mp.mpf(sigma))

@@ -413,7 +413,7 @@ _LEDGER = [
         ({"budget": {"epsilon": "x", "delta": 1e-5}}, "/budget/epsilon", "must be a valid number"),
         ({"budget": {"epsilon": 1, "delta": 2}}, "/budget/delta", "must be < 1"),
         ({"budget": {"epsilon": 1}}, "/budget/delta", "is required"),
-        ({"filter": "best"}, "/filter", "must be 'reference' or"),
+        ({"filter": "best"}, "/filter", "must be 'reference', 'renyi' or 'addition'"),
         ({"filter": "renyi", "budget": {"epsilon": 1, "delta": 0}}, "/filter",
          "must be reference"),
         ({"planned_mechanism": {"kind": "laplace"}}, "/planned_mechanism/noise_multiplier",
@@ -781,6 +781,7 @@ def _query_run(mechanism: Any, row: Refusal) -> tuple[Json, str | None]:
 _CLIENT: Final[Mapping[str, Callable[[AccountingService, str, Json], Any]]] = {
     "GET /v1/datasets/*": lambda service, name, _: service.dataset(name),
     "POST /v1/datasets/*/close": lambda service, name, _: service.close_dataset(name),
+    "DELETE /v1/datasets/*": lambda service, name, _: service.delete_dataset(name),
     "POST /v1/datasets/*/quotes": lambda service, name, body: service.quote(name, **body),
     "POST /v1/datasets/*/reservations": lambda service, name, body: service.reserve(name, **body),
     "GET /v1/reservations/*": lambda service, name, _: service.reservation(name),

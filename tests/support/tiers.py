@@ -1,28 +1,37 @@
 """The tiers of the tests: the CPU time that a test may take in each, and the seed of the night.
 
 A test's marker is its tier: none for `make test`, `slow` and `browser` for CI, `nightly` for the
-night. The summary says what all tests took, and which took more than their tier allows.
+night. The summary says what all tests took, and which took more than their tier allows. A night
+that is interrupted goes on where it was: with `--night-log` each finished test is a line of a file,
+and those that the file says passed under the same seed are not run again.
 """
 
 from __future__ import annotations
 
 import datetime
+import json
 import resource
 from collections import defaultdict
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 # CPU seconds of one test with its fixtures and the processes that it ended, on a quick machine
 LIMITS = {"nightly": 1800.0, "slow": 20.0, "browser": 20.0, "": 1.5}
 _STARTED = pytest.StashKey[float]()
+_PASSED = pytest.StashKey[set[str]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the night's seed."""
+    """Add the night's seed and its log."""
     today = int(f"{datetime.datetime.now(tz=datetime.UTC):%Y%m%d}")
     parser.addoption(
         "--night-seed", type=int, default=today, help="of the night's random cases (default: date)"
+    )
+    parser.addoption(
+        "--night-log", type=Path, help="a file of finished tests: those that passed are not rerun"
     )
 
 
@@ -61,8 +70,58 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Collect the CPU times where the summary is printed."""
-    config.pluginmanager.register(_Sums(config.getoption("--night-seed")))
+    """Collect the CPU times where the summary is printed, and read what an earlier run finished."""
+    seed = config.getoption("--night-seed")
+    log = config.getoption("--night-log")
+    config.pluginmanager.register(_Sums(seed))
+    if hasattr(config, "workerinput"):  # a worker of pytest-xdist
+        config.stash[_PASSED] = set(config.workerinput["passed"])
+    elif log:
+        config.stash[_PASSED] = _passed_tests(log, seed)
+        config.pluginmanager.register(_Log(log, seed))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Give all workers the same tests, also one that starts when others have finished some."""
+    node.workerinput["passed"] = sorted(node.config.stash.get(_PASSED, set()))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what passed before the night was interrupted."""
+    passed = config.stash.get(_PASSED, set())
+    left_out = [each for each in items if each.nodeid in passed]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [each for each in items if each.nodeid not in passed]
+
+
+def _passed_tests(log: Path, seed: int) -> set[str]:
+    """Return the tests whose last line says that they passed under a seed."""
+    lines = log.read_text().splitlines() if log.exists() else []
+    last = {each["test"]: each for each in map(json.loads, lines) if each["seed"] == seed}
+    return {name for name, each in last.items() if each["outcome"] == "passed"}
+
+
+class _Log:
+    """A file that gets a line when a test has finished."""
+
+    def __init__(self, path: Path, seed: int) -> None:
+        self._path, self._seed = path, seed
+        self._outcomes: dict[str, str] = {}
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Note the worst outcome of a test's phases, and write it after the last."""
+        outcome = self._outcomes.get(report.nodeid, "passed")
+        if report.outcome != "passed" and outcome != "failed":
+            self._outcomes[report.nodeid] = outcome = report.outcome
+        if report.when != "teardown":
+            return
+        cpu: tuple[str, float] = dict(report.user_properties).get("cpu", ("", 0.0))
+        line = {"test": report.nodeid, "outcome": outcome, "cpu_s": round(cpu[1], 1)}
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with self._path.open("a") as file:
+            file.write(json.dumps(line | {"seed": self._seed}) + "\n")
 
 
 class _Sums:
@@ -94,4 +153,6 @@ class _Sums:
         for spent, name in above:
             terminalreporter.line(f"{-spent:7.1f} s, more than its tier allows: {name}")
         if any(tier == "nightly" for tier, _ in self._spent.values()):
-            terminalreporter.line(f"the night's seed: repeat with --night-seed {self._seed}")
+            terminalreporter.line(
+                f"the night's seed: repeat with make test-nightly NIGHT={self._seed}"
+            )

@@ -232,19 +232,7 @@ class Complex(nn.Module):
         self.weight = nn.Parameter(torch.ones(4, dtype=torch.complex64))
 
 
-class Scalar(nn.Module):
-    """A layer whose parameter has no dimensions."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.scale = nn.Parameter(torch.tensor(2.0))
-
-
 REFUSED_LAYERS: dict[str, tuple[Make, str]] = {
-    "attention, batch second": (
-        lambda: nn.MultiheadAttention(8, 2),
-        r"\(MultiheadAttention\).*use batch_first=True",
-    ),
     "spectral_norm": (
         lambda: parametrizations.spectral_norm(nn.Linear(4, 4)),
         r"parametrizations\.weight\.0 \(_SpectralNorm\).*use .*weight_norm",
@@ -272,12 +260,10 @@ REFUSED_LAYERS: dict[str, tuple[Make, str]] = {
     ),
     "float16": (lambda: nn.Linear(4, 4).half(), r"\(Linear\) has torch.float16.*autocast"),
     "bfloat16": (lambda: nn.Linear(4, 4).bfloat16(), r"\(Linear\) has torch.bfloat16.*autocast"),
-    "a scalar parameter": (Scalar, r"\(Scalar\).*scale.*give it the shape \(1,\)"),
     "parameters without values": (
         lambda: nn.Linear(4, 4, device="meta"),
         r"\(Linear\).*weight without values: use to_empty",
     ),
-    "bags, max": (lambda: nn.EmbeddingBag(5, 4, mode="max"), r"mode='sum' or 'mean'"),
     "bags, sparse": (
         lambda: nn.EmbeddingBag(5, 4, mode="sum", sparse=True),
         r"\(EmbeddingBag\).*sparse=False",
@@ -289,7 +275,6 @@ REFUSED_LAYERS: dict[str, tuple[Make, str]] = {
     ),
     "running statistics": (lambda: nn.InstanceNorm1d(3, track_running_stats=True), "keeps"),
     "BatchNorm without parameters": (lambda: nn.BatchNorm1d(4, affine=False), "over the batch"),
-    "in place": (lambda: nn.ReLU(inplace=True), "inplace=False"),
     "RReLU": (nn.RReLU, r"\(RReLU\).*use LeakyReLU or PReLU"),
 }
 

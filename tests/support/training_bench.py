@@ -25,7 +25,10 @@ from training_client.lab.data import Dataset
 from training_client.optimizers import PrivateOptimizer
 
 ROWS = 400
-NOTHING = {"epsilon": 0.0, "share": 0.0, "reference_steps": 0, "slack": 0.0}  # of a budget
+NOTHING = {  # of a budget
+    "epsilon": 0.0, "share": 0.0, "reference_steps": 0, "slack": 0.0, "added_epsilon": "0",
+    "added_delta": "0",
+}  # fmt: skip
 
 
 def small(_: Path) -> Dataset:

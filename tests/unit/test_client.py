@@ -10,7 +10,11 @@ import os
 import pickle
 import re
 import signal
+import socket
+import ssl
+import struct
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, replace
@@ -31,7 +35,7 @@ from tests.support.stub_service import (
     service,
     tiny_data,
 )
-from training_client.budget import Allowance, Budget, LedgerBudget, NoBudget
+from training_client.budget import Allowance, Budget, LedgerBudget, NoBudget, require_same_charge
 from training_client.client import AccountingService, Reservation
 from training_client.errors import (
     BudgetExhaustedError,
@@ -136,6 +140,7 @@ def test_a_step_may_be_checked_twice_and_taken_once(ledger: bool) -> None:
 
 
 @pytest.mark.parametrize("name", ["adadp", "dp_adam", "pi_adam"])
+@pytest.mark.slow
 def test_a_checkpoint_is_refused_if_its_steps_are_not_paid_for(name: str) -> None:
     """A ledger that was restored from a backup has granted fewer steps than the run made."""
     optimizer = make_optimizer(name, nn.Linear(6, 4), held(service(granting)), learning_rate=0.1)
@@ -198,12 +203,101 @@ def test_steps_of_a_checkpoint_are_not_claimed_under_another_plan(name: str, oth
     same = optimizer_of(name, replace(PLAN, clip_norm=0.5, learning_rate_schedule=HALVED))
     same.load_state_dict(kept)  # a step's cost is the same
     assert same.steps_made == 3
-    earlier = optimizer_of(name, other)
-    del kept["charged_mechanism"]  # as in checkpoints of earlier versions
-    earlier.load_state_dict(kept)
-    assert earlier.steps_made == 3
     with pytest.raises(DataError, match="is not one of this optimizer"):
         optimizer_of(name, PLAN).load_state_dict(kept | {"charged_mechanism": 7})
+
+
+NOTHING = NoBudget(PLAN, 20, "a test")
+
+
+@pytest.mark.parametrize("ledger", [False, True])
+@pytest.mark.parametrize(
+    ("name", "state"), [("adadp", "privatised"), ("dp_adam", "privatised"), ("pi_adam", "raw")]
+)
+def test_a_run_without_a_claim_does_not_become_one(name: str, state: str, ledger: bool) -> None:
+    """Nor after its checkpoint was edited: what says that there is a claim must be there."""
+    first = make_optimizer(name, nn.Linear(6, 4), NOTHING, learning_rate=0.1, state=state)
+    kept = train_three_steps(first).state_dict()
+    make_optimizer(name, nn.Linear(6, 4), NOTHING, learning_rate=0.1).load_state_dict(kept)
+    claimed = train_three_steps(optimizer_of(name, PLAN)).state_dict()
+    without = {key: kept[key] for key in kept if key != "steps_made"}
+    raw = {"claim": claimed["claim"], "released_before": []}
+    message = "run without a claim"
+    for edited, why in (
+        (kept, message),
+        (kept | {"steps_made": 0}, message),
+        (without, message),
+        (kept | {"reservations": ["r"], "released_before": []}, message),
+        ({key: kept[key] for key in kept if key != "claim"}, "no entry claim"),
+        ({key: kept[key] for key in kept if key not in KEYS}, "no entry released_before"),
+        ({key: kept[key] for key in kept.keys() - {"state_source"}} | raw, "no entry state_source"),
+        *([(kept | raw, "made of raw gradients")] if state == "raw" else []),
+    ):
+        resumed = optimizer_of(name, PLAN, ledger)
+        before = resumed.steps_made
+        with pytest.raises(NoGuaranteeError, match=why):
+            resumed.load_state_dict(edited)
+        assert resumed.steps_made == before
+
+
+def test_a_framework_s_checkpoint_of_a_run_without_a_claim_does_not_become_one() -> None:
+    """They compare only what a budget's checkpoint names."""
+    for steps in (0, 3):
+        for budget in (own(), held(service(granting)), share_budget(own)):
+            assert budget.claim == budget.checkpoint_keys()["claim"]
+            with pytest.raises(NoGuaranteeError, match=f"To claim {re.escape(budget.claim)}"):
+                require_same_charge(NOTHING.checkpoint_keys(), steps, budget.checkpoint_keys())
+        require_same_charge(NOTHING.checkpoint_keys(), steps, NOTHING.checkpoint_keys())
+
+
+KEYS = ("claim", "state_source")  # that earlier versions did not write
+
+
+@pytest.mark.parametrize("name", ["adadp", "dp_adam"])
+def test_a_claimed_checkpoint_of_an_earlier_version_is_resumed_if_it_shows_its_claim(
+    name: str,
+) -> None:
+    kept = train_three_steps(optimizer_of(name, PLAN)).state_dict()
+    earlier = {key: kept[key] for key in kept if key not in KEYS}
+    resumed = optimizer_of(name, PLAN)
+    resumed.load_state_dict(earlier)
+    assert resumed.steps_made == 3
+    resumed.load_state_dict(train_three_steps(resumed).state_dict())
+    assert resumed.steps_made == 6
+    for key in ("charged_mechanism", "released_before", "reservations"):
+        for full in (earlier, kept):
+            with pytest.raises(NoGuaranteeError, match=f"no entry {key}"):
+                optimizer_of(name, PLAN).load_state_dict(
+                    {each: full[each] for each in full if each != key}
+                )
+
+
+@pytest.mark.parametrize("ledger", [False, True])
+def test_what_decides_a_claim_cannot_be_replaced(ledger: bool) -> None:
+    """A step would no longer be what the budget pays for, and the claim would not say so."""
+    optimizer = optimizer_of("dp_adam", PLAN, ledger)
+    for holder, name in (
+        *((optimizer, name) for name in (
+            "source", "allowance", "private_sum", "plan", "clip_norm", "transform", "update",
+            "step", "automatic_clipping", "parameters", "torch_optimizer", "steps_made",
+            "__class__",
+        )),
+        *((optimizer.private_sum, name) for name in (
+            "allowance", "plan", "clipper", "release", "clipped_sum", "_generator", "processes",
+        )),
+        *((optimizer.allowance, name) for name in ("plan", "delta", "before")),
+    ):  # fmt: skip
+        value = getattr(holder, name)
+        with pytest.raises(NoGuaranteeError, match=rf"{name}.* cannot be replaced"):
+            setattr(holder, name, value)
+    if isinstance(optimizer.allowance, LedgerBudget):
+        another = replace(optimizer.allowance.reservation, identifier="s")
+        with pytest.raises(NoGuaranteeError, match="reservation cannot be replaced"):
+            optimizer.allowance.reservation = another
+    optimizer.learning_rate = 0.2
+    optimizer.clip_factor = 1.0
+    trial = make_optimizer("dp_adam", nn.Linear(6, 4), NOTHING)
+    trial.source, trial.automatic_clipping = trial.source, 0.1
 
 
 PCA: Any = {"kind": "gaussian", "noise_multiplier": 10}
@@ -236,7 +330,6 @@ def test_a_checkpoint_names_the_releases_and_reservations_that_a_claim_must_cove
         halves = Schedule.by_steps([(5, 1.0), (5, 2.0)])
         return PhasedLedgerBudget(replace(PLAN, noise_schedule=halves), phases)
 
-    nothing = NoBudget(PLAN, 20, "a test")
     file = tmp_path / "checkpoint.pt"
     anew = "before=(…,)"
     for first, later, message in (
@@ -249,9 +342,7 @@ def test_a_checkpoint_names_the_releases_and_reservations_that_a_claim_must_cove
         (ledger("a"), ledger("a"), None),
         (ledger("a", PCA), own(PCA), None),  # it counts, and claims, the steps itself
         (ledger("a"), own(PCA), "released []"),
-        (nothing, ledger("a"), "charged to no reservation"),
-        (ledger("a", PCA), nothing, None),
-        (nothing, own(PCA), None),
+        (ledger("a", PCA), NOTHING, None),
         (phased("a", "b"), phased("a", "b"), None),
         (phased("a", "b"), phased("c", "d"), "reservation a, b, but this budget holds reservation"),
         (ledger("a"), share_budget(lambda: ledger("b")), anew),
@@ -269,9 +360,6 @@ def test_a_checkpoint_names_the_releases_and_reservations_that_a_claim_must_cove
             optimizer.load_state_dict(kept)
         assert optimizer.steps_made == before
         optimizer.load_state_dict({key: x for key, x in kept.items() if key != "steps_made"})
-        for key in ("released_before", "reservations"):  # as in checkpoints of earlier versions
-            kept.pop(key, None)
-        resumed(later).load_state_dict(kept)
 
 
 def test_a_reservation_under_another_relation_is_refused() -> None:
@@ -383,6 +471,22 @@ def test_a_run_that_stops_early_claims_its_plan(
     written = json.loads((tmp_path / "privacy.json").read_text())
     assert written["epsilon"] == pytest.approx(0.1 * planned)
     assert (written["steps"], written["steps_planned"]) == (3, planned)
+
+
+def test_a_claim_names_what_it_rests_on_beside_its_theorem(tmp_path: Path) -> None:
+    budget = own(steps=3)
+    optimizer = make_optimizer("dp_sgd", mlp(5, 8, 2), budget, learning_rate=0.1)
+    # private: which operations have no rule changes with every rule that is written
+    optimizer.private_sum.clipper._checked.unproved.append("odd() in line 7 has no rule")
+    training.train(mlp(5, 8, 2), tiny_data(), optimizer, steps_max=2)
+    settle(budget, 3, tmp_path)
+    assumed = json.loads((tmp_path / "privacy.json").read_text())["assumed"]
+    assert assumed[-1] == (
+        "Examples are apart, which was tested and not proved: odd() in line 7 has no rule."
+    )
+    assert optimizer.unproved == ("odd() in line 7 has no rule",)
+    for words in ("AES-256", "alike beside other records", "named for"):
+        assert sum(words in each for each in assumed) == 1
 
 
 def test_no_step_is_made_after_an_end_that_was_declared() -> None:
@@ -750,9 +854,86 @@ def test_a_dataset_of_fewer_records_than_the_training_data_is_not_charged() -> N
     assert asked == ["/v1/datasets/d"]
 
 
-def test_an_address_without_its_protocol_is_refused_at_once() -> None:
-    with AccountingService("127.0.0.1:8000") as asked, pytest.raises(DataError, match="http://"):
+@pytest.mark.parametrize("address", ["127.0.0.1:8123", "htp://127.0.0.1:8123"])
+def test_an_address_without_its_protocol_is_refused_at_once(address: str) -> None:
+    with AccountingService(address) as asked, pytest.raises(DataError) as told:
         asked.dataset("d")
+    assert "write it as http://127.0.0.1:8123, or as https://127.0.0.1:8123 if" in str(told.value)
+
+
+def speak_plain_http(connection: socket.socket) -> None:
+    connection.recv(100)
+    connection.sendall(b"HTTP/1.0 400 Bad Request\r\n\r\n")
+
+
+def expect_tls(connection: socket.socket) -> None:
+    with suppress(ssl.SSLError):  # it finds no TLS: no certificate is needed for that
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).wrap_socket(connection, server_side=True)
+
+
+def reset_at_once(connection: socket.socket) -> None:
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+
+@pytest.mark.parametrize(
+    ("answer", "used", "right", "said"),
+    [
+        (speak_plain_http, "https", "http", "It may speak plain HTTP"),
+        (expect_tls, "http", "https", "It may require TLS"),
+        (reset_at_once, "http", "https", "It may require TLS"),
+    ],
+)
+def test_the_wrong_protocol_is_told_by_its_error(
+    answer: Callable[[socket.socket], None], used: str, right: str, said: str, tmp_path: Path
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+
+        def serve() -> None:
+            with suppress(OSError):  # closed at the end
+                while True:
+                    connection, _ = listening.accept()
+                    with connection:
+                        answer(connection)
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        run = f"run --service {used}://127.0.0.1:{port} --data mnist --epsilon 2 --delta 1e-5"
+        options = ["--steps", "3", "--output", str(tmp_path / "run")]
+        found = CliRunner().invoke(cli.app, [*run.split(), *options])
+        listening.shutdown(socket.SHUT_RDWR)
+        thread.join()
+    assert f"{said}: use {right}://127.0.0.1:{port}" in found.output
+    assert found.exit_code == 4
+
+
+@pytest.mark.parametrize(
+    ("cause", "said"),
+    [
+        (socket.gaierror(-2, "Name or service not known"), "There is no such host: correct"),
+        (ssl.SSLCertVerificationError(1, "self-signed"), "Let this machine trust its certificate"),
+        (ConnectionRefusedError(111, "Connection refused"), "Start it with `accountant serve`"),
+    ],
+)
+def test_an_unreachable_service_is_explained_by_its_cause(cause: OSError, said: str) -> None:
+    def fail(*_: object) -> httpx.Response:
+        raise httpx.ConnectError(str(cause)) from cause
+
+    with pytest.raises(ServiceUnreachableError, match=said):
+        service(fail).dataset("d")
+
+
+def test_a_proxy_that_asks_for_another_protocol_is_told_by_its_answer() -> None:
+    def redirect(path: str, _: dict[str, Any]) -> httpx.Response:
+        return httpx.Response(308, headers={"Location": f"https://accounts.example:444{path}"})
+
+    plain = httpx.Response(400, text="The plain HTTP request was sent to HTTPS port")
+    for answer, right in (
+        (redirect, "use https://accounts.example:444"),
+        (lambda *_: plain, "It requires TLS: use https://"),
+    ):
+        with pytest.raises(ServiceConfusedError, match=right):
+            service(answer).dataset("d")
 
 
 @pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM])
@@ -926,6 +1107,7 @@ def test_non_finite_raw_gradients_end_the_run() -> None:
         optimizer.step(examples, torch.zeros(4, dtype=torch.long), cross_entropy)
 
 
+@pytest.mark.slow
 def test_optimizers_are_compared_at_one_budget(tmp_path: Path) -> None:
     curves = []
     for name, objection in (("dp_sgd", None), ("adadp", "made of raw gradients")):
@@ -948,6 +1130,7 @@ def test_optimizers_are_compared_at_one_budget(tmp_path: Path) -> None:
 
 def test_wrong_options_are_explained() -> None:
     raw = ["--optimizer", "adadp", "--state", "raw"]
+    adadps = ["--optimizer", "adadps"]
     for arguments, words in (
         (["--optimizer", "nope"], "Unknown optimizer"),
         (["--state", "raw"], "has no state"),
@@ -957,12 +1140,47 @@ def test_wrong_options_are_explained() -> None:
         (["--service", "none", "--no-guarantee"], "--noise-multiplier"),
         (["--optimizer", "dp_adam", "--momentum", "0.5"], "--momentum"),
         (["--box"], "--box is an option of adadp, adan, not of dp_sgd"),
+        (["--example-squares"], "--example-squares is an option of adadp, adan, not of dp_sgd"),
+        (["--optimizer", "adadp", "--example-squares"], "--state public"),
         (["--own-squares"], "--own-squares is an option of pi_adam, pi_rmsprop, pi_adagrad, not"),
         (["--optimizer", "pi_adam", "--own-squares"], "--state public"),
+        (["--optimizer", "adadps", "--statistic", "mean"], "there are rmsprop, adam, adagrad"),
+        (["--current-statistic"], "--current-statistic is an option of adadps, not of dp_sgd"),
+        ([*adadps, "--state", "privatised", "--current-statistic"], "--state public"),
+        ([*adadps, "--side-information", "--first-moment", "0.9"], "leave out --side-information"),
+        (["--small-constant", "0.1"], "--small-constant is an option of dp_adam, "),
+        (["--small-constant", "nan"], "not a finite number above 0"),
+        ([*adadps, "--side-cap", "2"], "--side-cap needs --side-information"),
+        ([*adadps, "--side-information", "--side-cap", "0.5"], "a cap of at least 1"),
+        ([*adadps, "--side-information", "--side-statistic", "x"], "frequency, tf-idf, common"),
     ):
         done = CliRunner().invoke(cli.app, ["run", *arguments], env={"COLUMNS": "300"})
         assert done.exit_code == 2
         assert words in done.output
+
+
+def test_settings_of_the_papers_reach_the_optimizer_by_its_own_names() -> None:
+    def options(optimizer: str, **given: Any) -> dict[str, Any]:
+        chosen = RecipeOptions(
+            data="adult",
+            optimizer=optimizer,
+            model="logistic",
+            hidden=1,
+            learning_rate=1.0,
+            **given,
+        )
+        return make_recipe(chosen).options
+
+    assert options(
+        "adadps", statistic="adam", first_moment=0.9, current_statistic=True, small_constant=1e-8
+    ) == {
+        "learning_rate": 1.0, "statistic": "adam", "first": 0.9, "current_statistic": True,
+        "epsilon": 1e-8,
+    }  # fmt: skip
+    assert options("pi_adam", small_constant=1e-30)["epsilon"] == 1e-30
+    assert options("dp_adam", small_constant=1e-6)["eps"] == 1e-6
+    assert options("pda_dpmd", horizon=7)["horizon"] == 7
+    assert "horizon" not in options("dp_sgd", horizon=7)
 
 
 def test_the_optimizers_are_listed() -> None:

@@ -31,6 +31,7 @@ def run_python(code: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
+@pytest.mark.slow
 def test_a_risk_is_marked_as_an_estimate_if_a_hypothesis_fails() -> None:
     words = ["noise-multiplier", "-q", "0.1", "-t", "10", "--advantage", "0.2"]
     assert "estimate: not proved" in invoke(*words, "--sampling", "shuffled").stdout

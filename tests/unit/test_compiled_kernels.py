@@ -257,7 +257,7 @@ def test_a_clamped_sum_counts_nan_as_zero(kind: torch.dtype, two_threads: None) 
     each = gradients[:, :, None] * inputs[:, None, :] * scale
     exact = torch.where(each.isnan(), 0.0, each.clamp(-1.0, 1.0)).sum(0)
     before = torch.get_num_threads()
-    assert torch.allclose(clamped_sum(gradients, inputs, scale), exact, atol=1e-5)
+    assert torch.allclose(clamped_sum(gradients, inputs, scale), exact.double(), atol=1e-5)
     assert torch.get_num_threads() == before
     assert torch.allclose(clamp_in_place(each).sum(0), exact, atol=1e-5)
 

@@ -8,7 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from accountant_service import audit_report, connection_limits, errors, mechanisms, paper_audit
+from accountant_service import (
+    audit_report,
+    connection_limits,
+    errors,
+    mechanisms,
+    number_format,
+    paper_audit,
+)
 from accountant_service.accountants import ACCOUNTANTS
 from accountant_service.api import problems, views
 from accountant_service.api.questions import ENDPOINTS
@@ -87,6 +94,16 @@ def test_figures_of_the_mma_page_are_what_the_service_says() -> None:
         certified = epsilon("pld", described, 1e-5).certified
         assert certified is not None
         assert certified.lower >= float(proved)
+
+
+def test_the_moments_of_the_mma_page_are_computed() -> None:
+    page = (ROOT / "docs/accountants/mma.md").read_text()
+    for q in (0.1, 0.05, 0.02, 0.01):
+        gap = paper_audit.mma_gap(q, 1.0, 100)
+        moments = " | ".join(f"{each:.4f}" for each in (gap.bound, gap.adding, gap.removing))
+        most = number_format.round_up(gap.delta_adding, 2)
+        least = number_format.round_down(gap.delta_removing, 2)
+        assert f"| {q:g} | {gap.order:.2f} | {moments} | {most} | {least} |" in page
 
 
 def test_the_audit_page_holds_what_the_command_prints() -> None:

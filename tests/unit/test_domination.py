@@ -194,6 +194,7 @@ def gap_on_grid(seed: int, points: int) -> tuple[float, float, float]:
 
 @given(st.integers(0, 10**9), st.integers(3, 12))
 @settings(max_examples=60, deadline=None, derandomize=True)
+@pytest.mark.slow
 def test_gap_between_points_is_counted(seed: int, points: int) -> None:
     """The gap found on a coarse grid is at least the true one, whatever lies between its points."""
     found, true, _ = gap_on_grid(seed, points)

@@ -72,7 +72,7 @@ def certified(granted: int) -> certificate.Document:
         "r", "d", State.COMMITTED, PLAN, plan.canonical.hash, charge, plan.steps, granted, 0, "",
         "k", charge.reserved,
     )  # fmt: skip
-    return certificate.issue(dataset, run, bytes(32), certificate.RunEnd(None), 0)
+    return certificate.issue([(dataset, run, certificate.RunEnd(None))], bytes(32), 0)
 
 
 def test_epsilon_of_the_steps_made_is_exceeded_by_who_stops_after_looking() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
+from collections import Counter
 from typing import Any
 
 import mpmath as mp
@@ -164,6 +165,49 @@ def test_it_costs_at_least_two_datasets_that_exist() -> None:
             assert pair.upper <= attained.upper * 1.002
 
 
+@pytest.mark.parametrize(("relation", "replacement"), [(REPLACE, -1), (ZERO_OUT, 0)])
+@pytest.mark.parametrize(("size", "batch"), [(2, 1), (5, 2), (6, 5)])
+@pytest.mark.parametrize("epsilon", [0.0, 0.7])
+def test_two_datasets_that_exist_have_the_lower_bound(
+    size: int, batch: int, epsilon: float, relation: Any, replacement: int
+) -> None:
+    """All batches of both are listed: all records but one are like its replacement."""
+    sigma = 0.8
+
+    one, other = [1] + [replacement] * (size - 1), [replacement] * size
+    sums = [Counter(map(sum, itertools.combinations(each, batch))) for each in (one, other)]
+
+    def excess(z: Any) -> Any:
+        """P − e^ε·Q at an output: each density is the mean of normal ones at all batches' sums."""
+        p, q = (
+            sum(mp.npdf(z, mean, sigma) * count for mean, count in each.items()) / each.total()
+            for each in sums
+        )
+        return p - mp.exp(epsilon) * q
+
+    with mp.workdps(30):
+        ends = (-batch - 5, batch + 5)
+        crossing = mp.findroot(excess, ends, solver="bisect", tol=1e-50, maxsteps=99, verify=False)
+        exact = mp.quad(excess, [crossing, *(crossing + k for k in (3, 6, 20))])
+    described = mechanisms.from_json(fixed_size(size, batch, gaussian(sigma)))
+    found = calculator.delta(described, epsilon, relation=relation).certified
+    assert found is not None
+    assert found.lower <= exact <= found.upper
+    assert found.lower >= exact * (1 - 1e-3)
+
+
+def test_a_fixed_size_sample_costs_more_than_the_theorem_of_papers_000_says() -> None:
+    """Its own example: L = 600, N = 60 000, σ = .9, 1800 steps: 6.92, and at least 24.59."""
+    described = mechanisms.from_json(run(60_000, 600, 0.9, 1800))
+    claim = calculator.epsilon(described, 1e-5, "adadp_rdp", REPLACE)
+    assert claim.status is Status.REFUTED
+    assert claim.certified is not None
+    assert claim.epsilon == pytest.approx(6.9214, abs=5e-5)
+    assert claim.certified.lower == pytest.approx(24.597, abs=5e-4)
+    zeros = epsilon("pld", dp_sgd(0.9, sample_rate=0.01, steps=1800), 1e-5, REPLACE)
+    assert zeros.epsilon == pytest.approx(4.6703, abs=5e-5)  # if all others contributed 0
+
+
 @pytest.mark.parametrize("relation", [REPLACE, ZERO_OUT])
 def test_the_divergence_is_at_most_theorem_9s(relation: Any) -> None:
     orders = np.array([2.0, 5.5, 40.0, 256.0])
@@ -182,7 +226,7 @@ def test_a_pair_at_the_wrong_distance_contradicts_the_definition(monkeypatch: Pa
     )
     found = ACCOUNTANTS["pld"].delta(question(tree, REPLACE), 0.4)
     assert found.delta < 0.9 * exact
-    with pytest.raises(BoundsContradictError):  # two datasets of zeros cost more
+    with pytest.raises(BoundsContradictError):  # two datasets that exist cost more
         calculator.delta(described, 0.4, relation=REPLACE)
 
 

@@ -126,7 +126,9 @@ def test_the_stated_sampling_acts_in_every_document(name: str, sampling: str) ->
 
 @pytest.mark.parametrize("name", DOCUMENTS)
 def test_the_stated_sizes_act_in_every_document(name: str) -> None:
-    answer = lint(DOCUMENTS[name], epsilon=2.2, dataset_size=1000, batch_size=500)
+    answer = lint(
+        DOCUMENTS[name], sampling="poisson", epsilon=2.2, dataset_size=1000, batch_size=500
+    )
     assert answer.guarantee is not None
     assert answer.guarantee.epsilon == pytest.approx(expected("poisson", batch=500), rel=1e-6)
     assert "sample-rate-mismatch" in codes(answer)

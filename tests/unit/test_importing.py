@@ -19,6 +19,7 @@ from accountant_service.cli import app
 from accountant_service.guarantee import NeighbouringRelation
 from accountant_service.importing import FORMATS, DocumentError, Facts, account_for, read_document
 from accountant_service.importing.document import DEPTH_MAX, VALUES_MAX
+from accountant_service.noise_tails import GENERATORS
 from tests.support.helpers import codes
 
 
@@ -165,15 +166,42 @@ def test_a_tool_is_refuted_only_under_the_relation_that_it_accounts_for() -> Non
     assert sound.guarantee is not None
     assert sound.guarantee.neighbouring_relation is replaced
     assert sound.guarantee.epsilon > 2.6
-    assert codes(sound) == {
-        "sample-rate-mismatch",
-        "sampling-not-stated",
-    }  # rdp reports 1.71, and 1.61 is true
+    # rdp reports 1.71, and 1.61 is true
+    assert codes(sound) == {"sample-rate-mismatch", "sampling-by-default"}
     low = finding(lint({"history": history, "mechanism": "gdp"}, **facts), "accountant-refuted")
     assert low.message == "gdp_clt reports ε = 1.3774 under add_or_remove_one"
     assert low.instead.endswith("under add_or_remove_one")
     alone = lint({"history": history, "mechanism": "rdp"}, delta=1e-5, relation=replaced)
-    assert codes(alone) == {"sampling-not-stated"}
+    assert codes(alone) == {"sampling-by-default"}
+
+
+_REVEALING = "EpsilonDeltaDpEvent(epsilon=1.0, delta=1e-06)"
+_TWO_REVEALING = f"ComposedDpEvent([{_REVEALING}, {_REVEALING}])"
+
+
+@pytest.mark.parametrize(
+    ("document", "epsilon", "own"), [(_REVEALING, 1.0, 1e-6), (_TWO_REVEALING, 2.0, 1.999999e-6)]
+)
+def test_a_claim_below_the_mechanism_s_own_delta_is_too_small(
+    document: str, epsilon: float, own: float
+) -> None:
+    """However little: no finite ε holds there, though rounding may hide it in a question."""
+    assert lint(document, delta=own, epsilon=epsilon).verdict == "holds"
+    for below in (math.nextafter(own, 0.0), own * (1 - 5e-10), own / 2, 0.0):
+        answer = lint(document, delta=below, epsilon=epsilon)
+        assert answer.verdict == "too_small", below
+        assert "claim-refuted" in codes(answer)
+        (claim,) = answer.claims
+        assert claim.delta == below
+        assert claim.true_delta is not None
+        assert claim.true_delta.lower == own
+
+
+def test_a_claim_at_delta_zero_is_not_checked_at_another_delta() -> None:
+    document = {"noise_multiplier": 5.0, "sample_rate": 1.0, "steps": 1, "epsilon": 1.0, "delta": 0}
+    answer = lint(document, delta=1e-5)
+    assert [claim.delta for claim in answer.claims] == [0.0]
+    assert answer.verdict == "too_small"  # no finite ε of Gaussian noise holds at δ = 0
 
 
 def test_a_tool_chooses_its_noise_for_the_relation_that_it_accounts_for() -> None:
@@ -487,3 +515,73 @@ def test_the_command_reads_writes_and_tells(tmp_path: Path) -> None:
     assert "/0/0 must be a number" in refused.output
     unknown = runner.invoke(app, ["import", "-"], input="UnsupportedDpEvent()")
     assert "an analysis that dp_accounting does not have" in " ".join(unknown.output.split())
+
+
+OPACUS_RUN = {
+    "noise_multiplier": 1.0, "batch_size": 64, "dataset_size": 60000, "epochs": 10,
+    "max_grad_norm": 1.0, "poisson_sampling": False,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("document", "generators"),
+    [
+        ([[1.0, 0.001, 9380]], ["PyTorch, float32, CPU", "PyTorch, float32, CUDA",
+                                "PyTorch, float64, CPU"]),
+        ("BandMFConfig(num_bands=1, iterations=1000, expected_participations=100, "
+         "noise_multiplier=1.0)", ["JAX, float32", "JAX, bfloat16"]),
+        ({"noise_multiplier": 1.0, "sample_rate": 0.01, "steps": 100, "sampling": "poisson"},
+         ["PyTorch, float32, CPU", "PyTorch, float32, CUDA", "PyTorch, float64, CPU",
+          "TensorFlow, float32", "JAX, float32", "JAX, bfloat16"]),
+        ("LaplaceDpEvent(1.0)", []),
+        ("BandMFConfig(num_bands=4, iterations=1000, expected_participations=100, "
+         "noise_multiplier=1.0)", []),
+        (OPACUS_RUN | {"secure_mode": True}, []),
+        (OPACUS_RUN | {"clipping": "per_layer"}, []),
+        (OPACUS_RUN | {"clipping": "adaptive", "unclipped_num_std": 1.0}, []),
+        (OPACUS_RUN | {"records_per_user": 10}, []),
+        ({"strategy": "DifferentialPrivacyClientSideFixedClipping", "noise-multiplier": 0.2,
+          "clipping-norm": 10, "num-sampled-clients": 20, "fraction_fit": 0.2,
+          "min_fit_clients": 4, "num_rounds": 3}, []),
+    ],
+)  # fmt: skip
+def test_the_ends_of_the_generators_that_may_draw_are_told(
+    document: Any, generators: list[str]
+) -> None:
+    body = ENDPOINTS["/v1/import"].request.model_validate({"document": document, "delta": 1e-5})
+    shown = ENDPOINTS["/v1/import"].answer(body).model_dump(mode="json")
+    assert [each["generator"] for each in shown["noise_tails"]] == generators
+    assert all(set(each) == {"generator", "largest_draw", "delta_lower"}
+               for each in shown["noise_tails"])  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("sizes", "times"),
+    [
+        ({"dataset_size": 127, "batch_size": 64, "steps": 20}, 10 * 64 / 127),
+        ({"dataset_size": 128, "batch_size": 64, "steps": 20}, 10.0),
+        ({"dataset_size": 127, "batch_size": 64, "epochs": 20}, 20 * 64 / 127),
+    ],
+)
+def test_shuffled_data_count_the_fewest_epochs_in_which_a_record_is(
+    sizes: dict[str, int], times: float
+) -> None:
+    """A cost counts the most: 20 steps on 127 records are 20 epochs if a loader drops the rest."""
+    document = {"noise_multiplier": 1.0, "sampling": "shuffled"} | sizes
+    body = ENDPOINTS["/v1/import"].request.model_validate({"document": document, "delta": 1e-5})
+    tail = ENDPOINTS["/v1/import"].answer(body).noise_tails[0]
+    escape = next(each for each in GENERATORS if each.name == tail.generator)
+    expected = times * escape.escape_probability(1.0)
+    assert 0.9999 * expected < tail.delta_lower <= expected
+
+
+def test_the_command_prints_the_largest_bound_of_delta_beside_the_claim() -> None:
+    """In Opacus' example on MNIST, the δ of the noise is more than twice the claimed one."""
+    arguments = {"noise_multiplier": 1.0, "batch_size": 64, "dataset_size": 60000, "epochs": 10,
+                 "max_grad_norm": 1.0, "delta": 1e-5, "epsilon": 0.5}  # fmt: skip
+    told = CliRunner().invoke(app, ["import", "-"], input=json.dumps(arguments))
+    assert "proven" in told.output
+    said = "δ ≥ 2.3e-5 at every ε if it is drawn by PyTorch, float32, CPU: it ends at 5.768 σ"
+    assert said in " ".join(told.output.split())
+    quiet = CliRunner().invoke(app, ["import", "-", "-d", "1e-5"], input="LaplaceDpEvent(1.0)")
+    assert "ends at" not in quiet.output

@@ -65,13 +65,16 @@ def test_products_are_correct_in_every_memory_layout(shape: tuple[int, int, int]
             require_close(multiply(left, right), left, right)
 
 
+@pytest.mark.slow
 def test_products_summed_over_examples_are_correct() -> None:
     for examples in (0, 1, 63, 64, 65, 600, 1100):
         for columns in ((200, 784), (1000, 60), (10, 1000), (3, 2)):
             left, right = torch.randn(examples, columns[0]), torch.randn(examples, columns[1])
-            out, weights = torch.full(columns, torch.nan), torch.rand(examples)
-            weighted_product(left, right, weights, out)
-            require_close(out, left.T * weights, right)
+            weights = torch.rand(examples)
+            for block in (0, 1, 40, 130, examples):
+                out = torch.full(columns, torch.nan, dtype=torch.float64)
+                weighted_product(left, right, weights, block, out)
+                require_close(out.float(), left.T * weights, right)
 
 
 @pytest.mark.parametrize(("inputs", "outputs", "asked"), [(60, 40, False), (60, 1000, True)])
@@ -90,7 +93,8 @@ def test_the_number_of_examples_does_not_choose_the_library(
     )
     for examples in (64, 640, 1792, 5056):
         left, right = torch.rand(examples, outputs), torch.rand(examples, inputs)
-        weighted_product(left, right, torch.rand(examples), torch.empty(outputs, inputs))
+        out = torch.empty(outputs, inputs, dtype=torch.float64)
+        weighted_product(left, right, torch.rand(examples), examples, out)
     assert used == ([64, 640, 1792, 5056] if asked else [])
 
 
@@ -109,12 +113,12 @@ def test_examples_come_in_multiples_of_64_and_a_rest(columns: int) -> None:
 
 def test_batches_of_all_sizes_ask_onednn_for_few_shapes(asked: list[tuple[int, ...]]) -> None:
     """It compiles a program for each."""
-    weights, out = torch.randn(192, 784), torch.empty(192, 784)
+    weights, out = torch.randn(192, 784), torch.empty(192, 784, dtype=torch.float64)
     for size in range(560, 641, 3):
         inputs, gradients = torch.randn(size, 784), torch.randn(size, 192)
         for part in cache_sized_slices(inputs, weights.T):
             multiply(inputs[part], weights.T)
-        weighted_product(gradients, inputs, torch.ones(size), out)
+        weighted_product(gradients, inputs, torch.ones(size), size, out)
     assert 0 < len(set(asked)) <= 6
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar, get_args
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from accountant_service.mechanisms import (
+    KINDS,
     Composed,
     Mechanism,
     MechanismError,
@@ -20,8 +21,8 @@ from accountant_service.mechanisms import (
     json_schema,
     to_json,
 )
-from accountant_service.mechanisms.codec import COUNT_MAX, DEPTH_MAX
-from accountant_service.mechanisms.tree import GaussianMixture
+from accountant_service.mechanisms.json_form import DEPTH_MAX, fields_of
+from accountant_service.mechanisms.kinds import COUNT_MAX, Coordinates, GaussianMixture, Size
 from tests.support.helpers import gaussian, run
 
 noise = st.floats(0.01, 1e6)
@@ -282,25 +283,21 @@ def test_descriptions_cannot_be_changed() -> None:
 def test_every_kind_has_a_schema_whose_example_it_reads() -> None:
     schemas = json_schema()
     union = schemas.pop("Mechanism")
-    assert len(union["oneOf"]) == len(schemas) == 29
+    assert len(union["oneOf"]) == len(schemas) == len(KINDS) >= 29
     for schema in schemas.values():
         for example in schema["examples"]:
             assert to_json(from_json(example))["kind"] == schema["properties"]["kind"]["const"]
+            assert hash_of(example)
 
 
 SAMPLE = {"kind": "fixed_size_sampled", "dataset_size": 10**9, "batch_size": 600,
           "mechanism": gaussian(1)}  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", get_args(Mechanism), ids=lambda kind: str(kind.kind))
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 def test_the_number_of_records_is_found_in_every_kind(kind: Any) -> None:
     """A kind that the check does not know must not hide a size that makes a run cheap."""
-    (schema,) = (
-        each
-        for each in json_schema().values()
-        if each.get("properties", {}).get("kind", {}).get("const") == kind.kind
-    )
-    mechanism: Any = from_json(schema["examples"][0])
+    mechanism: Any = from_json({"kind": kind.kind, **kind.example})
     records = 1000
     names = {field.name for field in fields(kind)}
     stated = {"dataset_size": records, "reports": records}
@@ -323,25 +320,40 @@ def test_the_number_of_records_is_found_in_every_kind(kind: Any) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class LaterKind:
+class LaterKind(Mechanism):
     """A kind that does not exist: what holds for it holds for the next one."""
 
     kind: ClassVar = "later"
-    dataset_size: int | None
-    rates: tuple[float, ...]
-    inner: Any
-    several: tuple[Any, ...]
+    example: ClassVar = {}
+    dataset_size: Size | None
+    rates: Coordinates
+    first: Mechanism | None
+    several: tuple[Mechanism, ...]
 
 
 def test_the_number_of_records_is_found_in_a_kind_added_later() -> None:
     sample = from_json(SAMPLE)
-    later: Any = LaterKind(1001, (0.5,), sample, (sample, LaterKind(999, (), None, ())))
+    small = LaterKind(999, (), from_json(gaussian(1)), ())
+    later = LaterKind(1001, (0.5,), sample, (sample, small))
     found = list(find_dataset_size_mismatches(1000, Composed((later,))))
-    places = ["", "/inner", "/several/0", "/several/1"]
+    places = ["", "/first", "/several/0", "/several/1"]
     assert [each.pointer for each in found] == [f"/mechanisms/0{at}/dataset_size" for at in places]
     assert [each.stated for each in found] == [1001, 10**9, 10**9, 999]
-    nothing: Any = LaterKind(None, (), None, ())
+    nothing = replace(small, dataset_size=None)
     assert list(find_dataset_size_mismatches(1000, nothing)) == []
+
+
+def test_mechanisms_inside_a_kind_added_later_are_found_and_changed() -> None:
+    one, two = from_json(gaussian(1)), from_json(gaussian(2))
+    later = LaterKind(None, (), one, (one, two))
+    assert list(later.inner()) == [("/first", one), ("/several/0", one), ("/several/1", two)]
+    assert later.with_inner(lambda _: two) == LaterKind(None, (), two, (two, two))
+    assert later.release_count() == 3
+    assert list(replace(later, first=None, several=()).inner()) == []
+    known = fields_of(LaterKind)
+    inner = {name: field.schema.get("type", "mechanism") for name, field in known.items()}
+    assert inner["first"] == "mechanism"
+    assert inner["several"] == "array"
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from accountant_service.mechanisms import describe_step, from_json
+from accountant_service.mechanisms import from_json
 
 GAUSSIAN = {"kind": "gaussian", "noise_multiplier": 2}
 RUN = {"kind": "dp_sgd", "noise_multiplier": 1.1, "steps": 100}
@@ -39,4 +39,4 @@ SIZES = {"dataset_size": 1000, "batch_size": 50}
     ],
 )
 def test_mechanisms_are_described_in_words(mechanism: dict[str, object], words: str) -> None:
-    assert describe_step(from_json(mechanism)) == words
+    assert from_json(mechanism).describe_step() == words

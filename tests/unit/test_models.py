@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
 import torch
+from torch import nn
 
 from tests.support.small_models import sum_clipped
 from training_client.errors import DataError
@@ -14,6 +16,7 @@ from training_client.lab.models import (
     CLASSES,
     MODELS,
     RECONSTRUCTION,
+    SIDE_STATISTICS,
     autoencoder,
     logistic,
     make_model,
@@ -103,3 +106,28 @@ def test_side_information_weighs_the_inputs_of_the_first_layer_only() -> None:
     assert weights[1].tolist() == [1.0, 1, 1, 1, 2, pytest.approx(1e-6)]
     assert all(torch.equal(each, torch.ones_like(each)) for each in others)
     assert [each.shape for each in others] == [p.shape for p in model.parameters()][1:]
+
+
+def test_side_information_is_capped_and_weighed_against_the_other_parameters() -> None:
+    model, frequencies = (
+        make_model("mlp", two_classes(), hidden=3),
+        torch.tensor([8.0, 1, 1, 1, 1, 0]),
+    )
+    rows = {
+        kind: side_information(model, frequencies / 10, kind, cap=2.0, others=20.0)
+        for kind in SIDE_STATISTICS
+    }
+    assert rows["frequency"][0][0].tolist() == [2.0, 0.5, 0.5, 0.5, 0.5, 0.5]
+    assert rows["equal"][0][0].tolist() == [1.0] * 6
+    assert all(bool((each == 20).all()) for row in rows.values() for each in row[1:])
+    many = torch.linspace(1, 0.1, 120)
+    weights = side_information(nn.Linear(120, 2), many, "common")[0][1]
+    assert float(weights[0] / weights[-1]) == pytest.approx(20.0)
+    assert len(set(weights.tolist())) == 2
+    assert int((weights == weights[0]).sum()) == 100
+    inverse = side_information(nn.Linear(2, 2), torch.tensor([0.5, 0.01]), "tf-idf")[0][0]
+    idf = 0.5 * math.log(2), 0.01 * math.log(100)  # a token's mean TF-IDF, counted once a record
+    assert float(inverse[1] / inverse[0]) == pytest.approx(idf[0] / idf[1], rel=1e-5)
+    for wrong in ({"statistic": "size"}, {"cap": 0.5}, {"others": 0.0}, {"others": math.inf}):
+        with pytest.raises(DataError):
+            side_information(model, frequencies, **wrong)

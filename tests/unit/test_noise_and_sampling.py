@@ -24,6 +24,7 @@ from training_client.errors import DataError, NoGuaranteeError
 from training_client.lab.models import cross_entropy
 from training_client.optimizers import make_optimizer
 from training_client.plan import Plan
+from training_client.private_step import sampling
 from training_client.private_step.noise import FreshGenerator, draw_key
 from training_client.private_step.rounded_gaussian import NoiseGrid
 from training_client.private_step.sampling import PoissonSampler
@@ -38,6 +39,7 @@ def test_an_empty_batch_still_gets_noise() -> None:
     assert all(not torch.equal(a, b) for a, b in zip(before, net.parameters(), strict=True))
 
 
+@pytest.mark.slow
 def test_noise_has_the_stated_standard_deviation_and_never_repeats() -> None:
     plan = Plan(dataset_size=10, sample_rate=0.5, clip_norm=3.0, noise_multiplier=1.5)
     generator = FreshGenerator(torch.device("cpu"))
@@ -55,24 +57,41 @@ def test_noise_has_the_stated_standard_deviation_and_never_repeats() -> None:
     assert not torch.equal(draws, noise(FreshGenerator(torch.device("cpu"))))
 
 
-@pytest.mark.parametrize("rate", [1.0, 0.5, 0.1, 600 / 60_000, 1 / 3, 1e-9, 2.0**-53, 3e-16, 1e-17])
+@pytest.mark.parametrize(
+    "rate", [1.0, 0.5, 0.1, 600 / 60_000, 1 / 3, 1e-9, 2.0**-53, 3e-16, 2.0**-64, 1e-19, 1e-20]
+)
 def test_no_record_is_drawn_with_more_than_the_sample_rate(
     rate: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of the 2⁵³ equally likely draws, at most q·2⁵³ are below q."""
-    room = math.floor(Fraction(rate) * 2**53)
-    near = [k for k in range(room - 2, room + 3) if 0 <= k < 2**53]
-    numbers = torch.tensor([k * 2.0**-53 for k in near], dtype=torch.float64)
-    monkeypatch.setattr(torch, "rand", lambda *_, **__: numbers)
+    """A record is drawn by ⌊q·2⁶⁴⌋ of the 2⁶⁴ equally likely words."""
+    room = math.floor(Fraction(rate) * 2**64)
+    near = [k for k in range(room - 2, room + 3) if 0 <= k < 2**64]
+    monkeypatch.setattr(sampling, "read_keystream", lambda *_: np.array(near, np.uint64))
     drawn = PoissonSampler(len(near), rate).draw()
     assert [near[at] for at in drawn] == [k for k in near if k < room]
-    assert Fraction(room, 2**53) <= Fraction(rate)
+    assert Fraction(room, 2**64) <= Fraction(rate) < Fraction(room + 1, 2**64)
 
 
-def test_uniform_draws_are_multiples_of_their_spacing() -> None:
-    numbers = torch.rand(100_000, dtype=torch.float64) * 2.0**53
-    assert torch.equal(numbers, numbers.floor())
-    assert bool((numbers % 2 == 1).any())
+def test_each_batch_has_words_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has a key of the operating system; a record above the first block has its own word."""
+    read, found = sampling.read_keystream, list[tuple[bytes, int, int]]()
+
+    def observed(key: bytes, stream: int, size: int) -> np.ndarray:
+        found.append((key, stream, size))
+        return read(key, stream, size)
+
+    monkeypatch.setattr(sampling, "read_keystream", observed)
+    sampler = PoissonSampler(300_000, 0.5)
+    one, other = sampler.draw(), sampler.draw()
+    assert [each[1:] for each in found] == 2 * [(0, 131_072), (1, 131_072), (2, 37_856)]
+    assert len({key for key, *_ in found}) == 2
+    assert not torch.equal(one, other)
+    assert bool((one[1:] > one[:-1]).all())
+    assert abs(len(one) - 150_000) < 2000
+    blocks = [set((one[one // 131_072 == number] % 131_072).tolist()) for number in (0, 1)]
+    assert len(blocks[0] ^ blocks[1]) > 60_000
+    repeated = [PoissonSampler(100, 0.5, torch.Generator().manual_seed(2)).draw() for _ in "12"]
+    assert torch.equal(*repeated)
 
 
 def test_poisson_batches_pass_a_chi_square_test() -> None:

@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -35,7 +36,10 @@ from accountant_service.errors import (
     NoFiniteEpsilonError,
     TooExpensiveError,
 )
-from accountant_service.guarantee import Guarantee, NeighbouringRelation
+from accountant_service.functions import SolvedNoiseMultiplier, SolvedSampleRate
+from accountant_service.guarantee import Guarantee, Interval, NeighbouringRelation
+from accountant_service.presentation import Answers
+from scripts import question_functions
 
 FUNCTIONS = {
     each.__name__: each
@@ -72,7 +76,9 @@ print("numpy" in sys.modules)
     said = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     ).stdout.splitlines()
-    ours = ("errors", "functions", "guarantee", "number_format", "time_limit", "version")
+    ours = ("errors", "functions", "guarantee", "number_format", "presentation", "questions")
+    ours += ("questions.arguments", "questions.arrays", "questions.functions")
+    ours += ("time_limit", "version")
     assert said == ["[]", str([f"accountant_service.{each}" for each in ours]), "True"]
 
 
@@ -94,9 +100,15 @@ def test_a_function_takes_and_describes_the_options_of_its_command() -> None:
             options = options - {"file", "format_name", "output"} | {"document", "format"}
         parameters = inspect.signature(function).parameters
         assert set(parameters) - {"methods"} == options, name
-        assert all(each.kind is each.KEYWORD_ONLY for each in parameters.values()), name
+        free = [each.name for each in parameters.values() if each.kind is not each.KEYWORD_ONLY]
+        assert free == list(parameters)[:1], name
         text = inspect.getdoc(function) or ""
         assert [each for each in parameters if f"\n    {each}: " not in text] == [], name
+
+
+def test_the_functions_of_questions_are_written_from_their_models() -> None:
+    """Else: `python -m scripts.question_functions --write`."""
+    assert question_functions.MODULE.read_text() == question_functions.render()
 
 
 def test_epsilon_is_the_calculator_s() -> None:
@@ -131,6 +143,7 @@ def test_the_solvers_are_those_of_the_service() -> None:
     assert 0.01 < largest.sample_rate < 0.02
 
 
+@pytest.mark.slow
 def test_a_risk_is_a_target_too() -> None:
     found = noise_multiplier(advantage=0.1, sample_rate=0.01, steps=100)
     assert found.risk is not None
@@ -151,6 +164,62 @@ def test_any_mechanism_may_be_given() -> None:
 def test_scalars_of_numpy_are_numbers() -> None:
     run = {"noise_multiplier": np.float64(1.1), "sample_rate": 0.01, "steps": np.int64(1000)}
     assert epsilon(delta=np.float64(1e-5), **run) == epsilon(delta=1e-5, **RUN)
+
+
+def test_arrays_of_numbers_have_an_answer_for_each_element() -> None:
+    noise, rates = np.array([1.0, 1.1]), (0.02, 0.01)
+    found = epsilon(1e-5, noise_multiplier=noise, sample_rate=rates, steps=1000)  # type: ignore[arg-type]
+    assert isinstance(found, Answers)
+    assert found[1] == epsilon(delta=1e-5, **RUN)
+    rows = found.to_dict()
+    assert [(each["noise_multiplier"], each["sample_rate"]) for each in rows] == [
+        (1, 0.02),
+        (1.1, 0.01),
+    ]
+    assert rows[1]["epsilon"] == found[1].epsilon
+    assert found._repr_html_().count("<tr>") == 3
+    assert noise_multiplier([], delta=1e-5, **SIZES) == ()  # type: ignore[arg-type, comparison-overlap]
+
+
+def test_an_array_that_does_not_fit_is_named() -> None:
+    with pytest.raises(
+        InvalidArgumentError, match="steps has 3 values, and noise_multiplier has 1"
+    ):
+        epsilon(1e-5, noise_multiplier=[1.0], sample_rate=0.01, steps=[1, 2, 3])  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgumentError, match="noise_multiplier must be") as raised:
+        epsilon(1e-5, noise_multiplier=[1.0, -1.0], sample_rate=0.01, steps=9)  # type: ignore[arg-type]
+    assert raised.value.__notes__ == ["for noise_multiplier = -1.0"]
+
+
+def test_results_are_a_line_a_table_and_plain_values() -> None:
+    found = epsilon(1e-5, **RUN)
+    assert str(found) == "ε = 1.51537 at δ = 1e-5, proven by pld (1.51536 ≤ ε ≤ 1.51537)"
+    assert "✓ the number of records is public" in found._repr_html_()
+    solved = noise_multiplier(2, delta=1e-5, **SIZES)
+    assert str(solved).startswith("noise multiplier 0.959102: ε = 2 at δ = 1e-5, proven")
+    compared = compare(1e-5, methods=("pld", "mma"), **RUN)
+    assert [row[0] for row in compared.table()] == ["proved", "pld", "mma"]
+    assert "estimate" in str(compared)
+    planned = plan(2, delta=1e-5, dataset_size=60_000, epochs=5, sampling="poisson", points=2)
+    assert "←" in planned._repr_html_()
+    assert planned.to_dict()["recommended"]["run"]["kind"] == "dp_sgd"
+    for each in (
+        found,
+        solved,
+        compared,
+        planned,
+        steps(2, delta=1e-5, noise_multiplier=1, sample_rate=0.01),
+    ):
+        assert json.loads(json.dumps(each.to_dict())) == each.to_dict()
+        assert "<td" in each._repr_html_()
+
+
+def test_a_bound_is_rounded_to_its_safe_side_in_a_line() -> None:
+    found = replace(epsilon(1e-5, **RUN), epsilon=1.00000001, certified=Interval(0.99999999, 1.1))
+    assert str(found) == "ε = 1.00001 at δ = 1e-5, proven by pld (0.999999 ≤ ε ≤ 1.1)"
+    rate = SolvedSampleRate(0.12345678, found)
+    assert str(rate).startswith("sample rate 0.123456: ")
+    assert str(SolvedNoiseMultiplier(0.12345612, found)).startswith("noise multiplier 0.123457: ")
 
 
 @pytest.mark.slow

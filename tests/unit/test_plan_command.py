@@ -22,6 +22,7 @@ def run(*arguments: str, columns: int = 100) -> Any:
 
 
 @pytest.mark.parametrize("columns", [40, 100])
+@pytest.mark.slow
 def test_the_plan_fits_the_terminal_and_marks_its_runs(columns: int) -> None:
     found = run("-b", "256", columns=columns)
     assert found.exit_code == 0, found.output

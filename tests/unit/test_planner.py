@@ -120,6 +120,7 @@ def test_the_recommended_run_is_the_smallest_batch_with_nearly_the_best_signal()
 
 
 @pytest.mark.parametrize("size", [60_000, 50_021, 32_561])
+@pytest.mark.slow
 def test_the_recommendation_does_not_depend_on_the_number_of_runs(size: int) -> None:
     goal = Goal(2.0, 1e-6, size, 20 * size)
     found = {planner.plan(goal, batches=BatchRange(points)).recommended for points in (2, 3, 8)}
@@ -141,6 +142,7 @@ def test_all_runs_are_made_of_whole_numbers_and_cost_what_they_say(name: str) ->
             assert run.steps % (goal.dataset_size // run.batch_size) == 0
 
 
+@pytest.mark.slow
 def test_a_recommended_batch_divides_the_records_where_it_can() -> None:
     for size in (1_000, 48_000, 50_000):
         found = planner.plan(replace(GOAL, dataset_size=size), batches=FEW)

@@ -90,24 +90,57 @@ def test_equal_costs_for_different_units_are_different_questions() -> None:
     assert endpoint.key(person) != endpoint.key(record)
 
 
-@pytest.mark.parametrize("relation", ["add_or_remove_one", "replace_one"])
-@pytest.mark.parametrize("delta", [1e-5, 2.4e-29, 1e-49])
-def test_sampling_never_costs_a_person_more(relation: str, delta: float) -> None:
-    """A sampled person cost 98.2816 where the same person without sampling cost 98.2188."""
-
-    def upper(inner: Json) -> float:
-        described = mechanisms.from_json(
-            of_person(40, {"kind": "repeated", "count": 2, "mechanism": inner})
-        )
-        found = calculator.epsilon(described, delta, relation=NeighbouringRelation(relation))
-        return found.epsilon
-
+def cost_of_forty(
+    rate: float, delta: float, relation: str = "add_or_remove_one", times: int = 2
+) -> float:
+    """Return ε of releases with noise 5.6 that may have forty records of one person."""
     noise: Json = {"kind": "gaussian", "noise_multiplier": 5.6}
-    for rate in (0.5, 0.9999995):
-        on_sample: Json = {"kind": "poisson_sampled", "sample_rate": rate, "mechanism": noise}
-        assert upper(on_sample) <= upper(noise) * (1 + 1e-9)
+    on_sample: Json = {"kind": "poisson_sampled", "sample_rate": rate, "mechanism": noise}
+    inner = noise if rate == 1.0 else on_sample
+    described = mechanisms.from_json(
+        of_person(40, {"kind": "repeated", "count": times, "mechanism": inner})
+    )
+    relation = NeighbouringRelation(relation)
+    return calculator.epsilon(described, delta, relation=relation).epsilon
 
 
+@pytest.mark.parametrize(
+    ("delta", "once", "right"), [(1e-6, 98.2816, 98.2188), (2.4e-29, 4471, 163.34)]
+)
+def test_a_sampled_person_costs_no_more_than_it_once_did(
+    delta: float, once: float, right: float
+) -> None:
+    """At rates near 1 the answer was `once`; the same person without sampling costs `right`."""
+    unsampled = cost_of_forty(1.0, delta)
+    assert unsampled == pytest.approx(right, rel=1e-5)
+    assert cost_of_forty(0.9999995, delta) <= unsampled < once
+
+
+_DELTAS = (0.5, 1e-2, 1e-3, 1e-4, 1e-5, 1e-7, 1e-9, 1e-12, 1e-16, 1e-20, 1e-24, 1e-29, 1e-35, 1e-42,
+           1e-49)  # fmt: skip
+
+
+@pytest.mark.parametrize("relation", ["add_or_remove_one", "replace_one"])
+@pytest.mark.parametrize(
+    ("delta", "times"),
+    [
+        (1e-5, (2,)),
+        (1e-49, (2,)),
+        *(pytest.param(each, (7,), marks=pytest.mark.slow) for each in _DELTAS[::3]),
+        *(pytest.param(each, (1, 2, 7), marks=pytest.mark.nightly) for each in _DELTAS),
+    ],
+)
+def test_sampling_never_costs_a_person_more(
+    relation: str, delta: float, times: tuple[int, ...]
+) -> None:
+    for count in times:
+        unsampled = cost_of_forty(1.0, delta, relation, count)
+        for rate in (0.5, 0.9999995, 1 - 2.0**-53):
+            sampled = cost_of_forty(rate, delta, relation, count)
+            assert sampled <= unsampled, (rate, count)
+
+
+@pytest.mark.slow
 def test_a_person_with_many_records_is_answered_quickly() -> None:
     """256 records took 51.8 CPU seconds; the exact value is 1 − 2e-16 by ball arithmetic."""
     described = mechanisms.from_json(

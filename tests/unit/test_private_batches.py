@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence
-from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+    default_collate,
+)
 
 from tests.support.cuda_streams import COPIES, DEVICE, USERS, stub_cuda
 from tests.support.stub_service import linear_accountant, service
@@ -161,6 +173,34 @@ def test_data_that_cannot_be_drawn_as_charged_are_refused(
         next(private_batches(optimizer_of(poisson(40, 0.1), 7), dataset))
 
 
+@pytest.mark.parametrize(
+    ("chosen", "message"),
+    [
+        (RandomSampler(range(40)), "prefers no record"),
+        (
+            SubsetRandomSampler(range(10)),
+            r"on 10 of 40 records, and all would be drawn: .*Subset\(",
+        ),
+        (
+            WeightedRandomSampler([1.0] * 40, 4),
+            "prefers some records, .* weight each record's loss",
+        ),
+        (DistributedSampler(Records(40), 2, 0), "DistributedSampler chooses .* leaves some out"),
+    ],
+)
+def test_a_sampler_that_would_be_replaced_is_named(chosen: Any, message: str) -> None:
+    """The records that it leaves out would be trained on in silence."""
+    loaders: Any = (
+        DataLoader(Records(40), batch_size=4, sampler=chosen),
+        DataLoader(Records(40), batch_sampler=BatchSampler(chosen, 4, drop_last=False)),
+    )
+    for loader in loaders:
+        with pytest.raises(DataError, match=rf"got a DataLoader: .*{message}"):
+            next(private_batches(optimizer_of(poisson(40, 0.1), 7), loader))
+    with pytest.raises(DataError, match=f"{message}.*No step is charged by such a sampler"):
+        next(private_batches(optimizer_of(poisson(40, 0.1), 7), Records(40), sampler=chosen))
+
+
 PACKED = pack_padded_sequence(torch.zeros(3, 2, 6), torch.tensor([2, 2, 1]), batch_first=True)
 IN_FORWARD = r"got (PackedSequence|list)\. .* in the model's forward"
 
@@ -234,7 +274,27 @@ def reversed_inputs(records: list[dict[str, torch.Tensor]]) -> dict[str, torch.T
     return batch | {"input": batch["input"].flip(0)}
 
 
-@pytest.mark.parametrize("collate", [normalised, substituted, reversed_inputs])
+def mixed_up(records: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    """Collate records, and mix each with another at random."""
+    batch = default_collate(records)
+    given, share = batch["input"], torch.rand(())
+    return batch | {"input": share * given + (1 - share) * given[torch.randperm(len(given))]}
+
+
+def shuffled_by_numpy(records: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    batch = default_collate(records)
+    return batch | {"input": batch["input"][np.random.permutation(len(records))]}
+
+
+def rolled_now_and_then(records: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    batch = default_collate(records)
+    return batch | {"input": batch["input"].roll(1, 0)} if random.random() < 0.3 else batch
+
+
+@pytest.mark.parametrize(
+    "collate",
+    [normalised, substituted, reversed_inputs, mixed_up, shuffled_by_numpy, rolled_now_and_then],
+)
 def test_a_collate_that_mixes_records_is_refused(collate: Any) -> None:
     optimizer = optimizer_of(poisson(40, 0.5), 7)
     with pytest.raises(DataError, match=r"values .* for record .* depend on the record beside it"):
@@ -254,9 +314,29 @@ def with_shared_values(records: list[dict[str, torch.Tensor]]) -> dict[str, Any]
     return batch | {"both": torch.tensor([1.0, 2.0]), "one": torch.tensor(3)}
 
 
-@pytest.mark.parametrize("collate", [masked, with_shared_values])
+def dropped_by_length(records: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    """Draw as many random numbers for a record as it has positive values."""
+    batch = default_collate(records)
+    for row in batch["input"]:
+        for at in (row > 0).nonzero().flatten():
+            row[at] *= random.random()
+    return batch
+
+
+@pytest.mark.parametrize("collate", [masked, with_shared_values, dropped_by_length])
 def test_a_collate_may_be_random_and_may_add_shared_values(collate: Any) -> None:
     next(private_batches(optimizer_of(poisson(40, 0.5), 7), Records(40), collate=collate))
+
+
+def test_a_collate_with_a_generator_of_its_own_is_refused() -> None:
+    generator = np.random.default_rng(3)
+
+    def collate(records: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+        batch = default_collate(records)
+        return batch | {"input": batch["input"] * generator.random()}
+
+    with pytest.raises(DataError, match=r"generator of its own.*torch, random or numpy\.random"):
+        next(private_batches(optimizer_of(poisson(40, 0.5), 7), Records(40), collate=collate))
 
 
 # --- batches on a device

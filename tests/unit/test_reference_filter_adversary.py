@@ -228,6 +228,7 @@ def test_the_reference_filter_holds_with_runs_released_before_their_first_grant(
     check_reference_filter(range(20_000, 20_060), withdrawals=1, grants=3)
 
 
+@pytest.mark.slow
 def test_the_bound_holds_from_every_position() -> None:
     """The induction of the proof: no rest exceeds the stack's profile and the slack left."""
     for seed in range(30_000, 30_030):

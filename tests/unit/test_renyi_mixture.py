@@ -13,16 +13,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mpmath import mp, mpf
 
-from accountant_service.errors import AccountingError
+from accountant_service.errors import AccountingError, TooExpensiveError
 from accountant_service.guarantee import NeighbouringRelation
 from accountant_service.ledger.filters import renyi, renyi_mixture
+from accountant_service.ledger.filters.renyi import DivergenceFilter
 from accountant_service.ledger.filters.renyi_mixture import (
     Amounts,
     RenyiMixtureFilter,
     add_steps,
+    choose_late_mixture,
     choose_mixture,
 )
-from accountant_service.mechanisms import DpSgd, canonical_form
+from accountant_service.ledger.step_plan import StepPlan
+from accountant_service.mechanisms import Composed, DpSgd, Mechanism, Zcdp, canonical_form
 from tests.support.helpers import slow_after
 from tests.support.two_step_adversary import Gate
 
@@ -303,6 +306,13 @@ def test_parameters_out_of_range_are_refused(wrong: dict[str, object]) -> None:
         replace(MIXTURES[0], **wrong)  # type: ignore[arg-type]
 
 
+def test_a_release_of_another_kind_does_not_lift_the_limit_on_the_work() -> None:
+    runs = [DpSgd(0.01 + 1e-5 * i, sample_rate=0.5, steps=1) for i in range(60)]
+    step = canonical_form(Composed((*runs, Zcdp(0.01))))
+    with pytest.raises(TooExpensiveError, match="fewer different releases"):
+        MIXTURES[0].step_costs(step)
+
+
 def test_releases_without_a_proved_divergence_are_refused() -> None:
     step = canonical_form(DpSgd(1.1, sample_rate=0.01, steps=1, sampling="shuffled"))
     with pytest.raises(AccountingError):
@@ -380,3 +390,37 @@ def test_the_dynamic_program_finds_a_gate_that_is_too_wide() -> None:
         return LONG.admits(tuple(each // 2 for each in taken))
 
     assert best_adversary(twice) > 1.0
+
+
+# --- the first run shifts weight
+
+
+def admitted(policy: DivergenceFilter, mechanism: Mechanism) -> int:
+    """Return how many of a mechanism's steps a filter admits."""
+    return policy.count_affordable_steps(StepPlan.of(mechanism), policy.nothing) or 0
+
+
+def test_the_first_run_shifts_weight_in_proportion_to_what_it_takes() -> None:
+    """ρ-zCDP parts of .1 fit a budget of its ε and 3 % more, whatever their order."""
+    late = choose_late_mixture(2.2062, 1e-6, RELATION)
+    part, work = Zcdp(1e-4), DpSgd(1.1, sample_rate=0.01, steps=1)
+    before = [admitted(late, each) for each in (part, work)]
+    assert before[0] < 1000
+    for rho, least in ((1e-9, before), (1e-3, (before[0], 0.95 * before[1])), (0.01, (1000, 0))):
+        after = late.after_reserving(StepPlan.of(Zcdp(rho)), late.nothing)
+        assert after.initial == late
+        assert late.allows_replacement(after, StepPlan.of(part), late.nothing)
+        assert admitted(after, part) >= least[0]
+        assert admitted(after, work) >= least[1]
+
+
+def test_weights_are_frozen_once_something_is_spent_or_held() -> None:
+    late = choose_late_mixture(2.2062, 1e-6, RELATION)
+    plan, taken = StepPlan.of(Zcdp(0.01)), tuple(1 for _ in late.nothing)
+    shifted = late.after_reserving(plan, late.nothing)
+    assert late.after_reserving(plan, taken) == late
+    assert not late.allows_replacement(shifted, plan, taken)
+    other = replace(shifted, epsilon=2.3)
+    assert not late.allows_replacement(other, plan, late.nothing)
+    with pytest.raises(ValueError, match="at most 1"):
+        replace(shifted, weights=tuple(2 * each for each in shifted.weights))

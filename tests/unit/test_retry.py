@@ -13,10 +13,14 @@ import httpx
 import pytest
 
 from training_client.budget import LedgerBudget
-from training_client.client import AccountingService, Reservation
+from training_client.client import (
+    AccountingService,
+    Reservation,
+    RetryTimer,
+    parse_retry_after,
+)
 from training_client.errors import ServiceUnreachableError
 from training_client.plan import Plan
-from training_client.retry import RetryTimer, parse_retry_after
 
 PLAN = Plan(dataset_size=100, sample_rate=0.1, clip_norm=1.0, noise_multiplier=1.0)
 NOON = "Fri, 13 Nov 2026 12:00:00 GMT"

@@ -205,6 +205,7 @@ def test_a_bad_target_is_named(target: dict[str, Any], pointer: str) -> None:
         {"kind": "approximate_dp", "epsilon": 1.0, "delta": 0.6},
     ],
 )
+@pytest.mark.slow
 def test_the_advantage_of_a_trade_off_is_delta_at_zero(mechanism: dict[str, Any]) -> None:
     """The curve alone was 26 times wider; and a δ of ½ or more had no curve."""
     tree = mechanisms.from_json(mechanism)

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import random
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,30 +32,84 @@ def drawn(grid: NoiseGrid, size: int, key: bytes = KEY) -> np.ndarray:
     return grid.draw_like(torch.empty(size), key).numpy()
 
 
-@pytest.mark.parametrize("deviation", [0.3, 1.0, 2.7, 40.0])
-@pytest.mark.parametrize(
-    "size",
-    [pytest.param(1_000_000, marks=pytest.mark.slow),
-     pytest.param(100_000_000, marks=pytest.mark.nightly)],
-)  # fmt: skip
-def test_small_noise_has_the_law_of_a_rounded_gaussian(deviation: float, size: int) -> None:
-    found: dict[int, int] = {}
-    for part in range(max(size // 4_000_000, 1)):
-        key = part.to_bytes(32, "big")
-        values, counts = np.unique(
-            drawn(NoiseGrid(1.0, deviation), min(size, 4_000_000), key), return_counts=True
-        )
-        for value, count in zip(values.astype(int).tolist(), counts.tolist(), strict=True):
-            found[value] = found.get(value, 0) + count
-    total = sum(found.values())
-    edges = np.arange(math.floor(-9 * deviation), math.ceil(9 * deviation) + 1)
-    chances = np.diff(special.ndtr((np.append(edges, edges[-1] + 1) - 0.5) / deviation))
-    expected, seen = total * chances, np.array([found.get(int(k), 0) for k in edges])
+DEVIATIONS = [0.3, 1.0, 2.7, 40.0]
+
+
+def count_draws(deviation: float, size: int, key: bytes) -> np.ndarray:
+    """Count draws by value, from −w to w with w = ⌈9s⌉; what is beyond counts as w."""
+    width = math.ceil(9 * deviation)
+    found = drawn(NoiseGrid(1.0, deviation), size, key).clip(-width, width).astype(np.int64)
+    return np.bincount(found + width, minlength=2 * width + 1)
+
+
+def require_law(counts: np.ndarray, deviation: float) -> None:
+    """Raise unless counts fit the law of a rounded Gaussian, by χ² and for the rare values."""
+    width = len(counts) // 2
+    edges = np.arange(-width, width + 2) - 0.5
+    expected = counts.sum() * np.diff(special.ndtr(edges / deviation))
     often = expected > 10
-    statistic = float((((seen - expected) ** 2)[often] / expected[often]).sum())
-    rest = float(seen[~often].sum()), float(expected[~often].sum())
+    statistic = float((((counts - expected) ** 2)[often] / expected[often]).sum())
     assert stats.chi2.sf(statistic, often.sum() - 1) > 1e-5
-    assert stats.poisson.sf(rest[0] - 1, rest[1]) > 1e-5
+    assert stats.poisson.sf(counts[~often].sum() - 1, expected[~often].sum()) > 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("deviation", DEVIATIONS)
+def test_small_noise_has_the_law_of_a_rounded_gaussian(deviation: float) -> None:
+    require_law(count_draws(deviation, 1_000_000, KEY), deviation)
+
+
+def draw_in_pieces(cache: Any, run: object, deviation: float, pieces: int, size: int) -> Any:
+    """Return the counts of pieces of a run, each drawn once: a run that is cut short goes on."""
+    counts: Any = 0
+    for piece in range(pieces):
+        name = f"rounded-gaussian/{run}/{deviation}/{piece}"
+        found = cache.get(name, None)
+        if found is None:
+            key = hashlib.sha256(name.encode()).digest()
+            found = count_draws(deviation, size, key).tolist()
+            cache.set(name, found)
+        counts = counts + np.array(found)
+    return counts
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("deviation", DEVIATIONS)
+def test_a_billion_draws_have_the_law(
+    deviation: float, night_seed: int, request: pytest.FixtureRequest
+) -> None:
+    """In pieces of a second; they are counted again if the code of the noise has changed."""
+    code = Path(rounded_gaussian.__file__).read_bytes()
+    run = f"{night_seed}-{hashlib.sha256(code).hexdigest()[:16]}"
+    counts = draw_in_pieces(request.config.cache, run, deviation, 100, 10_000_000)
+    assert counts.sum() == 1e9
+    require_law(counts, deviation)
+
+
+def test_a_night_of_draws_goes_on_where_it_was_cut_short(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It draws the pieces that are missing, and no other; the wrong law is found out."""
+    kept: dict[str, list[int]] = {}
+    cache = SimpleNamespace(get=kept.get, set=kept.__setitem__)
+    made, genuine = list[bytes](), count_draws
+
+    def count(deviation: float, size: int, key: bytes) -> np.ndarray:
+        made.append(key)
+        if len(made) == 3:
+            raise KeyboardInterrupt
+        return genuine(deviation, size, key)
+
+    monkeypatch.setattr(sys.modules[__name__], "count_draws", count)
+    with pytest.raises(KeyboardInterrupt):
+        draw_in_pieces(cache, 1, 1.0, 5, 20_000)
+    counts = draw_in_pieces(cache, 1, 1.0, 5, 20_000)
+    assert len(made) == 6
+    assert len(set(made)) == 5
+    require_law(counts, 1.0)
+    with pytest.raises(AssertionError):
+        require_law(counts, 1.02)
 
 
 def quantile(y: mpf) -> mpf:
@@ -76,6 +135,7 @@ def words(rng: random.Random, count: int) -> list[int]:
     "count", [pytest.param(25, id="few"), pytest.param(2_000, marks=pytest.mark.nightly)]
 )
 @pytest.mark.parametrize("deviation", [0.4, 2.0**24, 2.0**28 * 1.37])
+@pytest.mark.slow
 def test_every_word_is_rounded_as_its_exact_quantile(
     monkeypatch: pytest.MonkeyPatch, deviation: float, count: int
 ) -> None:
@@ -84,7 +144,7 @@ def test_every_word_is_rounded_as_its_exact_quantile(
     # private: the keystream is replaced by chosen words
     monkeypatch.setattr(
         rounded_gaussian,
-        "_keystream",
+        "read_keystream",
         lambda *_: np.array(given_words[:131072], np.uint64),
     )
     found = drawn(NoiseGrid(1.0, deviation), len(given_words[:131072]))
@@ -99,6 +159,7 @@ def test_every_word_is_rounded_as_its_exact_quantile(
             assert number == 0 or (number < 0) == bool(word >> 63)
 
 
+@pytest.mark.slow
 def test_the_table_is_within_its_bound() -> None:
     rng, table = random.Random(8), rounded_gaussian._make_table().reshape(-1, 8)
     assert math.isinf(table[-1, -1])
@@ -163,6 +224,20 @@ def test_shares_of_a_sum_are_added_up_exactly() -> None:
     assert float(grid.round(torch.tensor([1e300], dtype=torch.float64), 3)) * 3 <= 2.0**51
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_sign_of_a_sum_that_is_rounded_to_zero_cannot_be_seen(dtype: torch.dtype) -> None:
+    """A negative zero would be an output that is impossible without the record."""
+    grid = NoiseGrid(1.0, 0.5)
+    outputs = []
+    for value in (-0.4, -0.0, 0.0, 0.4):
+        contiguous, other = torch.full((1000,), value, dtype=dtype), torch.full((2000,), value)[::2]
+        for total in (contiguous, other):
+            grid.add_noise(total, 1.0, KEY)
+            outputs.append(total.to(dtype).contiguous().numpy().tobytes())
+    assert 0.0 in contiguous.tolist()
+    assert len(set(outputs)) == 1
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1e38, -1e38])
 def test_a_sum_beyond_the_grid_still_gets_noise(value: float) -> None:
     grid = NoiseGrid.for_sum(1.0, 1.0, 2, 1)
@@ -196,6 +271,6 @@ def test_no_coordinate_repeats_the_noise_of_another() -> None:
 def test_noise_beyond_what_generators_reach_is_possible(monkeypatch: pytest.MonkeyPatch) -> None:
     """PyTorch's normal_ ends at 5.77 σ on a CPU; here further bits follow the least word."""
     # private: the keystream is replaced by the least words
-    monkeypatch.setattr(rounded_gaussian, "_keystream", lambda *of: np.zeros(of[2], np.uint64))
+    monkeypatch.setattr(rounded_gaussian, "read_keystream", lambda *of: np.zeros(of[2], np.uint64))
     monkeypatch.setattr(rounded_gaussian._FurtherBits, "__call__", lambda *_: 1)
     assert drawn(NoiseGrid(1.0, 1000.0), 1)[0] > 12_000

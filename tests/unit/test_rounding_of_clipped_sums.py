@@ -18,8 +18,13 @@ from torch import nn
 from tests.support.accelerator_counts import no_cpu
 from tests.support.small_models import clipped_norm, sum_clipped
 from training_client.private_step import Clipper, Transform, gradient_factors
+from training_client.private_step.blocks import cut_into_blocks
 from training_client.private_step.layer_uses import EnginePath
+from training_client.private_step.model_checks import CheckedModel
 from training_client.private_step.rounding_bounds import rounding_error, sequence_rounding
+from training_client.private_step.sequence_products import SequenceProducts
+from training_client.private_step.summed_gradients import SummedGradients
+from training_client.private_step.transform import AffineMap
 
 
 @contextmanager
@@ -216,7 +221,7 @@ def test_values_of_random_magnitude_keep_the_bound(
 ) -> None:
     """A few of 1000 random cases exceed it if small squares next to large ones are lost."""
     # private: checks of the model, which are tested elsewhere, take as long as all the rest
-    monkeypatch.setattr(Clipper, "_check_model_periodically", lambda *_: None)
+    monkeypatch.setattr(CheckedModel, "_run_proved", CheckedModel._pass)
     if how == "sparse":
         force_sparse_factors(monkeypatch)
     draw = random.Random(11)
@@ -344,7 +349,7 @@ def test_sequences_of_random_magnitude_keep_the_bound(
 ) -> None:
     """Terms that cancel round by far more than their sum; about a third is clipped to the bound."""
     # private: checks of the model, which are tested elsewhere, take as long as all the rest
-    monkeypatch.setattr(Clipper, "_check_model_periodically", lambda *_: None)
+    monkeypatch.setattr(CheckedModel, "_run_proved", CheckedModel._pass)
     draw, longest = random.Random(13), 0
     with flushed(flush):
         for _ in range(cases):
@@ -378,10 +383,113 @@ def test_a_sequence_whose_terms_cancel_keeps_the_bound(
             assert float(sums[0].double().norm()) <= bound
 
 
+def draw_convolution_attack(
+    draw: random.Random,
+) -> tuple[nn.Module, torch.Tensor, torch.Tensor, Transform]:
+    """Draw a convolution, an image and its output's gradients, D, b and a bound."""
+    kind, width = draw.choice([torch.float32, torch.float64]), draw.choice([1.0, 5.0, 15.0])
+    groups = draw.choice([1, 1, 2])
+    layer = nn.Conv2d(
+        2 * groups, draw.randint(1, 2) * groups, (draw.randint(1, 3), draw.randint(1, 2)),
+        draw.randint(1, 2), draw.randint(0, 2), groups=groups, bias=False, dtype=kind,
+    )  # fmt: skip
+
+    def numbers(shape: torch.Size, *, positive: bool = False) -> torch.Tensor:
+        powers = [draw.uniform(-width, width) for _ in range(shape.numel())]
+        signs = [1 if positive else draw.choice([-1, 0, 1, 1]) for _ in powers]
+        found = [sign * 10**power for sign, power in zip(signs, powers, strict=True)]
+        return torch.tensor(found, dtype=kind).view(shape)
+
+    inputs = numbers(torch.Size([1, 2 * groups, draw.randint(3, 6), 3]))
+    of = numbers(layer(inputs).shape)
+    if draw.random() < 0.5:  # most terms cancel
+        inputs = inputs[:, :, :1, :1].expand_as(inputs).clone()
+        of[..., 1:] = -of[..., :-1] * (1 + draw.choice([0.0, 1e-7, 1e-4]))
+    bound = 10 ** draw.uniform(-width, width)
+    if draw.random() < 0.4:
+        return layer, inputs, of, Transform(bound)
+    shift = [numbers(layer.weight.shape)] if draw.random() < 0.5 else None
+    by = Transform.fixed(bound, [numbers(layer.weight.shape, positive=True)], shift)
+    return (
+        layer,
+        inputs,
+        of,
+        replace(by, damping=draw.choice([0.0, 0.0, 10 ** draw.uniform(-9, 9)])),
+    )
+
+
+@pytest.mark.parametrize(
+    ("path", "on_cpu", "cases"),
+    [
+        (None, True, 30),
+        ("gram", True, 30),
+        ("product", False, 30),
+        *(
+            pytest.param(path, on_cpu, 1000, marks=pytest.mark.nightly)
+            for path in (None, "gram", "product")
+            for on_cpu in (True, False)
+        ),
+    ],
+)
+def test_convolutions_of_random_magnitude_keep_the_bound(
+    path: EnginePath | None, on_cpu: bool, cases: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # private: checks of the model, which are tested elsewhere, take as long as all the rest
+    monkeypatch.setattr(CheckedModel, "_run_proved", CheckedModel._pass)
+    draw, longest = random.Random(17), 0
+    with no_cpu(pretend=not on_cpu):
+        for _ in range(cases):
+            layer, inputs, of, by = draw_convolution_attack(draw)
+            sums, _ = sum_clipped(
+                Clipper(layer, path=path), inputs, of, lambda p, g: (p * g).flatten(1).sum(1), by
+            )
+            norm = math.sqrt(sum(float(each.double().square().sum()) for each in sums))
+            assert norm <= by.bound, (layer, inputs, of)
+            longest += norm > 0.99 * by.bound
+    assert longest > cases / 5
+
+
+@pytest.mark.parametrize("path", [None, "gram", "product", "held"])
+def test_a_convolution_whose_terms_cancel_keeps_the_bound(path: EnginePath | None) -> None:
+    """The image is two copies of one, and the output's gradients nearly cancel between them."""
+    generator = torch.Generator().manual_seed(1)
+    layer = nn.Conv1d(64, 65, 3, bias=False)
+    for length, share in product((4, 500), (0.0, 1e-7, 1e-5, 1e-3)):
+        half = torch.randn(1, 64, length, generator=generator)
+        of = torch.randn(1, 65, length - 2, generator=generator)
+        gap = torch.zeros(1, 65, 2)
+        gradients = torch.cat([of, gap, -of * (1 + share)], 2)
+        for bound in (1e-6, 1e-3, 1.0):
+            sums, _ = sum_clipped(
+                Clipper(layer, path=path), torch.cat([half, half], 2), gradients,
+                lambda p, g: (p * g).flatten(1).sum(1), Transform(bound),
+            )  # fmt: skip
+            assert float(sums[0].double().norm()) <= bound
+
+
+@pytest.mark.parametrize("uses", [2, 10, 40])
+def test_what_underflows_in_all_uses_of_a_parameter_is_added_to_its_norm(uses: int) -> None:
+    """As on a CPU that flushes denormal numbers to 0."""
+    positions, least = 10, float(torch.finfo(torch.float32).tiny)
+    factor = torch.full((1, positions, 2), 0.99 * math.sqrt(least))
+    part = SequenceProducts(factor, factor, "product")
+    unit = AffineMap(torch.ones(2, 2))
+    (piece,) = cut_into_blocks([nn.Parameter(torch.empty(2, 2))])[0].pieces
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this CPU keeps denormal numbers")
+    try:
+        found = SummedGradients((part,) * uses)
+        norms = [found.squared_norms(1e-20), found.mapped_squared_norms([(piece, unit)], 1e-20)]
+    finally:
+        torch.set_flush_denormal(False)
+    exact = 2 * uses * positions * 0.98 * least
+    assert all(float(each.sqrt()) >= exact for each in norms)
+
+
 @pytest.mark.slow
 def test_an_embedding_of_random_magnitude_keeps_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     # private: checks of the model, which are tested elsewhere, take as long as all the rest
-    monkeypatch.setattr(Clipper, "_check_model_periodically", lambda *_: None)
+    monkeypatch.setattr(CheckedModel, "_run_proved", CheckedModel._pass)
     draw = random.Random(5)
     for seed in range(300):
         generator = torch.Generator().manual_seed(seed)

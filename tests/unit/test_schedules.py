@@ -44,6 +44,24 @@ def test_curves_go_from_one_to_their_end_in_as_many_steps_as_stated(
             assert factors[len(factors) // 2] == pytest.approx(middle)
 
 
+def test_exp_decays_by_the_same_factor_after_each_epoch_and_is_charged_epoch_by_epoch() -> None:
+    """Yu et al. 2019: the noise multiplier of epoch t is σ₀·e^(−kt)."""
+    schedule = parse_schedule("noise_schedule", "decay:0.05:100", 250)
+    assert [steps for steps, _ in schedule.pieces] == [100, 100, 50]
+    assert [factor for _, factor in schedule.pieces] == pytest.approx(
+        [1.0, math.exp(-0.05), math.exp(-0.1)]
+    )
+    charged = replace(PLAN, noise_schedule=schedule).mechanism(250)["mechanisms"]
+    assert [each["noise_multiplier"] for each in charged] == pytest.approx(
+        [4.0 * factor for _, factor in schedule.pieces]
+    )
+    for text in ("decay", "decay:0.1", "decay:x:10", "decay:0.1:0", "decay:-1:10", "decay:nan:10"):
+        with pytest.raises(ValueError, match="is no schedule"):
+            parse_schedule("noise_schedule", text, 10)
+    with pytest.raises(ValueError, match="is not from"):
+        parse_schedule("noise_schedule", "decay:20:1", 10)
+
+
 @pytest.mark.parametrize(
     "make",
     [

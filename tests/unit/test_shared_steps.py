@@ -263,6 +263,7 @@ def require_rate(counts: torch.Tensor, rate: float, smallest_p: float) -> None:
 
 
 @pytest.mark.parametrize("processes", slow_after(1, [2, 3, 4]))
+@pytest.mark.slow
 def test_processes_draw_each_record_at_the_rate_that_is_charged(processes: int) -> None:
     """The rates of records, and of pairs of records of different processes, with fixed seeds."""
     records, rate, steps = 30, 0.3, 4000

@@ -61,9 +61,10 @@ def test_products_and_sums_over_examples_are_those_of_the_matrix(shape: tuple[in
         assert [c for _, part, _ in parts for c in range(columns)[part]] == list(range(columns))
         require_close(torch.cat([found for _, _, found in parts], 1), matrix, right)
         left, weights = torch.randn(shape[0], columns + 9), torch.rand(shape[0])
-        left, out = left[:, 4 : 4 + columns], torch.full((columns, shape[1]), torch.nan)
-        sparse.weighted_product(left, weights, out)
-        require_close(out, left.T * weights, matrix)
+        left = left[:, 4 : 4 + columns]
+        out = torch.full((columns, shape[1]), torch.nan, dtype=torch.float64)
+        sparse.weighted_product(left, weights, 0, out)
+        require_close(out.float(), left.T * weights, matrix)
 
 
 @pytest.mark.parametrize("size", [1e-25, 1.0, 1e25])
@@ -133,6 +134,6 @@ def test_large_sparse_matrices_have_64_bit_indices(monkeypatch: pytest.MonkeyPat
     assert (found.starts.dtype, found.places.dtype) == (torch.int64, torch.int64)
     ((_, _, made),) = found.products(right)
     require_close(made, matrix, right)
-    out = torch.empty(20, 200)
-    found.weighted_product(left := torch.randn(130, 20), weights := torch.rand(130), out)
-    require_close(out, left.T * weights, matrix)
+    out = torch.empty(20, 200, dtype=torch.float64)
+    found.weighted_product(left := torch.randn(130, 20), weights := torch.rand(130), 0, out)
+    require_close(out.float(), left.T * weights, matrix)

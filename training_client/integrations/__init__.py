@@ -5,6 +5,8 @@ By framework:
 - Opacus: `opacus`, an accountant for `PrivacyEngine` that charges every step before it is made.
 - Lightning: `lightning`, a callback that ends a fit before the step that does not fit the budget.
 - Hugging Face: `huggingface`, the same for a `Trainer`.
+- Lightning and Hugging Face with this project's engine, without Opacus: `lightning_engine` and
+  `huggingface_engine`, which share `framework_optimizer`.
 - Flower: `flower`, a mod that charges each round of federated training, and `flower_strategy`, the
   server's average (`federated_average`). `round_budget` asks the ledger, and `flower_messages` has
   the names in the messages.
@@ -17,9 +19,11 @@ The callbacks share `step_gate`, which checks every step of Opacus' optimizer. B
   batch without a step, which can reveal a record.
 - `split_batches`: a pass that ends within a batch that `BatchMemoryManager` splits, since its
   records could count twice.
+- `secret_generators`: noise or batches from a generator whose state others may know.
 - `skipped_steps`: a `GradScaler` and gradients that are not finite, by which one record can skip a
   step or reach all parameters; half precision, whose rounding removes noise.
 
-`balls_in_bins` makes loaders that use every record once an epoch. `batch_draws` and `prefetching`
-count the batches that loaders draw. Every change made to another library is in `patches`.
+`exact_noise` has Opacus' optimizers add the engine's exact noise. `balls_in_bins` makes loaders
+that use every record once an epoch. `batch_draws` and `prefetching` count the batches that loaders
+draw. Every change made to another library is in `patches`.
 """

@@ -22,8 +22,8 @@ from torch.utils.data import DataLoader, Sampler
 
 from training_client.errors import NoGuaranteeError
 from training_client.integrations.batch_draws import count_draws
-from training_client.integrations.secret_generators import find_generator
 from training_client.plan import BALLS_IN_BINS
+from training_client.private_step.noise import draw_key
 from training_client.private_step.sampling import draw_epoch
 
 
@@ -35,7 +35,7 @@ class BallsInBinsBatches(Sampler[list[int]]):
         num_samples: N, the number of records.
         bins: b, the number of batches in a pass.
         sample_rate: 1/b, the probability of each record to be in a batch.
-        generator: draws the bins; None for one that the operating system seeds.
+        generator: a key of each pass is drawn from it; None for the operating system.
         epochs: the number of passes begun.
         unused, prefetched, is_drawing, requires_steps: see `batch_draws.COUNTERS`.
 
@@ -71,8 +71,7 @@ class BallsInBinsBatches(Sampler[list[int]]):
         """Draw all batches of one epoch, as lists of record indices."""
         self.epochs += 1
         epoch = self.epochs
-        generator = find_generator(self.generator, torch.device("cpu"))
-        for batch in draw_epoch(self.num_samples, self.bins, generator):
+        for batch in draw_epoch(self.num_samples, self.bins, draw_key(self.generator)):
             if self.epochs != epoch:
                 raise NoGuaranteeError(
                     "another pass over the loader has begun, and with it an epoch that is charged "

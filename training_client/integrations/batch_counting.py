@@ -4,10 +4,10 @@ A step is charged as one of a batch drawn for it alone. Several steps of one bat
 records and cost far more than is charged. A batch without a step reveals its records if they are
 the reason; no further batch is drawn then.
 
-Importing this module makes Opacus' Poisson samplers count (see `patches`). They then draw from a
-generator that the operating system seeds, since batches must be secret (see `secret_generators`).
-In distributed training a rank's empty batches are drawn too: Opacus drops them, so that a step
-would be missing exactly if the one record of a batch were.
+Importing this module makes Opacus' Poisson samplers count (see `patches`). They then draw from
+AES-256 under keys of the operating system, since batches must be secret (see `secret_generators`),
+and no record more often than is charged. In distributed training a rank's empty batches are drawn
+too: Opacus drops them, so that a step would be missing exactly if the one record of a batch were.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ from opacus.utils.uniform_sampler import (
 
 from training_client.errors import NoGuaranteeError
 from training_client.integrations.batch_draws import COUNTERS, count_draws, require_steps
-from training_client.integrations.opacus_checks import find_sampler, round_down_sample_rate
+from training_client.integrations.opacus_checks import find_sampler
 from training_client.integrations.patches import replace_sampler_iteration
-from training_client.integrations.secret_generators import find_generator
+from training_client.private_step.noise import draw_key
+from training_client.private_step.sampling import draw_rows
 
 
 class BatchCounter:
@@ -41,7 +42,6 @@ class BatchCounter:
 
     def __init__(self, loader: Any) -> None:
         self._sampler = find_sampler(loader)
-        round_down_sample_rate(self._sampler)  # before it draws
         if not self._sampler.requires_steps:  # batches drawn before belong to no run
             self._sampler.unused = min(self._sampler.unused, self._sampler.prefetched)
             self._sampler.requires_steps = True
@@ -85,18 +85,14 @@ class BatchCounter:
 
 
 def _draw_batches(sampler: Any) -> Iterator[list[int]]:
-    """Draw Poisson batches as Opacus' sampler does, but from a secret random generator."""
+    """Draw Poisson batches as Opacus' sampler does, but from a secret keystream."""
     for _ in range(sampler.steps):
-        yield _draw_mask(sampler, sampler.num_samples).nonzero().flatten().tolist()
+        yield _draw_rows(sampler, sampler.num_samples).tolist()
 
 
-def _draw_mask(sampler: Any, records: int) -> torch.Tensor:
-    """Draw a Boolean per record that is true with the sample rate's probability."""
-    # one generator for all samplers, and not an attribute of them: accelerate would copy its state
-    # to all ranks, and checkpoints could contain it
-    generator = find_generator(sampler.generator, torch.device("cpu"))
-    draws: torch.Tensor = torch.rand(records, generator=generator, device="cpu")
-    return draws < float(sampler.sample_rate)
+def _draw_rows(sampler: Any, records: int) -> torch.Tensor:
+    """Draw each row with the sample rate's probability, never more; return those drawn."""
+    return draw_rows(records, float(sampler.sample_rate), draw_key(sampler.generator))
 
 
 def _draw_with_empty_batches(sampler: Any) -> Iterator[torch.Tensor]:
@@ -107,7 +103,7 @@ def _draw_with_empty_batches(sampler: Any) -> Iterator[torch.Tensor]:
         order = torch.randperm(sampler.total_size, generator=shared)
     own = order[sampler.rank : sampler.total_size : sampler.num_replicas]
     for _ in range(sampler.num_batches):
-        yield own[_draw_mask(sampler, len(own))]
+        yield own[_draw_rows(sampler, len(own))]
 
 
 for _sampler_class, _draw in (

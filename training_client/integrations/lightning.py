@@ -11,11 +11,12 @@ The callback works with `lightning.pytorch` as with `pytorch_lightning`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
 from pytorch_lightning import Callback, LightningModule, Trainer
 
 from training_client.errors import BudgetExhaustedError, NoGuaranteeError
+from training_client.integrations.lightning_engine import PRECISIONS
 from training_client.integrations.opacus_checks import require_no_accumulation
 from training_client.integrations.patches import warn_if_untested
 from training_client.integrations.skipped_steps import require_no_grad_scaler
@@ -23,8 +24,6 @@ from training_client.integrations.split_batches import require_no_batch_limit
 from training_client.integrations.step_gate import GatedRun
 
 warn_if_untested("opacus", "torch", "pytorch-lightning")
-
-_PRECISIONS: Final = ("32-true", "64-true", "bf16-mixed")
 
 
 class PrivacyCallback(GatedRun, Callback):
@@ -116,10 +115,10 @@ class PrivacyCallback(GatedRun, Callback):
         require_no_batch_limit(trainer.train_dataloader, limit)
         scaler = getattr(trainer.precision_plugin, "scaler", None)
         require_no_grad_scaler(scaler, f'precision="{trainer.precision}"')
-        if trainer.precision not in _PRECISIONS:
+        if trainer.precision not in PRECISIONS:
             raise NoGuaranteeError(
                 f'precision="{trainer.precision}" may skip steps, or lose noise by rounding: use '
-                f"one of {', '.join(_PRECISIONS)}"
+                f"one of {', '.join(PRECISIONS)}"
             )
         if len(trainer.optimizers) != 1:
             raise NoGuaranteeError(

@@ -12,8 +12,9 @@ rank 0 asks, and all ranks get its answer. `get_epsilon`, `get_noise_multiplier`
 `make_private_with_epsilon` ask the service too.
 
 The charge is read off the sampler and the optimizer. `make_private` refuses a loader that samples
-neither by Poisson nor by balls in bins; of the latter whole epochs are charged. Noise and batches
-come from generators that the operating system seeds, whatever the program seeds. The step itself
+neither by Poisson nor by balls in bins; of the latter whole epochs are charged. Noise is exact
+(`exact_noise`). It and the batches are drawn under keys of the operating system, whatever the
+program seeds. The step itself
 refuses: no noise; noise or batches from a generator that the program made; an infinite or adaptive
 clipping norm; ghost clipping; parameters in half precision; a gradient that is not finite; several
 batches (even if accumulated by `signal_skip_step`); more steps than batches. The sampler refuses to

@@ -24,7 +24,7 @@ from opacus.utils.uniform_sampler import (
 
 from training_client.errors import NoGuaranteeError
 from training_client.integrations.balls_in_bins import BallsInBinsBatches
-from training_client.integrations.patches import replace_sample_rate
+from training_client.integrations.exact_noise import require_exact_noise
 from training_client.integrations.secret_generators import require_secret_generators
 from training_client.integrations.split_batches import find_skip_queue
 from training_client.plan import POISSON, Plan
@@ -36,14 +36,10 @@ _SAMPLERS: Final = (
     BallsInBinsBatches,
 )
 _TOLERANCE: Final = 1e-9  # relative rounding error of numbers that should be equal
-_UNIFORM_VALUES: Final = 2**24  # of the float32 random numbers that Opacus' samplers draw
-_RATES: Final = "charged_and_drawn_rate"  # attribute of a sampler whose rate was replaced
 
 
 def plan_of(optimizer: Any, loader: Any) -> Plan:
     """Return the DP-SGD plan (sampling, clip norm, noise) of an Opacus optimizer and its loader.
-
-    From then on the loader's sampler draws no record more often than the plan charges.
 
     Args:
         optimizer: the optimizer that Opacus' `make_private` returned.
@@ -58,7 +54,7 @@ def plan_of(optimizer: Any, loader: Any) -> Plan:
     require_secret_generators(optimizer, sampler)
     return Plan(
         dataset_size=int(getattr(sampler, "total_size", sampler.num_samples)),
-        sample_rate=round_down_sample_rate(sampler),
+        sample_rate=float(sampler.sample_rate),
         clip_norm=float(optimizer.max_grad_norm),
         noise_multiplier=float(optimizer.noise_multiplier),
         sampling=getattr(sampler, "sampling", POISSON),
@@ -149,41 +145,12 @@ def find_sampler(loader: Any) -> Any:
     return sampler
 
 
-def round_down_sample_rate(sampler: Any) -> float:
-    """Round a sampler's rate down to a multiple of 2⁻²⁴; return it, for the accounting.
-
-    Opacus draws a record if one of 2²⁴ equally likely numbers is below q, which rounds q up: at
-    q = 1e-4 it draws 0.017 % more than is charged. It draws exactly with multiples of 2⁻²⁴, so its
-    rate is replaced by q rounded down to one.
-
-    Args:
-        sampler: a sampler from `find_sampler`; balls in bins are drawn exactly, and unchanged.
-
-    Raises:
-        NoGuaranteeError: q rounds down to 0.
-    """
-    if isinstance(sampler, BallsInBinsBatches):
-        return sampler.sample_rate
-    charged, drawn = getattr(sampler, _RATES, (math.nan, math.nan))
-    if float(sampler.sample_rate) == drawn:
-        return float(charged)
-    charged = float(sampler.sample_rate)  # not replaced yet, or set anew since
-    drawn = math.floor(charged * _UNIFORM_VALUES) / _UNIFORM_VALUES
-    if not drawn > 0:
-        raise NoGuaranteeError(
-            f"q = {charged:g} is too small for Opacus' samplers: use larger batches"
-        )
-    replace_sample_rate(sampler, drawn)
-    setattr(sampler, _RATES, (charged, drawn))
-    return charged
-
-
 def require_private_optimizer(optimizer: Any) -> None:
     """Raise unless an optimizer adds noise and itself clips gradients to a fixed norm.
 
     Raises:
         NoGuaranteeError: it is not an Opacus optimizer; σ or C is zero, infinite or NaN; C adapts
-            to the gradients; or clipping happens in the loss.
+            to the gradients; clipping happens in the loss; or noise cannot be exact.
     """
     if not isinstance(optimizer, DPOptimizer):
         raise NoGuaranteeError(
@@ -202,6 +169,7 @@ def require_private_optimizer(optimizer: Any) -> None:
             "returns, and neither the use of this loss nor its clip norm can be checked: "
             'use grad_sample_mode="hooks"'
         )
+    require_exact_noise(optimizer)
     for name in ("noise_multiplier", "max_grad_norm"):
         value = float(getattr(optimizer, name))
         if not 0 < value < math.inf:

@@ -26,6 +26,7 @@ from typing import Any, Final, TypeVar
 import torch
 
 _F = TypeVar("_F", bound=Callable[..., Any])
+_Wrap = Callable[[Callable[[Any], None]], Callable[[Any], None]]
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # parameters of glibc's mallopt
 _KEPT_BYTES_MAX: Final = 1 << 28
 _HEAP_ALLOCATION_BYTES_MAX: Final = 1 << 25  # the most that glibc accepts
@@ -143,7 +144,8 @@ def replace_sampler_iteration(
     A step is charged as one of a batch drawn for it alone, and a batch without a step can reveal a
     record: the sampler is the only object that knows how many batches were drawn. Opacus also drops
     the empty batches of a rank, and with them a step that depends on a single record. It draws from
-    PyTorch's default generator, which programs and frameworks seed.
+    PyTorch's default generator, which programs and frameworks seed, and rounds the rate up to a
+    multiple of 2⁻²⁴, which is more than is charged.
 
     Args:
         sampler_class: one of Opacus' two samplers.
@@ -157,35 +159,28 @@ def replace_sampler_iteration(
 
 @_register_patch(
     "opacus",
-    "opacus.optimizers:optimizer._generate_noise",
-    "opacus.optimizers:ddp_perlayeroptimizer._generate_noise",
+    "opacus.optimizers:DPOptimizer.add_noise",
+    "opacus.optimizers:DistributedDPOptimizer.add_noise",
+    "opacus.optimizers:DistributedDPOptimizer.reduce_gradients",
 )
-def replace_noise_draws(
-    wrap: Callable[[Callable[..., torch.Tensor]], Callable[..., torch.Tensor]],
-) -> None:
-    """Replace the function that draws noise for Opacus' optimizers.
+def replace_noise(wrap: _Wrap, wrap_on_ranks: _Wrap, wrap_reduction: _Wrap) -> None:
+    """Replace how Opacus' optimizers add noise, and how their ranks add up noisy gradients.
 
-    Without a generator it draws from PyTorch's default one, which programs and frameworks seed. An
-    optimizer's `generator` cannot be set instead: one class ignores it, and a model may have
-    parameters on several devices.
+    Opacus adds PyTorch's floating-point noise, which ends at a few standard deviations and whose
+    low bits betray the sum. It draws from PyTorch's default generator, which programs seed.
 
     Args:
-        wrap: makes the new function of the old one.
+        wrap: makes the new `DPOptimizer.add_noise` of the old one.
+        wrap_on_ranks: makes the new `DistributedDPOptimizer.add_noise`.
+        wrap_reduction: makes the new `DistributedDPOptimizer.reduce_gradients`.
     """
-    from opacus.optimizers import ddp_perlayeroptimizer, optimizer
+    from opacus.optimizers import DistributedDPOptimizer, DPOptimizer
 
-    for module in (optimizer, ddp_perlayeroptimizer):
-        module._generate_noise = wrap(module._generate_noise)
-
-
-@_register_patch("opacus", "opacus.utils.uniform_sampler:UniformWithReplacementSampler.sample_rate")
-def replace_sample_rate(sampler: Any, rate: float) -> None:
-    """Set a Poisson sampler's rate to one that its float32 random numbers can represent.
-
-    Opacus draws a record if a multiple of 2⁻²⁴ is below q. Without this change the effective rate
-    is q rounded up, more than is charged.
-    """
-    sampler.sample_rate = rate
+    DPOptimizer.add_noise = wrap(DPOptimizer.add_noise)
+    DistributedDPOptimizer.add_noise = wrap_on_ranks(DistributedDPOptimizer.add_noise)
+    DistributedDPOptimizer.reduce_gradients = wrap_reduction(
+        DistributedDPOptimizer.reduce_gradients
+    )
 
 
 @_register_patch(

@@ -1,37 +1,23 @@
-"""Random generators whose state nobody knows, for Opacus' noise and batches.
+"""Refuses generators whose state others may know, for Opacus' noise and batches.
 
 A guarantee holds against those who know neither the noise nor the batches. Opacus draws both from
 PyTorch's default generators unless it is given others. Programs seed these, and frameworks do so by
 themselves: anyone who knows the seed can compute the noise and the batches. Ranks that are seeded
 alike also draw batches that depend on each other.
 
-Importing this module makes Opacus draw noise from generators that the operating system seeds, one
-for each device (see `patches`); `batch_counting` does so for batches. A generator that the program
-made is refused. Initial weights and dropout still come from PyTorch's default generators.
+Once this package is imported, `exact_noise` and `batch_counting` draw both from AES-256 under keys
+of the operating system. A generator that the program made is refused. Initial weights and dropout
+still come from PyTorch's default generators.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
-import torch
 from opacus.optimizers import DPOptimizer
 
 from training_client.errors import NoGuaranteeError
-from training_client.integrations.patches import replace_noise_draws
 from training_client.private_step.noise import FreshGenerator
-
-_OF_DEVICES: Final = dict[torch.device, FreshGenerator]()
-
-
-def find_generator(given: torch.Generator | None, device: torch.device) -> torch.Generator:
-    """Return the given random generator, or else the process's secret one for the device."""
-    if given is not None:
-        return given
-    if device not in _OF_DEVICES:
-        _OF_DEVICES[device] = FreshGenerator(device)
-    return _OF_DEVICES[device]
 
 
 def require_secret_generators(optimizer: DPOptimizer, sampler: Any) -> None:
@@ -63,22 +49,3 @@ def require_secret_generators(optimizer: DPOptimizer, sampler: Any) -> None:
 def _is_fresh(generator: Any) -> bool:
     """Return whether a random generator was seeded by the operating system."""
     return isinstance(generator, FreshGenerator)
-
-
-def _draw_secretly(draw: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """Wrap Opacus' noise function to use a secret generator by default."""
-
-    def draw_noise(
-        std: float,
-        reference: torch.Tensor,
-        generator: torch.Generator | None = None,
-        secure_mode: bool = False,
-    ) -> torch.Tensor:
-        """Draw noise as Opacus does, from a secret generator if none is given."""
-        generator = find_generator(generator, reference.device)
-        return draw(std, reference, generator=generator, secure_mode=secure_mode)
-
-    return draw_noise
-
-
-replace_noise_draws(_draw_secretly)

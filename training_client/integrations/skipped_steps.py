@@ -53,12 +53,12 @@ def require_full_precision(optimizer: DPOptimizer) -> None:
 
 
 def require_finite_gradients(optimizer: DPOptimizer) -> None:
-    """Raise if the gradient has a NaN or infinite entry, which would ruin all parameters.
+    """Raise if a clipped sum has a NaN or infinite entry: noise on a grid would hide it.
 
     Raises:
         NoGuaranteeError: a gradient is infinite or NaN.
     """
-    if not all(bool(each.grad.isfinite().all()) for each in optimizer.params):
+    if not all(bool(each.summed_grad.isfinite().all()) for each in optimizer.params):
         raise NoGuaranteeError(
             "the gradient of a record is not finite, which makes the whole step non-finite, and no "
             f"noise hides that: lower the learning rate or bound the loss, and {_ADVICE}"

@@ -17,10 +17,12 @@ from typing import Any, Final
 
 import torch
 
-from training_client.errors import DataError
+from training_client.budget import BEFORE, CHARGED, RESERVATIONS
+from training_client.errors import DataError, NoGuaranteeError
 from training_client.lab.models import MODELS
 from training_client.lab.recipe import Recipe
-from training_client.optimizers import OPTIMIZERS
+from training_client.optimizers import OPTIMIZERS, PrivateOptimizer
+from training_client.optimizers.base import SOURCE
 from training_client.plan import Plan
 
 CHECKPOINT: Final = "checkpoint.pt"
@@ -44,7 +46,8 @@ class Checkpoint:
         directions: the released principal components, which are never drawn again.
         steps: steps made when the checkpoint was written.
         model: the state dict of the model.
-        optimizer: the state dict of the optimizer.
+        optimizer: the state dict of the optimizer; it says what is claimed for the steps, and what
+            the state is made of.
     """
 
     recipe: dict[str, Any]
@@ -55,6 +58,19 @@ class Checkpoint:
     steps: int
     model: dict[str, Any]
     optimizer: dict[str, Any]
+
+    def optimizer_state(self, optimizer: PrivateOptimizer) -> dict[str, Any]:
+        """Return the optimizer's state; of an earlier version, with what paid for its steps.
+
+        Such a state said nothing of that. But the file did: its run has these reservations.
+
+        Args:
+            optimizer: that resumes the run, under the budget of its reservations.
+        """
+        own, known = optimizer.state_dict(), (CHARGED, BEFORE, RESERVATIONS)
+        if not self.reservations or any(key in self.optimizer for key in known):
+            return self.optimizer
+        return {**self.optimizer, **{key: own[key] for key in known if key in own}}
 
     def write(self, folder: Path) -> None:
         """Write the checkpoint to a folder; replace an older one atomically."""
@@ -103,7 +119,27 @@ class Checkpoint:
                 raise ValueError("it has no model weights")
             if not (names := checkpoint.reservations) or not all(isinstance(x, str) for x in names):
                 raise ValueError(f"expected identifiers of reservations, got {names!r}")
+            checkpoint._require_one_claim()
             return checkpoint
+
+    def _require_one_claim(self) -> None:
+        """Raise if the optimizer's state is of another run than the rest; an old one may not say.
+
+        Raises:
+            NoGuaranteeError: see above.
+        """
+        own = {
+            SOURCE: Recipe.from_document(self.recipe).state,
+            RESERVATIONS: list(self.reservations),
+            CHARGED: self.plan.charged_step(),
+        }
+        for key, value in own.items():
+            if (found := self.optimizer.get(key, value)) != value:
+                raise NoGuaranteeError(
+                    f"the checkpoint's optimizer state has {key} {found!r}, but its run has "
+                    f"{value!r}: they are of two runs, and no claim covers both. Restore a copy of "
+                    f"{CHECKPOINT}"
+                )
 
 
 @contextmanager

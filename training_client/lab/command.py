@@ -9,13 +9,15 @@ _EXTRA: Final = frozenset({"torch", "httpx", "numba"})
 
 
 def main() -> None:
-    """Run the command line; if a package is missing, say what to install.
+    """Run the command line; if a package that a command needs is missing, say what to install.
 
     Raises:
         SystemExit: with code 2 if the extra `train` is not installed.
     """
+    from training_client.lab.cli import app
+
     try:
-        from training_client.lab.cli import app
+        app()
     except ModuleNotFoundError as error:
         if error.name not in _EXTRA:
             raise
@@ -24,4 +26,3 @@ def main() -> None:
             file=sys.stderr,
         )
         raise SystemExit(2) from None
-    app()

@@ -26,7 +26,7 @@ from torch import nn
 from training_client.answers import Guarantee
 from training_client.budget import Allowance
 from training_client.errors import BudgetExhaustedError, DataError
-from training_client.integrations.federated_average import descend_along_mean
+from training_client.integrations.federated_average import ServerMomentum, descend_along_mean
 from training_client.optimizers.adadps import AdaDps
 from training_client.plan import Schedule, factor_at
 from training_client.private_step import Loss, Transform
@@ -237,6 +237,7 @@ def train_federated(
     *,
     learning_rate: float,
     learning_rate_schedule: Schedule | None = None,
+    momentum: float = 0.0,
     rounds_max: int | None = None,
     report: Callable[[Round], None] = lambda _: None,
 ) -> int:
@@ -248,6 +249,7 @@ def train_federated(
         loss: returns one value per example.
         learning_rate: η > 0, applied to the averaged contribution; 1 for `AdaptiveParticipant`.
         learning_rate_schedule: factors of the learning rate, round by round.
+        momentum: β of the server's moving average of the mean contributions.
         rounds_max: the maximum number of rounds; no limit by default.
         report: called after every round.
 
@@ -256,7 +258,7 @@ def train_federated(
     """
     if len({each.name for each in participants}) != len(participants):
         raise ValueError("participants need unique names")
-    parameters, done = list(model.parameters()), 0
+    parameters, done, averages = list(model.parameters()), 0, ServerMomentum(momentum)
     trained = [each for each in parameters if each.requires_grad]  # contributions cover only these
     while rounds_max is None or done < rounds_max:
         answers = [(each.name, each.contribute(parameters, loss)) for each in participants]
@@ -265,6 +267,7 @@ def train_federated(
             break
         done += 1
         rate = learning_rate * factor_at(learning_rate_schedule, done)
-        descend_along_mean(trained, [means for _, means in contributions], rate)
+        mean = averages.average([given for _, given in contributions])
+        descend_along_mean(trained, [mean], rate)
         report(Round(done, tuple(name for name, _ in contributions)))
     return done

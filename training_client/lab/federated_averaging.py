@@ -1,4 +1,4 @@
-"""Federated averaging with a guarantee for all records of a site together (DP-FedAvg).
+"""Federated averaging with a guarantee for all records of a site or user (DP-FedAvg).
 
 McMahan, Ramage, Talwar and Zhang, "Learning Differentially Private Recurrent Language Models",
 arXiv 1710.06963v3, Algorithm 1: a participant trains on its own records without noise, and the
@@ -8,6 +8,9 @@ The privacy unit is the participant, with all of its records.
 
 An update is one vector of one unit, as a gradient is one vector of one record. So it is clipped,
 noised and charged by the code that does so for gradients, as if the site had a single record.
+
+`train_devices` has the trusted server: devices send their updates, and the noise is added once, to
+the sum. With side information it is Algorithm 3 of papers/004 at user level.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from torch import nn
 from training_client.answers import Guarantee
 from training_client.budget import Allowance
 from training_client.errors import BudgetExhaustedError, DataError
+from training_client.integrations.federated_average import ServerMomentum, descend_along_mean
 from training_client.lab.federated import copy_parameters
 from training_client.private_step import Loss, Transform
 from training_client.private_step.blocks import unflatten_vector
@@ -46,6 +50,7 @@ class FedAvgParticipant:
         learning_rate: η > 0 of the local descent.
         local_epochs: how often a round passes over the records.
         local_batch_size: records in a local step; all by default.
+        side_information: see `LocalTraining`.
         generator: draws the noise; seeded by the operating system by default.
 
     Raises:
@@ -64,6 +69,7 @@ class FedAvgParticipant:
         learning_rate: float,
         local_epochs: int = 1,
         local_batch_size: int | None = None,
+        side_information: Sequence[torch.Tensor] | None = None,
         generator: torch.Generator | None = None,
     ) -> None:
         if budget.plan.dataset_size != 1:
@@ -78,12 +84,10 @@ class FedAvgParticipant:
                 f"{len(examples)}, {local_epochs} and {size}"
             )
         self.name, self.budget = name, budget
-        self._model = copy.deepcopy(model)
-        self._trained = [each for each in self._model.parameters() if each.requires_grad]
+        self._local = LocalTraining(model, learning_rate, local_epochs, size, side_information)
         self._examples, self._targets = examples, targets
-        self._learning_rate, self._epochs, self._batch_size = learning_rate, local_epochs, size
         self._sampler = sampler_for_plan(budget.plan, 1)
-        self._private_sum = PrivateSum(_vector_model(self._trained), budget, generator)
+        self._private_sum = PrivateSum(_vector_model(self._local.trained), budget, generator)
         self._private_sum.continue_epoch(self._sampler)
 
     @property
@@ -103,13 +107,14 @@ class FedAvgParticipant:
             is_drawn = len(self._private_sum.draw(self._sampler)) > 0
         except BudgetExhaustedError:
             return None
-        copy_parameters(parameters, self._model)
-        update = self._negated_update(loss)  # even if it is not sent: the time must not tell
+        update = self._local.negated_update(  # even if it is not sent: the time must not tell
+            parameters, (self._examples, self._targets), loss
+        )
         updates = update[None][: int(is_drawn)]
         noisy = self._private_sum.release(
             updates, updates.new_zeros(len(updates)), _dot_product, self._transform()
         ).to_tensors()
-        return unflatten_vector(noisy[0].flatten(), self._trained)
+        return unflatten_vector(noisy[0].flatten(), self._local.trained)
 
     def guarantee(self) -> Guarantee:
         """Return the privacy guarantee of all planned rounds, for the site as a whole."""
@@ -119,22 +124,134 @@ class FedAvgParticipant:
         """Return the clipping of the current round."""
         return Transform(self._private_sum.plan.clip_norm)
 
-    def _negated_update(self, loss: Loss) -> torch.Tensor:
-        """Train on the site's records, without noise; return before minus after, as one vector."""
-        before = _as_vector(self._trained)
+
+class LocalTraining:
+    """Training on the records of one site or device, without noise (papers/004, Algorithm 3).
+
+    Args:
+        model: a model of the same architecture as the trained one; it is copied.
+        learning_rate: η > 0.
+        epochs: how often a round passes over the records.
+        batch_size: records in a step.
+        side_information: A, one tensor of positive numbers per trained parameter, known without
+            private data: a step subtracts η∇/A. Without it, η∇.
+
+    Raises:
+        DataError: the side information is not of the parameters' shapes, or not positive; or there
+            are no epochs, or no records in a batch.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        learning_rate: float,
+        epochs: int,
+        batch_size: int,
+        side_information: Sequence[torch.Tensor] | None,
+    ) -> None:
+        if min(epochs, batch_size) < 1:
+            raise DataError(f"expected epochs and a batch size ≥ 1, got {epochs} and {batch_size}")
+        self._model = copy.deepcopy(model)
+        self.trained = [each for each in self._model.parameters() if each.requires_grad]
+        self._learning_rate, self._epochs, self._batch_size = learning_rate, epochs, batch_size
+        self._scales = side_information or [torch.ones(()).to(each) for each in self.trained]
+        shapes = [each.shape for each in self.trained]
+        if side_information and [each.shape for each in side_information] != shapes:
+            raise DataError("the side information is not shaped like the trained parameters")
+        if not all(bool(((each > 0) & each.isfinite()).all()) for each in self._scales):
+            raise DataError("expected finite side information above 0")
+
+    def negated_update(
+        self,
+        parameters: Sequence[torch.Tensor],
+        records: tuple[torch.Tensor, torch.Tensor],
+        loss: Loss,
+    ) -> torch.Tensor:
+        """Train from these parameters; return before minus after, as one vector: NOT private."""
+        copy_parameters(parameters, self._model)
+        (examples, targets), before = records, _as_vector(self.trained)
         for _ in range(self._epochs):
-            order = torch.randperm(len(self._examples)).to(self._examples.device)
+            order = torch.randperm(len(examples)).to(examples.device)
             for rows in torch.split(order, self._batch_size):
-                losses = loss(self._model(self._examples[rows]), self._targets[rows])
-                self._descend(torch.autograd.grad(losses.mean(), self._trained, allow_unused=True))
-        return before - _as_vector(self._trained)
+                losses = loss(self._model(examples[rows]), targets[rows])
+                self._descend(torch.autograd.grad(losses.mean(), self.trained, allow_unused=True))
+        return before - _as_vector(self.trained)
 
     @torch.no_grad()
     def _descend(self, gradients: Sequence[torch.Tensor | None]) -> None:
         """Make a step of local gradient descent."""
-        for parameter, gradient in zip(self._trained, gradients, strict=True):
+        for parameter, gradient, scale in zip(self.trained, gradients, self._scales, strict=True):
             if gradient is not None:  # None: the loss does not depend on the parameter
-                parameter.sub_(gradient, alpha=self._learning_rate)
+                parameter.sub_(gradient / scale, alpha=self._learning_rate)
+
+
+def train_devices(
+    model: nn.Module,
+    devices: Sequence[tuple[torch.Tensor, torch.Tensor]],
+    loss: Loss,
+    budget: Allowance,
+    *,
+    learning_rate: float,
+    local_epochs: int = 1,
+    local_batch_size: int = 100,
+    side_information: Sequence[torch.Tensor] | None = None,
+    momentum: float = 0.0,
+    generator: torch.Generator | None = None,
+) -> int:
+    """Train with many devices and a trusted server (papers/004, Algorithm 3; DP-FedAvg).
+
+    In each round every device takes part with the plan's sample rate, trains on its own records,
+    and sends its update. The server clips each update to C, adds them up, adds noise once, divides
+    by the expected number of devices, and follows the moving average of these means. The privacy
+    unit is a device with all of its records. Nobody but the server may see an update.
+
+    Args:
+        model: the model to train, in place.
+        devices: each device's examples and targets, on the model's device; none may be empty.
+        loss: returns one value per example.
+        budget: of a dataset of as many records as there are devices; one step is one round.
+        learning_rate: η > 0 of the local steps; the server's is 1.
+        local_epochs: how often a round passes over a device's records.
+        local_batch_size: records in a local step.
+        side_information: see `LocalTraining`.
+        momentum: β of the server's moving average, in [0, 1).
+        generator: draws the noise; seeded by the operating system by default.
+
+    Returns:
+        The number of rounds made, when the budget was spent.
+
+    Raises:
+        DataError: the plan is for another number of devices, or a device has no records.
+        ValueError: `momentum` is out of range.
+    """
+    if budget.plan.dataset_size != len(devices):
+        raise DataError(
+            f"the plan is for {budget.plan.dataset_size} devices, and there are {len(devices)}"
+        )
+    if min((len(targets) for _, targets in devices), default=0) < 1:
+        raise DataError("each device needs at least one record")
+    local = LocalTraining(model, learning_rate, local_epochs, local_batch_size, side_information)
+    averages, sampler = ServerMomentum(momentum), sampler_for_plan(budget.plan, len(devices))
+    private_sum = PrivateSum(_vector_model(local.trained), budget, generator)
+    private_sum.continue_epoch(sampler)
+    parameters = list(model.parameters())
+    trained = [each for each in parameters if each.requires_grad]
+    rounds = 0
+    while True:
+        try:
+            drawn = private_sum.draw(sampler).tolist()
+        except BudgetExhaustedError:
+            return rounds
+        updates = _as_vector(trained).new_zeros(len(drawn), sum(each.numel() for each in trained))
+        for row, device in enumerate(drawn):
+            updates[row] = local.negated_update(parameters, devices[device], loss)
+        noisy = private_sum.release(
+            updates, updates.new_zeros(len(drawn)), _dot_product,
+            Transform(private_sum.plan.clip_norm),
+        ).to_tensors()  # fmt: skip
+        mean = averages.average([unflatten_vector(noisy[0].flatten(), trained)])
+        descend_along_mean(trained, [mean], 1.0)
+        rounds += 1
 
 
 def _as_vector(tensors: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -6,6 +6,7 @@ clipped gradient.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -151,21 +152,65 @@ MODELS: Final[dict[str, ModelInfo]] = {
 }
 
 
-def side_information(model: nn.Module, frequencies: torch.Tensor) -> list[torch.Tensor]:
-    """Return AdaDPS's public preconditioner from input frequencies (papers/004, §6.1.2).
+def side_information(
+    model: nn.Module,
+    frequencies: torch.Tensor,
+    statistic: str = "frequency",
+    cap: float = math.inf,
+    others: float = 1.0,
+) -> list[torch.Tensor]:
+    """Return AdaDPS's public preconditioner A from input frequencies (papers/004, §6.1.2).
+
+    The inputs' weights are weighed against all other parameters: they share one clip norm. So
+    `equal` with the same `others` is the control of every comparison.
 
     Args:
         model: a model whose first Linear layer takes the inputs.
-        frequencies: the public frequency of each input; scaled here to mean 1.
+        frequencies: the public frequency of each input.
+        statistic: a key of `SIDE_STATISTICS`.
+        cap: K ≥ 1; A of the inputs' weights is kept within 1/K and K times its mean.
+        others: A > 0 of all other parameters, such as the bias; 1 in the paper.
 
     Returns:
-        One tensor per parameter; ones except for the first Linear layer's weights.
+        One tensor per parameter.
+
+    Raises:
+        DataError: the statistic is unknown, or `cap` or `others` is out of range.
     """
+    if statistic not in SIDE_STATISTICS:
+        raise DataError(
+            f"unknown side statistic {statistic!r}: there are {', '.join(SIDE_STATISTICS)}"
+        )
+    if not (cap >= 1 and 0 < others < math.inf):
+        raise DataError(f"expected a cap of at least 1 and others > 0, got {cap:g} and {others:g}")
     first = next(layer for layer in model.modules() if isinstance(layer, nn.Linear)).weight
-    row = (frequencies / frequencies.mean()).clamp_min(1e-6)
+    row = SIDE_STATISTICS[statistic](frequencies)
+    row = (row / row.mean()).clamp(max(1 / cap, 1e-6), cap)
     return [
-        row.expand_as(p).clone() if p is first else torch.ones_like(p) for p in model.parameters()
+        row.expand_as(p).clone() if p is first else torch.full_like(p, others)
+        for p in model.parameters()
     ]
+
+
+def _inverse_tf_idf(frequencies: torch.Tensor) -> torch.Tensor:
+    """Return 1/(f·log(1/f)): A inversely proportional to the mean TF-IDF of binary counts."""
+    known = frequencies.clamp(1e-9, 1 - 1e-6)
+    return 1 / (known * known.log().neg())
+
+
+def _common_apart(frequencies: torch.Tensor) -> torch.Tensor:
+    """Return 1 for the hundred most frequent inputs and 1/20 for the others."""
+    row = torch.full_like(frequencies, 1 / 20)
+    row[frequencies.topk(min(100, len(row))).indices] = 1.0
+    return row
+
+
+SIDE_STATISTICS: Final[dict[str, Callable[[torch.Tensor], torch.Tensor]]] = {
+    "frequency": lambda frequencies: frequencies,
+    "tf-idf": _inverse_tf_idf,
+    "common": _common_apart,
+    "equal": torch.ones_like,
+}
 
 
 def require_compatible(name: str, data: Dataset) -> None:

@@ -23,12 +23,13 @@ import torch
 
 from training_client.errors import DataError
 from training_client.lab.data import Dataset
-from training_client.private_step.noise import FreshGenerator, draw_key
+from training_client.private_step.noise import draw_key
 from training_client.private_step.rounded_gaussian import NoiseGrid
 
 INPUTS_MAX: Final = 4096  # the matrix takes 128 MiB and its eigenvectors take minutes
-_CHUNK_ROWS: Final = 8192  # examples converted to double precision at a time
-_EXAMPLES: Final = 1 << 20  # about the most: the grid of the noise has room for 8 times as many
+CHUNK_ROWS: Final = 8192  # examples converted to double precision at a time
+EXAMPLES: Final = 1 << 20  # about the most: the grid of the noise has room for 8 times as many
+SUM_SHARE: Final = 2e-5  # what rounding may add: for n records 2n(8192 + n/8192 + 8)·2⁻⁵³
 _ROUNDING: Final = 1 + 1e-12  # a norm may be rounded down; scaled examples must not exceed norm 1
 
 
@@ -75,13 +76,16 @@ class PrivatePca:
                 by default.
 
         Raises:
-            DataError: there are too many inputs, or fewer than components.
+            DataError: there are too many inputs, or fewer than components; or too many examples.
         """
         self.require_fits(examples.shape[1])
+        if len(examples) > 8 * EXAMPLES:
+            raise DataError(f"--pca takes at most {8 * EXAMPLES} examples, got {len(examples)}")
         moments = second_moments(examples)
         inputs = moments.shape[0]
-        grid = NoiseGrid.for_sum(self.noise_multiplier, 1.0, inputs * (inputs + 1) // 2, _EXAMPLES)
-        grid.add_noise(moments, 1.0, draw_key(generator or FreshGenerator(moments.device)))
+        coordinates = inputs * (inputs + 1) // 2
+        grid = NoiseGrid.for_sum(self.noise_multiplier, 1 + SUM_SHARE, coordinates, EXAMPLES)
+        grid.add_noise(moments, 1.0, draw_key(generator))
         released = torch.triu(moments)
         _, directions = torch.linalg.eigh(released + torch.triu(released, 1).T)
         return Projection(directions[:, -self.components :].flip(1).float())
@@ -122,17 +126,17 @@ def second_moments(examples: torch.Tensor) -> torch.Tensor:
 
     Returns:
         A symmetric matrix in double precision. One record changes its upper triangle by at most 1
-        in ℓ2.
+        in ℓ2, and rounding by 2·10⁻⁵, for up to eight million records.
     """
     inputs = examples.shape[1]
     total = torch.zeros(inputs, inputs, dtype=torch.float64, device=examples.device)
-    for at in range(0, len(examples), _CHUNK_ROWS):
-        scaled = _scale_to_unit_ball(examples[at : at + _CHUNK_ROWS].double())
+    for at in range(0, len(examples), CHUNK_ROWS):
+        scaled = scale_to_unit_ball(examples[at : at + CHUNK_ROWS].double())
         total += scaled.T @ scaled
     return total
 
 
-def _scale_to_unit_ball(examples: torch.Tensor) -> torch.Tensor:
+def scale_to_unit_ball(examples: torch.Tensor) -> torch.Tensor:
     """Scale examples to norm at most 1; replace those with a non-finite norm by 0."""
     norms = examples.norm(dim=1, keepdim=True)
     inside = examples / (norms * _ROUNDING).clamp_min(1.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, get_args
 
 import torch
 from torch import nn
@@ -30,9 +30,20 @@ from training_client.lab.models import (
 from training_client.lab.pca import PrivatePca, Projection
 from training_client.lab.warm_start import warm_start
 from training_client.optimizers import OPTIMIZERS, PrivateOptimizer, make_optimizer
+from training_client.optimizers.adadps import Statistic
 from training_client.plan import Mechanism, Plan
 
 PublicExamples = tuple[torch.Tensor, torch.Tensor] | None
+
+# a variant of a paper's algorithm: the registry's name of the optimizers that have it
+_VARIANTS: Final = {"box": "box", "example_squares": "box", "own_squares": "own_squares"}
+# settings of a paper's algorithm, and the optimizers' names of them
+_SETTINGS: Final = {
+    "statistic": ("statistic",),
+    "first_moment": ("first",),
+    "current_statistic": ("current_statistic",),
+    "small_constant": ("epsilon", "eps"),
+}
 
 
 @dataclass(frozen=True)
@@ -78,6 +89,7 @@ class Recipe:
         warm_start: ordinary steps on the public examples before the private run.
         pca: a private projection of the examples, if there is one.
         side_information: whether public input frequencies guide the optimizer (AdaDPS).
+        side_options: how they do; arguments of `side_information`.
     """
 
     data: str
@@ -91,6 +103,7 @@ class Recipe:
     warm_start: int = 0
     pca: PrivatePca | None = None
     side_information: bool = False
+    side_options: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Refuse a configuration without private records, or with PCA for an image model."""
@@ -204,7 +217,9 @@ class Recipe:
         sparse = is_sparse(self.data) and self.pca is None
         options: dict[str, Any] = {"sparse_inputs": sparse} | self.options
         if self.side_information and data.private.frequencies is not None:
-            options["side_information"] = side_information(model, data.private.frequencies)
+            options["side_information"] = side_information(
+                model, data.private.frequencies, **self.side_options
+            )
         optimizer = make_optimizer(
             self.optimizer, model, allowance, state=self.state, public=public, **options
         )
@@ -217,13 +232,18 @@ class RecipeOptions:
 
     Attributes:
         data, model, hidden, public_examples, warm_start, pca, side_information: as in `Recipe`.
+        side_statistic, side_cap, side_others: arguments of `side_information`.
         size: the number of training records; needed only for your own data.
         optimizer: the name of the optimizer.
         state: the source of its state; by default the optimizer's first.
         learning_rate: by default the optimizer's own.
         momentum: of dp_sgd; 0.9 by default.
         box: an option of adadp and adan.
+        example_squares: an option of adadp and adan; see `AdaDp`.
         own_squares: an option of pi_adam, pi_rmsprop and pi_adagrad.
+        statistic, first_moment, current_statistic: of adadps; see `AdaDps`.
+        small_constant: what is added to a root before it divides.
+        horizon: the number of steps of the run, for pda_dpmd.
         physical_batch_size: examples per forward pass; all by default.
         public_batch_size: public examples per step.
     """
@@ -237,13 +257,22 @@ class RecipeOptions:
     learning_rate: float | None = None
     momentum: float | None = None
     box: bool = False
+    example_squares: bool = False
     own_squares: bool = False
+    statistic: str | None = None
+    first_moment: float | None = None
+    current_statistic: bool = False
+    small_constant: float | None = None
+    horizon: int | None = None
     physical_batch_size: int | None = None
     public_batch_size: int | None = None
     public_examples: int = 600
     warm_start: int = 0
     pca: PrivatePca | None = None
     side_information: bool = False
+    side_statistic: str | None = None
+    side_cap: float | None = None
+    side_others: float | None = None
 
 
 def make_recipe(chosen: RecipeOptions) -> Recipe:
@@ -263,7 +292,7 @@ def make_recipe(chosen: RecipeOptions) -> Recipe:
         )
     if chosen.momentum is not None and optimizer != "dp_sgd":
         raise DataError(f"--momentum is an option of dp_sgd, not of {optimizer}")
-    variants = [name for name in ("box", "own_squares") if getattr(chosen, name)]
+    variants = [name for name in _VARIANTS if getattr(chosen, name)]
     _require_paper_options(optimizer, state, variants)
     if chosen.model not in MODELS:
         raise DataError(f"Unknown model {chosen.model!r}: there are {', '.join(MODELS)}")
@@ -271,6 +300,9 @@ def make_recipe(chosen: RecipeOptions) -> Recipe:
         raise DataError("--side-information works only with --optimizer adadps and without --pca")
     rate = entry.learning_rate if chosen.learning_rate is None else chosen.learning_rate
     options: dict[str, Any] = {"learning_rate": rate} | dict.fromkeys(variants, True)
+    options |= _find_settings(chosen, state)
+    if chosen.horizon is not None and "horizon" in entry.options:
+        options["horizon"] = chosen.horizon
     if chosen.physical_batch_size is not None:
         options["physical_batch_size"] = chosen.physical_batch_size
     if chosen.public_batch_size is not None and state == "public":
@@ -280,8 +312,60 @@ def make_recipe(chosen: RecipeOptions) -> Recipe:
     return Recipe(
         chosen.data, train_size(chosen.data, chosen.size), chosen.model, chosen.hidden, optimizer,
         state, options, chosen.public_examples, chosen.warm_start, chosen.pca,
-        chosen.side_information,
+        chosen.side_information, _find_side_options(chosen),
     )  # fmt: skip
+
+
+def _find_settings(chosen: RecipeOptions, state: str) -> dict[str, Any]:
+    """Return the chosen settings of the optimizer's paper, by the optimizer's own names.
+
+    Raises:
+        DataError: the optimizer has no such setting, or it does not apply to the chosen state.
+    """
+    found = {}
+    for name, own_names in _SETTINGS.items():
+        value, option = getattr(chosen, name), f"--{name.replace('_', '-')}"
+        if value is None or value is False:
+            continue
+        having = {
+            each: own
+            for each, entry in OPTIMIZERS.items()
+            for own in own_names
+            if own in entry.options
+        }
+        if chosen.optimizer not in having:
+            raise DataError(
+                f"{option} is an option of {', '.join(having)}, not of {chosen.optimizer}"
+            )
+        if name != "small_constant" and chosen.side_information:
+            raise DataError(
+                f"{option} is of a statistic of gradients: leave out --side-information"
+            )
+        found[having[chosen.optimizer]] = value
+    if chosen.current_statistic and state != "public":
+        raise DataError("--current-statistic needs the public gradients of --state public")
+    if chosen.statistic is not None and chosen.statistic not in get_args(Statistic):
+        raise DataError(
+            f"unknown --statistic {chosen.statistic!r}: there are {', '.join(get_args(Statistic))}"
+        )
+    return found
+
+
+def _find_side_options(chosen: RecipeOptions) -> dict[str, Any]:
+    """Return the arguments of `side_information` that were chosen.
+
+    Raises:
+        DataError: there are some without side information, or one is unknown or out of range.
+    """
+    given: dict[str, Any] = {
+        "statistic": chosen.side_statistic, "cap": chosen.side_cap, "others": chosen.side_others,
+    }  # fmt: skip
+    found = {name: value for name, value in given.items() if value is not None}
+    if found and not chosen.side_information:
+        raise DataError(f"--side-{next(iter(found))} needs --side-information")
+    if found:  # unknown ones are refused before the data are read
+        side_information(torch.nn.Linear(2, 1), torch.tensor([0.5, 0.25]), **found)
+    return found
 
 
 def _require_paper_options(optimizer: str, state: str, paper_options: Sequence[str]) -> None:
@@ -291,12 +375,16 @@ def _require_paper_options(optimizer: str, state: str, paper_options: Sequence[s
         DataError: it does not; the message names the optimizers that do.
     """
     for name in paper_options:
-        having = [other for other, entry in OPTIMIZERS.items() if entry.paper_option == name]
+        having = [
+            each for each, entry in OPTIMIZERS.items() if entry.paper_option == _VARIANTS[name]
+        ]
         if optimizer not in having:
             option = f"--{name.replace('_', '-')}"
             raise DataError(f"{option} is an option of {', '.join(having)}, not of {optimizer}")
-    if "own_squares" in paper_options and state == "privatised":
-        raise DataError(
-            "--own-squares does not release the mean gradient that --state privatised needs: add "
-            "--state public, or --state raw --no-guarantee"
-        )
+    for name in ("own_squares", "example_squares"):
+        if name in paper_options and state == "privatised":
+            option = f"--{name.replace('_', '-')}"
+            raise DataError(
+                f"{option} does not release the mean that --state privatised needs: add --state "
+                "public, or --state raw --no-guarantee"
+            )

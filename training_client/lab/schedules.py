@@ -2,11 +2,13 @@
 
 `linear:0.5` goes from 1 to 0.5 over the whole run; so do `cosine` and `exponential`, each on its
 curve. `200:1,300:0.5` makes 200 steps at the full value and 300 steps, and any after them, at half
-of it.
+of it. `decay:0.05:100` multiplies by e^(−0.05) after every 100 steps: with the steps of an epoch
+this is the EXP budget of Yu et al. 2019 (arXiv 1904.02200), whose factor is e^(−kt) in epoch t.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Final
 
@@ -17,6 +19,7 @@ _CURVES: Final[dict[str, Callable[[float, int], Schedule]]] = {
     "cosine": Schedule.cosine,
     "exponential": Schedule.exponential,
 }
+_DECAY: Final = "decay"
 _FACTOR_MAX: Final = 1e6
 SMALLEST_FACTORS: Final = {  # of each schedule of a plan
     "noise_schedule": 1 / _FACTOR_MAX,
@@ -38,6 +41,8 @@ def parse_schedule(name: str, text: str, steps: int, steps_per_level: int = 1) -
         ValueError: the text is no schedule, or a factor is out of range.
     """
     curve, _, end = text.partition(":")
+    if curve == _DECAY:
+        return _parse_decay(name, text, end, steps)
     if curve not in _CURVES:
         return Schedule(tuple(_parse_piece(name, text, each) for each in text.split(",")))
     last = _parse_factor(name, text, end)
@@ -45,6 +50,25 @@ def parse_schedule(name: str, text: str, steps: int, steps_per_level: int = 1) -
         raise ValueError(f"exponential decay ends above 0, not at {last:g}")
     schedule = _CURVES[curve](last, max(1, steps // steps_per_level))
     return Schedule(tuple((count * steps_per_level, factor) for count, factor in schedule.pieces))
+
+
+def _parse_decay(name: str, text: str, parameters: str, steps: int) -> Schedule:
+    """Parse `RATE:STEPS`; return the schedule of `steps` steps with factors e^(−RATE·level)."""
+    rate_text, _, length = parameters.partition(":")
+    try:
+        rate = float(rate_text)
+    except ValueError:
+        raise _unreadable_error(text) from None
+    if not (length.isascii() and length.isdigit() and int(length) > 0 and 0 <= rate < math.inf):
+        raise _unreadable_error(text)
+    starts = range(0, steps, int(length))
+    return Schedule(
+        tuple(
+            (min(int(length), steps - start), _parse_factor(name, text, str(factor)))
+            for start in starts
+            for factor in [math.exp(-rate * (start // int(length)))]
+        )
+    )
 
 
 def format_schedule(schedule: Schedule) -> str:
@@ -83,5 +107,6 @@ def _unreadable_error(text: str) -> ValueError:
     """Return the error for a text that is not a valid schedule."""
     return ValueError(
         f"{text!r} is no schedule: give a curve ({', '.join(_CURVES)}) and its last factor, as in "
-        "linear:0.5, or steps and factors, as in 200:1,300:0.5"
+        "linear:0.5, a rate and steps, as in decay:0.05:100, or steps and factors, as in "
+        "200:1,300:0.5"
     )

@@ -11,8 +11,14 @@ from torch import nn
 
 from training_client.budget import Allowance
 from training_client.optimizers.base import PrivateOptimizer, require_same_kind
-from training_client.optimizers.state_source import GradientEstimate, StateSource, StepContext
+from training_client.optimizers.state_source import (
+    GradientEstimate,
+    PublicSource,
+    StateSource,
+    StepContext,
+)
 from training_client.private_step import Block, Transform, flatten_tensors
+from training_client.private_step.batches import TargetLoss
 from training_client.private_step.kernels.elementwise import inverse_square_roots
 from training_client.private_step.private_sum import NoisyBlock
 
@@ -99,20 +105,32 @@ class AdaDps(_StatisticOptimizer):
     A is a statistic of public gradients, or fixed side information that is not secret, such as how
     often each token occurs.
 
+    With Adam's first moment m of the same gradients, an example's gradient g becomes
+    (β₁m + (1 − β₁)g)/((1 − β₁ᵏ⁺¹)A), where k is the number of gradients in m and A. By default
+    these are those of earlier steps, and A is 1 at the first. With `current_statistic` they include
+    this step's public gradient, as in Algorithm 1; it is computed before the private batch is used.
+
     Args:
         model: the model to train.
         allowance: the budget that covers the steps; the clip norm of its plan is C, for ∇/A.
         learning_rate: η > 0.
         momentum: of the noisy mean.
         statistic: which statistic of the gradients of `source`, which should be public.
+        first: β₁ of the first moment m, in [0, 1); 0 leaves it out. The paper's Adam has it.
+        current_statistic: include this step's public gradient in A and m; it needs public state.
         side_information: A itself, one tensor per parameter, instead of a statistic: values from
             1e-18 to 1e18, so that sums of gradients divided by it do not overflow.
         decay: see `SquareStatistic`.
         epsilon: see `SquareStatistic`.
         options: see `PrivateOptimizer`.
+
+    Raises:
+        ValueError: `first` is not in [0, 1), or it or `current_statistic` is given with side
+            information, or the side information is not of the parameters' shapes or out of range,
+            or `current_statistic` is given without public state.
     """
 
-    state_attributes: ClassVar[tuple[str, ...]] = ("velocities",)
+    state_attributes: ClassVar[tuple[str, ...]] = ("velocities", "firsts")
 
     def __init__(
         self,
@@ -122,12 +140,23 @@ class AdaDps(_StatisticOptimizer):
         learning_rate: float,
         momentum: float = 0.0,
         statistic: Statistic = "rmsprop",
+        first: float = 0.0,
+        current_statistic: bool = False,
         side_information: Sequence[torch.Tensor] | None = None,
         decay: float = 0.9,
         epsilon: float = 1e-3,
         **options: Any,
     ) -> None:
         super().__init__(model, allowance, **options)
+        if not 0 <= first < 1:
+            raise ValueError(f"expected first in [0, 1), got {first}")
+        if first and side_information:
+            raise ValueError("first is of the statistic's gradients: side information has none")
+        if current_statistic and (side_information or not isinstance(self.source, PublicSource)):
+            raise ValueError(
+                "current_statistic is of this step's public gradient: it needs state public, and "
+                "no side information"
+            )
         given, expected = _shapes(side_information or self.parameters), _shapes(self.parameters)
         if given != expected:
             raise ValueError(
@@ -146,29 +175,60 @@ class AdaDps(_StatisticOptimizer):
         self.side_information = flatten_tensors(side_information) if side_information else None
         self.statistics = SquareStatistic(self.zeros(), statistic, decay, epsilon)
         self.velocities = self.zeros() if momentum else None
+        self.first = first
+        self.firsts = self.zeros() if first else None
+        self.current_statistic = current_statistic
+
+    def prepare(self, loss: TargetLoss) -> None:
+        """With `current_statistic`, update A and m from a public batch before the private one."""
+        if not (self.current_statistic and isinstance(self.source, PublicSource)):
+            return
+        found = self.source.draw_gradients(
+            self.private_sum.clipper, loss, self.private_sum.processes
+        )
+        with torch.no_grad():
+            for block in self.blocks:
+                like = torch.empty_like(block.view_in(self.statistics.squares))
+                self._update_moments(block, *found.write_moments(block, like))
+        self.statistics.steps += 1
 
     def transform(self) -> Transform:
-        """Return the next step's clipping: scale gradients by the preconditioner, then clip."""
-        return Transform(self.clip_norm, partial(self._scale, self.statistics.steps))
+        """Return the next step's clipping: shift by m and scale by 1/A, then clip."""
+        steps = self.statistics.steps
+        shift = self._shift if self.firsts is not None and steps else None
+        return Transform(self.clip_norm, partial(self._scale, steps), shift)
+
+    def _shift(self, block: Block) -> torch.Tensor:
+        """Return what is added to gradients on a block of coordinates: m's part of the moment."""
+        assert self.firsts is not None
+        return block.view_in(self.firsts) * (self.first / (1 - self.first))
 
     def _scale(self, steps: int, block: Block) -> torch.Tensor:
         """Return the factors for gradients (1/preconditioner) on a block of coordinates."""
         if self.side_information is not None:
             return block.view_in(self.side_information).reciprocal()
-        return self.statistics.inverse(block, steps)
+        inverse = self.statistics.inverse(block, steps)
+        own = (1 - self.first) / (1 - self.first ** (steps + 1))
+        return inverse.mul_(own) if self.first else inverse
 
     def update(self, step: StepContext) -> None:
         """Update the parameters by the noisy mean of scaled gradients, and the running squares."""
-        if self.side_information is not None:
+        if self.side_information is not None or self.current_statistic:
             step.noisy_mean.for_each_block(self._descend_with_momentum)
             return
         step.noisy_mean.for_each_block(partial(self._update_block, self.source.gradients(step)))
         self.statistics.steps += 1
 
     def _update_block(self, estimate: GradientEstimate, noisy: NoisyBlock) -> None:
-        """Update the running squares and the parameters on one block of coordinates."""
-        self.statistics.update_block(noisy.block, estimate.moments(noisy)[1])
+        """Update the moments and the parameters on one block of coordinates."""
+        self._update_moments(noisy.block, *estimate.moments(noisy))
         self._descend_with_momentum(noisy)
+
+    def _update_moments(self, block: Block, mean: torch.Tensor, square: torch.Tensor) -> None:
+        """Add one more gradient to the running squares and the first moment on a block."""
+        self.statistics.update_block(block, square)
+        if self.firsts is not None:
+            block.view_in(self.firsts).mul_(self.first).add_(mean, alpha=1 - self.first)
 
     def _descend_with_momentum(self, noisy: NoisyBlock) -> None:
         """Update the momentum, and subtract it from the parameters, on one block."""

@@ -21,30 +21,43 @@ from torch import nn
 from training_client.budget import (
     BEFORE,
     CHARGED,
+    CLAIM,
+    NO_CLAIM,
     RESERVATIONS,
     Allowance,
+    FixedParts,
     NoBudget,
+    require_known_claim,
     require_same_charge,
 )
 from training_client.errors import DataError, NoGuaranteeError
-from training_client.optimizers.state_source import NoisySource, StateSource, StepContext
+from training_client.optimizers.state_source import (
+    NoisySource,
+    PublicSource,
+    StateSource,
+    StepContext,
+)
 from training_client.plan import AdaptiveClipping, Plan, Schedule
-from training_client.private_step import Block, Loss, Transform
-from training_client.private_step.batches import Examples
+from training_client.private_step import Block, Transform
+from training_client.private_step.batches import Examples, TargetLoss, Targets
 from training_client.private_step.private_sum import LOAD_EARLIER, PrivateSum
 from training_client.private_step.sampling import EpochProgress, Sampler
 
-_CHECKPOINT_KEYS: Final[dict[str, type]] = {  # of the budget, and the types of their values
+SOURCE: Final = "state_source"  # the key of what the state in a checkpoint is made of
+_CHECKPOINT_KEYS: Final[dict[str, type]] = {  # that the claim rests on, and their values' types
+    CLAIM: str,
+    SOURCE: str,
     CHARGED: str,
     BEFORE: list,
     RESERVATIONS: list,
 }
 
 
-class PrivateOptimizer(ABC):
+class PrivateOptimizer(FixedParts, ABC):
     """Base of private optimizers: clip per-example gradients, add noise, update parameters.
 
-    Each step is taken from the budget before anything is computed from its batch.
+    Each step is taken from the budget before anything is computed from its batch. Under a claim
+    nothing that this class defines can be replaced.
 
     Attributes:
         allowance: the budget that covers the steps.
@@ -104,6 +117,8 @@ class PrivateOptimizer(ABC):
         self.parameters = self.trained.held
         self.blocks = self.private_sum.clipper.blocks
         self.size = self.private_sum.clipper.size
+        if allowance.has_claim:
+            self.keep_fixed(*(vars(self).keys() - {"clip_factor"}), *dir(PrivateOptimizer))
 
     @property
     def plan(self) -> Plan:
@@ -114,6 +129,14 @@ class PrivateOptimizer(ABC):
     def steps_made(self) -> int:
         """The number of steps taken so far."""
         return self.private_sum.steps
+
+    @property
+    def unproved(self) -> tuple[str, ...]:
+        """The model's operations that were only tested to keep examples apart, each with its line.
+
+        `privacy.json` names them.
+        """
+        return self.private_sum.clipper.unproved
 
     @property
     def share_of_records(self) -> tuple[int, int]:
@@ -189,7 +212,7 @@ class PrivateOptimizer(ABC):
         """
         self.private_sum.continue_epoch(sampler)
 
-    def step(self, examples: Examples, targets: torch.Tensor, loss: Loss) -> float:
+    def step(self, examples: Examples, targets: Targets, loss: TargetLoss) -> float:
         """Make one private step on a sampled batch; return the batch's mean loss.
 
         An empty batch gets noise all the same.
@@ -197,7 +220,7 @@ class PrivateOptimizer(ABC):
         Args:
             examples: a tensor, or a dictionary of tensors that become the model's keyword
                 arguments; one example per row of the first dimension.
-            targets: one per example.
+            targets: a tensor, or a dictionary of tensors, with one row per example.
             loss: maps the model's output and targets to one loss per example.
 
         Returns:
@@ -209,6 +232,7 @@ class PrivateOptimizer(ABC):
             ProcessLostError: another process ended, failed or did not answer in time.
         """
         plan, step = self.allowance.plan, self.private_sum.current_step
+        self.prepare(loss)
         with torch.no_grad():
             transform = self._complete(self.transform())
         is_ball = transform.bound == self.clip_norm
@@ -271,6 +295,13 @@ class PrivateOptimizer(ABC):
         for own, values in self.trained.own_rows(block, direction):
             own.sub_(values, alpha=rate)
 
+    def prepare(self, loss: TargetLoss) -> None:
+        """Update the state from public examples before a batch is clipped; by default do nothing.
+
+        It sees no private record, so what it computes is public. If the step is then refused, the
+        state is one public gradient ahead.
+        """
+
     def transform(self) -> Transform:
         """Return how the next step scales and clips per-example gradients; by default it clips."""
         return Transform(self.clip_norm)
@@ -283,10 +314,16 @@ class PrivateOptimizer(ABC):
     def shared_state(self) -> dict[str, Any]:
         """Return what all optimizers keep.
 
-        It is the steps made, what a claim about them rests on, and the state of adaptive clipping.
+        It is the steps made, what a claim about them rests on, what the state is made of, and the
+        state of adaptive clipping.
         """
-        found = {"steps_made": self.steps_made, **self.allowance.checkpoint_keys()}
+        found = {"steps_made": self.steps_made, **self._checkpoint_keys}
         return found | ({"clip_factor": self.clip_factor} if self._adapts_clipping else {})
+
+    @property
+    def _checkpoint_keys(self) -> dict[str, Any]:
+        """The entries of a checkpoint that a claim rests on."""
+        return {SOURCE: self.source.state, **self.allowance.checkpoint_keys()}
 
     @property
     def _adapts_clipping(self) -> bool:
@@ -302,10 +339,11 @@ class PrivateOptimizer(ABC):
             DataError: the checkpoint has adaptive clipping and the plan has not, or the other way
                 round; or the number of steps is no integer.
             NoGuaranteeError: the checkpoint's steps were made under another plan or reservation or
-                after other releases, or the ledger has granted fewer of them.
+                after other releases, or the ledger has granted fewer of them; or, under a claim,
+                the checkpoint has none, does not say so, or has state of raw gradients.
         """
         self.private_sum.require_no_open_step(LOAD_EARLIER)
-        rest, own = dict(state), self.allowance.checkpoint_keys()
+        rest, own = dict(state), self._checkpoint_keys
         made = rest.pop("steps_made", 0)
         saved = {key: rest.pop(key) for key in _CHECKPOINT_KEYS if key in rest}
         for key, value in {"steps_made": made, **saved}.items():
@@ -316,6 +354,8 @@ class PrivateOptimizer(ABC):
                 "the checkpoint and the plan do not agree on adaptive clipping: resume with the "
                 "plan of the run that wrote it"
             )
+        require_known_claim(saved, own)
+        _require_proven_state(saved, own)
         require_same_charge(saved, made, own)
         if made > self.steps_made:
             self.private_sum.steps = max(self.steps_made, self.allowance.count_resumed(made))
@@ -349,6 +389,22 @@ class PrivateOptimizer(ABC):
     @abstractmethod
     def update(self, step: StepContext) -> None:
         """Update the parameters and the optimizer's state from the step's noisy mean gradient."""
+
+
+def _require_proven_state(saved: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+    """Raise if a guarantee is claimed, and a checkpoint's state leaks what no noise hides.
+
+    Raises:
+        NoGuaranteeError: its state is made of raw gradients, or of what this optimizer does not
+            know.
+    """
+    known = {NoisySource.state, PublicSource.state, own[SOURCE]}
+    if own[CLAIM] != NO_CLAIM and saved.get(SOURCE, own[SOURCE]) not in known:
+        raise NoGuaranteeError(
+            f"the checkpoint's state is made of {saved[SOURCE]} gradients, which no budget can "
+            "account for: begin with a new optimizer, and with parameters that no private record "
+            "has changed; or continue the run with a NoBudget"
+        )
 
 
 def _check_automatic_clipping(stability: float | None, adaptive: AdaptiveClipping | None) -> None:

@@ -15,11 +15,19 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, default_colla
 
 from training_client.errors import BudgetExhaustedError, DataError
 from training_client.optimizers.base import PrivateOptimizer
+from training_client.optimizers.record_groups import require_unit
 from training_client.private_step.batches import require_shapes, shapes_of
-from training_client.private_step.sampling import Epoch, Sampler, sampler_for_plan
+from training_client.private_step.random_state import RandomStates
+from training_client.private_step.sampling import (
+    Epoch,
+    Sampler,
+    describe_choice,
+    sampler_for_plan,
+)
 
 Collate = Callable[[list[Any]], Any]
 _RECORDS_TRIED: Final = 8  # to see whether rows depend on what else is in their batch
+_RANDOM_REPETITIONS: Final = 4  # of that, if a batch depends on random numbers
 
 
 def private_batches(
@@ -65,14 +73,15 @@ def private_batches(
             plan, the sampler does not draw as the plan says, batches differ in width, or a
             record's row depends on the other records of its batch.
         NoGuaranteeError: another run took steps of the same budget, a batch was not used for a
-            step, or the sampler is at another place in its epoch than the optimizer, or in another
-            epoch.
+            step, the sampler is at another place in its epoch than the optimizer, or in another
+            epoch, or a ledger's budget is for another unit than the dataset (`PersonDataset`).
         ServiceError: the service gave no usable answer; no batch is yielded without one.
     """
     if isinstance(dataset, DataLoader):
         raise DataError(
-            "expected a dataset, got a DataLoader: its batches are not drawn as is charged. Pass "
-            "its dataset, with collate= and workers= as it has them"
+            "expected a dataset, got a DataLoader: its batches are not drawn as is charged. "
+            f"{_describe_sampler(dataset)} Pass its dataset, with collate= and workers= as it has "
+            "them"
         )
     if isinstance(dataset, IterableDataset) or not isinstance(dataset, Sized) or len(dataset) == 0:
         raise DataError(
@@ -80,6 +89,7 @@ def private_batches(
             "__getitem__, and not empty): of a stream, no record can be drawn at random"
         )
     sampler = sampler_for_plan(optimizer.plan, len(dataset), sampler)
+    require_unit(optimizer.allowance, dataset)
     drawn = _DrawnIndices(sampler, optimizer.share_of_records)
     optimizer.continue_epoch(drawn)
     loader = DataLoader(
@@ -101,6 +111,15 @@ def private_batches(
             is_first = False
         optimizer.expect_examples(drawn.use_next())
         yield batch
+
+
+def _describe_sampler(loader: DataLoader[Any]) -> str:
+    """Return how a loader's sampler chooses records, which would be lost with the loader."""
+    records = loader.dataset
+    inner = getattr(loader.batch_sampler, "sampler", None) or loader.sampler
+    if isinstance(records, IterableDataset) or not isinstance(records, Sized):
+        return "Its records are a stream."
+    return describe_choice(inner, len(records))
 
 
 def _is_on_cuda(device: torch.device | str | None) -> bool:
@@ -154,30 +173,45 @@ def _check_collate(batch: Any, dataset: Any, collate: Collate) -> None:
     """Raise if `collate` makes of some records what depends on the other records of their batch.
 
     Each is collated with itself: its width must be that of the batch. Its row beside another record
-    must then be the same, unless `collate` is random (as masking of tokens is): rows cannot be
-    compared then.
+    must then be the same, with the same random numbers.
 
     Raises:
-        DataError: a width or a row depends on the other records.
+        DataError: a width or a row depends on the other records, or on numbers that nobody can
+            draw again.
     """
     size = len(dataset)
     indices = range(0, size, -(-size // _RECORDS_TRIED))
     records = [dataset[index] for index in indices]
-    alone = [_tensors(collate([each, each])) for each in records]
-    for each in alone:
-        require_shapes(each, shapes_of(batch), "a batch of other records")
-    again = [_tensors(collate([each, each])) for each in records]
-    if not all(map(_are_equal, alone, again)):
-        return
-    for index, record, expected in zip(indices, records, alone, strict=True):
-        for beside, place in (([records[0], record], 1), ([record, records[0]], 0)):
-            found = _tensors(collate(beside))
-            if not _are_equal(_rows(expected, place), _rows(found, place)):
+    for _ in range(_RANDOM_REPETITIONS):
+        is_random = False
+        for index, record in zip(indices, records, strict=True):
+            states = RandomStates(torch.device("cpu"), all_generators=True)
+            alone = _tensors(collate([record, record]))
+            end = RandomStates(torch.device("cpu"), all_generators=True)
+            is_random |= end != states
+            require_shapes(alone, shapes_of(batch), "a batch of other records")
+            for beside, place in (([record, record], 0), ([record, records[0]], 0),
+                                  ([records[0], record], 1)):  # fmt: skip
+                states.restore()
+                found = _tensors(collate(beside))
+                if _are_equal(_rows(alone, place), _rows(found, place)):
+                    continue
+                if beside[0] is beside[1]:
+                    raise DataError(
+                        "collate draws random numbers from a generator of its own, so that nobody "
+                        "can tell whether the rows of a batch depend on each other: draw them from "
+                        "torch, random or numpy.random"
+                    )
+                if place and RandomStates(torch.device("cpu"), all_generators=True) != end:
+                    continue  # the record before drew more of them, or fewer
                 raise DataError(
                     f"the values that collate returns for record {index} depend on the record "
                     "beside it: one record would change the examples of others, and clipping does "
                     "not bound that. Compute each row from its own record, and use each record once"
                 )
+            end.restore()  # so that other numbers are drawn for the next record
+        if not is_random:
+            return
 
 
 def _tensors(batch: Any) -> list[torch.Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -14,6 +15,8 @@ from training_client.budget import Allowance
 from training_client.optimizers.adadp import AdaDp
 from training_client.optimizers.adadps import AdaDps, PublicPreconditioner
 from training_client.optimizers.base import PrivateOptimizer
+from training_client.optimizers.dp_opt import DpOpt
+from training_client.optimizers.pda_dpmd import PdaDpMd
 from training_client.optimizers.pigdo import PiGdo, Rule
 from training_client.optimizers.state_source import (
     PUBLIC_BATCH_SIZE,
@@ -23,7 +26,7 @@ from training_client.optimizers.state_source import (
     StateSource,
 )
 from training_client.optimizers.torch_optimizers import NoisyTorchOptimizer
-from training_client.private_step.batches import Examples
+from training_client.private_step.batches import Examples, Targets
 
 MakeOptimizer = Callable[..., PrivateOptimizer]
 
@@ -37,6 +40,7 @@ class RegisteredOptimizer:
         title: what it does, in a few words.
         source: the paper that it is from.
         learning_rate: a first learning rate for MNIST; the default.
+        options: the names of its own options, beside those of every `PrivateOptimizer`.
         states: the sources that its state may be made of; the first is the default.
         paper_option: the option that follows the paper exactly where the default does not; it
             computes every coordinate of every example's gradient.
@@ -46,34 +50,60 @@ class RegisteredOptimizer:
     title: str
     source: str
     learning_rate: float
+    options: frozenset[str]
     states: tuple[str, ...] = ("privatised",)
     paper_option: Literal["box", "own_squares"] | None = None
 
 
+def _options_of(make: Callable[..., object]) -> frozenset[str]:
+    """Return the names of an optimizer's own options that have a default."""
+    return frozenset(
+        each.name
+        for each in inspect.signature(make).parameters.values()
+        if each.kind == each.KEYWORD_ONLY and each.default is not each.empty
+    )
+
+
+def _register(
+    make: MakeOptimizer, title: str, source: str, rate: float, *more: Any
+) -> RegisteredOptimizer:
+    """Return the registry entry for an optimizer of this package."""
+    return RegisteredOptimizer(make, title, source, rate, _options_of(make), *more)
+
+
 def _register_torch(
-    optimizer: Callable[..., torch.optim.Optimizer], title: str, source: str, rate: float
+    optimizer: Callable[..., torch.optim.Optimizer],
+    title: str,
+    source: str,
+    rate: float,
+    own_options: str,
 ) -> RegisteredOptimizer:
     """Return the registry entry for a PyTorch optimizer on noisy gradients."""
+    names = frozenset(own_options.split())
 
     def make(
         model: nn.Module, allowance: Allowance, *, learning_rate: float, **options: Any
     ) -> NoisyTorchOptimizer:
         """Return a private optimizer that feeds noisy gradients to the PyTorch optimizer."""
-        torch_options = {name: options.pop(name) for name in ("momentum",) if name in options}
+        torch_options = {name: options.pop(name) for name in names & options.keys()}
         return NoisyTorchOptimizer(
             model, allowance, partial(optimizer, lr=learning_rate, **torch_options), **options
         )
 
-    return RegisteredOptimizer(make, title, source, rate)
+    return RegisteredOptimizer(make, title, source, rate, names)
 
 
-def _make_adam(parameters: list[nn.Parameter], **options: Any) -> torch.optim.Adam:
-    """Return Adam; it updates in one pass, without temporary tensors, where PyTorch can.
+def _make_fused(
+    optimizer: Callable[..., torch.optim.Optimizer],
+    parameters: list[nn.Parameter],
+    **options: Any,
+) -> torch.optim.Optimizer:
+    """Return Adam or AdamW; it updates in one pass, without temporary tensors, where PyTorch can.
 
     PyTorch cannot if some parameters are sharded among processes and others are not.
     """
     are_alike = len({hasattr(each, "full_tensor") for each in parameters}) == 1
-    return torch.optim.Adam(parameters, fused=are_alike, **options)
+    return optimizer(parameters, fused=are_alike, **options)
 
 
 def _register_pigdo(rule: Rule, title: str) -> RegisteredOptimizer:
@@ -83,50 +113,70 @@ def _register_pigdo(rule: Rule, title: str) -> RegisteredOptimizer:
         """Return a PIGDO optimizer with the rule."""
         return PiGdo(model, allowance, rule, **options)
 
-    return RegisteredOptimizer(make, title, "papers/001", 3.0, _ALL_STATES, "own_squares")
+    options = _options_of(PiGdo)
+    return RegisteredOptimizer(make, title, "papers/001", 3.0, options, _ALL_STATES, "own_squares")
 
 
+_ADAM_OPTIONS: Final = "betas eps weight_decay amsgrad"
 _ALL_STATES: Final = ("privatised", "public", "raw")
 OPTIMIZERS: Final[dict[str, RegisteredOptimizer]] = {
-    "dp_sgd": _register_torch(torch.optim.SGD, "SGD on the noisy gradient", "papers/002", 0.5),
-    "dp_adam": _register_torch(_make_adam, "Adam on the noisy gradient", "papers/004", 1e-3),
+    "dp_sgd": _register_torch(
+        torch.optim.SGD, "SGD on the noisy gradient", "papers/002", 0.5,
+        "momentum dampening weight_decay nesterov",
+    ),
+    "dp_adam": _register_torch(
+        partial(_make_fused, torch.optim.Adam), "Adam on the noisy gradient", "papers/004", 1e-3,
+        _ADAM_OPTIONS,
+    ),
+    "dp_adamw": _register_torch(
+        partial(_make_fused, torch.optim.AdamW), "AdamW on the noisy gradient", "arXiv 1711.05101",
+        1e-3, _ADAM_OPTIONS,
+    ),
     "dp_rmsprop": _register_torch(
-        torch.optim.RMSprop, "RMSprop on the noisy gradient", "papers/004", 1e-3
+        torch.optim.RMSprop, "RMSprop on the noisy gradient", "papers/004", 1e-3,
+        "alpha eps weight_decay momentum centered",
     ),
     "dp_adagrad": _register_torch(
-        torch.optim.Adagrad, "Adagrad on the noisy gradient", "papers/004", 1e-2
+        torch.optim.Adagrad, "Adagrad on the noisy gradient", "papers/004", 1e-2,
+        "lr_decay weight_decay initial_accumulator_value eps",
     ),
-    "adadp": RegisteredOptimizer(
+    "adadp": _register(
         AdaDp, "noise and steps adapted to past gradients", "papers/000", 2e-3, _ALL_STATES, "box"
     ),
-    "adal": RegisteredOptimizer(
+    "adal": _register(
         partial(AdaDp, adaptive_noise=False), "AdaDP's adaptive steps only", "papers/000", 2e-3
     ),
-    "adan": RegisteredOptimizer(
+    "adan": _register(
         partial(AdaDp, adaptive_rate=False), "AdaDP's adaptive noise only", "papers/000", 3.0,
         _ALL_STATES, "box",
     ),
     "pi_adam": _register_pigdo("adam", "Adam's rule on each example, then clipped"),
     "pi_rmsprop": _register_pigdo("rmsprop", "RMSprop's rule on each example, then clipped"),
     "pi_adagrad": _register_pigdo("adagrad", "Adagrad's rule on each example, then clipped"),
-    "adadps": RegisteredOptimizer(
+    "adadps": _register(
         AdaDps, "gradients divided by a public statistic, then clipped", "papers/004", 3.0,
         ("public", "privatised"),
     ),
-    "dp_r_pub": RegisteredOptimizer(
+    "dp_r_pub": _register(
         PublicPreconditioner, "noisy gradient divided by a public statistic", "papers/004", 0.01,
         ("public",),
     ),
-    "dp_adam_pub": RegisteredOptimizer(
+    "dp_adam_pub": _register(
         partial(PublicPreconditioner, first=0.9), "dp_r_pub with momentum", "papers/004", 0.01,
         ("public",),
+    ),
+    "dp_opt": _register(
+        DpOpt, "noise shaped by its effect on the loss", "papers/000 [13]", 0.5, _ALL_STATES
+    ),
+    "pda_dpmd": _register(
+        PdaDpMd, "noisy gradient mixed with a public one", "arXiv 2112.00193", 0.5, ("public",)
     ),
 }  # fmt: skip
 
 
 def make_source(
     state: str,
-    public: tuple[Examples, torch.Tensor] | None = None,
+    public: tuple[Examples, Targets] | None = None,
     public_batch_size: int = PUBLIC_BATCH_SIZE,
 ) -> StateSource:
     """Return the named source of the gradients from which an optimizer updates its state.
@@ -153,7 +203,7 @@ def make_optimizer(
     *,
     learning_rate: float | None = None,
     state: str | None = None,
-    public: tuple[Examples, torch.Tensor] | None = None,
+    public: tuple[Examples, Targets] | None = None,
     public_batch_size: int = PUBLIC_BATCH_SIZE,
     **options: Any,
 ) -> PrivateOptimizer:
@@ -167,10 +217,11 @@ def make_optimizer(
         state: what its state is made of: privatised, public or raw; the registered default if None.
         public: public examples and targets, for state public.
         public_batch_size: public examples per step.
-        options: of the optimizer.
+        options: of every `PrivateOptimizer`, such as `physical_batch_size`, and of this one: for
+            PyTorch's own optimizers their usual ones, such as `betas` and `weight_decay`.
 
     Raises:
-        ValueError: unknown optimizer or state; the message lists those that exist.
+        ValueError: unknown optimizer, state or option; the message lists those that exist.
     """
     if name not in OPTIMIZERS:
         raise ValueError(f"unknown optimizer {name!r}: use one of {', '.join(OPTIMIZERS)}")
@@ -178,6 +229,13 @@ def make_optimizer(
     state = state or entry.states[0]
     if state not in entry.states:
         raise ValueError(f"{name} has no state {state!r}: use one of {', '.join(entry.states)}")
+    known = entry.options | _options_of(PrivateOptimizer) - {"source"}
+    if unknown := options.keys() - known:
+        raise ValueError(
+            f"{name} has no option {', '.join(sorted(unknown))}: use some of "
+            f"{', '.join(sorted(known))}, besides learning_rate, state, public and "
+            "public_batch_size"
+        )
     return entry.make(
         model,
         allowance,

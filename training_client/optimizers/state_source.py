@@ -14,9 +14,12 @@ from typing import ClassVar, Final, Protocol
 import torch
 
 from training_client.errors import DataError, NoGuaranteeError
-from training_client.private_step import AffineMap, BlockwiseSum, Clipper, Loss
+from training_client.private_step import AffineMap, Block, BlockwiseSum, Clipper
 from training_client.private_step.batches import (
     Examples,
+    TargetLoss,
+    Targets,
+    by_row,
     count_examples,
     device_of,
     select_examples,
@@ -57,8 +60,11 @@ class ExactEstimate:
 
     def moments(self, noisy: NoisyBlock) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the exact mean gradient and its elementwise square on the block of `noisy`."""
-        mean = torch.empty_like(noisy.mean)
-        self.mean.write_block(noisy.block, AffineMap(None), mean)
+        return self.write_moments(noisy.block, torch.empty_like(noisy.mean))
+
+    def write_moments(self, block: Block, mean: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write the mean gradient on a block into `mean`; return it and its elementwise square."""
+        self.mean.write_block(block, AffineMap(None), mean)
         return mean, mean * mean
 
 
@@ -98,7 +104,7 @@ class StepContext:
     Attributes:
         noisy_mean: the noisy mean; it can be read once.
         clipper: of the model, at the parameters before the update.
-        examples, targets: the private batch.
+        examples, targets: the private batch, as a step was called with it.
         loss: one value per example.
         expected_batch_size: what the sum was divided by.
         processes: the processes that make the step; all must update their state alike.
@@ -107,8 +113,8 @@ class StepContext:
     noisy_mean: NoisyMean
     clipper: Clipper
     examples: Examples
-    targets: torch.Tensor
-    loss: Loss
+    targets: Targets
+    loss: TargetLoss
     expected_batch_size: float
     processes: StepProcesses = field(default_factory=OneProcess)
 
@@ -157,7 +163,7 @@ class PublicSource:
 
     Args:
         examples: public, on the model's device; a tensor, or a dictionary of tensors.
-        targets: theirs.
+        targets: theirs; of the same form as those of a private batch.
         batch_size: public examples per step; all if there are fewer.
 
     Raises:
@@ -168,11 +174,13 @@ class PublicSource:
     proven: ClassVar[bool] = True
 
     def __init__(
-        self, examples: Examples, targets: torch.Tensor, batch_size: int = PUBLIC_BATCH_SIZE
+        self, examples: Examples, targets: Targets, batch_size: int = PUBLIC_BATCH_SIZE
     ) -> None:
         if count_examples(examples) == 0:
             raise ValueError("public state needs public examples, got none")
-        if not all(bool(each.isfinite().all()) for each in (*tensors_of(examples), targets)):
+        if not all(
+            bool(each.isfinite().all()) for each in (*tensors_of(examples), *tensors_of(targets))
+        ):
             raise DataError("the public examples contain NaN or infinite values: remove them")
         self._examples, self._targets, self._batch_size = examples, targets, batch_size
 
@@ -182,8 +190,24 @@ class PublicSource:
         Raises:
             DataError: its loss is not finite; the state would keep that for good.
         """
-        examples, targets = self._draw(step)
-        found = step.clipper.sum_unclipped(examples, targets, step.loss, len(targets))
+        return self.draw_gradients(step.clipper, step.loss, step.processes)
+
+    def draw_gradients(
+        self, clipper: Clipper, loss: TargetLoss, processes: StepProcesses
+    ) -> ExactEstimate:
+        """Return the mean gradient of a random public batch, also before a step has a batch.
+
+        Args:
+            clipper: of the model, at its parameters now.
+            loss: one value per example.
+            processes: the processes that make the step.
+
+        Raises:
+            DataError: its loss is not finite; the state would keep that for good.
+        """
+        examples, targets = self._draw(processes)
+        rows, loss_by_row = by_row(targets, loss)
+        found = clipper.sum_unclipped(examples, rows, loss_by_row, len(rows))
         return _make_exact_estimate(found, "public")
 
     def example_squares(self, step: StepContext) -> GradientEstimate:
@@ -192,16 +216,18 @@ class PublicSource:
         Raises:
             DataError: its loss is not finite; the state would keep that for good.
         """
-        examples, targets = self._draw(step)
+        examples, targets = self._draw(step.processes)
+        rows, loss = by_row(targets, step.loss)
         return _make_example_squares(
-            *step.clipper.mean_of_squares(examples, targets, step.loss, len(targets)), "public"
+            *step.clipper.mean_of_squares(examples, rows, loss, len(rows)), "public"
         )
 
-    def _draw(self, step: StepContext) -> tuple[Examples, torch.Tensor]:
+    def _draw(self, processes: StepProcesses) -> tuple[Examples, Targets]:
         """Return a random public batch, the same in all processes."""
-        order = torch.randperm(len(self._targets), device=device_of(self._examples))
-        rows = step.processes.from_rank_zero(order)[: self._batch_size]
-        return select_examples(self._examples, rows), self._targets[rows]
+        count, device = count_examples(self._targets), device_of(self._examples)
+        order = torch.randperm(count, device=device)
+        rows = processes.from_rank_zero(order)[: self._batch_size]
+        return select_examples(self._examples, rows), select_examples(self._targets, rows)
 
 
 class RawSource:
@@ -219,9 +245,8 @@ class RawSource:
         Raises:
             DataError: its loss is not finite; the state would keep that for good.
         """
-        found = step.clipper.sum_unclipped(
-            step.examples, step.targets, step.loss, step.expected_batch_size
-        )
+        rows, loss = by_row(step.targets, step.loss)
+        found = step.clipper.sum_unclipped(step.examples, rows, loss, step.expected_batch_size)
         return _make_exact_estimate(found, "private")
 
     def example_squares(self, step: StepContext) -> GradientEstimate:
@@ -230,13 +255,14 @@ class RawSource:
         Raises:
             DataError: its loss is not finite; the state would keep that for good.
         """
-        size = step.expected_batch_size
+        rows, loss = by_row(step.targets, step.loss)
         return _make_example_squares(
-            *step.clipper.mean_of_squares(step.examples, step.targets, step.loss, size), "private"
+            *step.clipper.mean_of_squares(step.examples, rows, loss, step.expected_batch_size),
+            "private",
         )
 
 
-def _make_exact_estimate(mean: BlockwiseSum, kind: str) -> GradientEstimate:
+def _make_exact_estimate(mean: BlockwiseSum, kind: str) -> ExactEstimate:
     """Wrap a mean gradient as an exact estimate; raise if its mean loss is not finite."""
     _require_finite(float(mean.mean_loss), kind)
     return ExactEstimate(mean)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -13,8 +14,8 @@ from training_client.budget import Allowance
 from training_client.errors import DataError, NoGuaranteeError
 from training_client.optimizers.base import PrivateOptimizer, require_same_kind
 from training_client.optimizers.state_source import StepContext
-from training_client.private_step import Loss
-from training_client.private_step.batches import Examples
+from training_client.plan import Schedule
+from training_client.private_step.batches import Examples, TargetLoss, Targets
 
 
 class NoisyTorchOptimizer(PrivateOptimizer):
@@ -23,10 +24,16 @@ class NoisyTorchOptimizer(PrivateOptimizer):
     With `torch.optim.SGD` it is DP-SGD (papers/002; Abadi et al. 2016, Algorithm 1); with Adam,
     RMSprop and Adagrad the baselines of papers/004 (§6 and its Algorithm 2).
 
+    Its rates may be changed by PyTorch's `lr_scheduler`s, made with `torch_optimizer`. Gradients of
+    all its parameter groups are clipped together, and get the same noise.
+
+    Attributes:
+        torch_optimizer: PyTorch's optimizer.
+
     Args:
         model: the model to train.
         allowance: the budget that covers the steps; its plan says what a step does and costs.
-        make: makes PyTorch's optimizer, given the parameters.
+        make: makes PyTorch's optimizer, given the parameters; it may divide them into groups.
         options: see `PrivateOptimizer`.
     """
 
@@ -39,8 +46,18 @@ class NoisyTorchOptimizer(PrivateOptimizer):
     ) -> None:
         super().__init__(model, allowance, **options)
         self.torch_optimizer = make(self.parameters)
+        self._ratios: list[float] = []  # of the groups' rates to the first, when they were set
         self._is_updating = False
         self._refuse_other_steps()
+        if allowance.has_claim:
+            self.keep_fixed("torch_optimizer")
+
+    @property
+    def _order(self) -> list[int]:
+        """The index in `parameters` of each of the groups' parameters, in their order."""
+        index = {id(each): number for number, each in enumerate(self.parameters)}
+        groups = self.torch_optimizer.param_groups
+        return [index[id(each)] for group in groups for each in group["params"]]
 
     def _refuse_other_steps(self) -> None:
         """Let PyTorch's optimizer refuse steps that are not part of a private step."""
@@ -63,7 +80,7 @@ class NoisyTorchOptimizer(PrivateOptimizer):
         vars(self).update(state)
         self._refuse_other_steps()
 
-    def step(self, examples: Examples, targets: torch.Tensor, loss: Loss) -> float:
+    def step(self, examples: Examples, targets: Targets, loss: TargetLoss) -> float:
         """Make one private step; see `PrivateOptimizer.step`.
 
         Raises:
@@ -82,14 +99,46 @@ class NoisyTorchOptimizer(PrivateOptimizer):
 
     @property
     def learning_rate(self) -> float:
-        """The learning rate of PyTorch's optimizer."""
+        """The learning rate of PyTorch's optimizer; of several parameter groups, of the first.
+
+        Setting it changes the rates of all groups in the same ratio.
+        """
         return float(self.torch_optimizer.param_groups[0]["lr"])
 
     @learning_rate.setter
     def learning_rate(self, rate: float) -> None:
-        """Set the learning rate of every parameter group."""
-        for group in self.torch_optimizer.param_groups:
-            group["lr"] = rate
+        """Set the learning rate of the first parameter group, and the others in proportion.
+
+        Raises:
+            ValueError: the first rate is 0 and others are not, so there is no ratio.
+        """
+        groups = self.torch_optimizer.param_groups
+        rates = [float(group["lr"]) for group in groups]
+        if rates[0] > 0:
+            self._ratios = [each / rates[0] for each in rates]
+        elif not self._ratios and not any(rates):
+            self._ratios = [1.0] * len(rates)
+        elif not self._ratios:
+            raise ValueError(
+                "the first parameter group has the learning rate 0, so that the others have no "
+                'ratio to it: set torch_optimizer.param_groups[…]["lr"] of each'
+            )
+        for group, ratio in zip(groups, self._ratios, strict=True):
+            group["lr"] = rate * ratio
+
+    @contextmanager
+    def _scaled_learning_rate(self, schedule: Schedule | None, step: int) -> Iterator[None]:
+        """Context manager: multiply the rate of every group by the schedule's factor for a step."""
+        groups = self.torch_optimizer.param_groups
+        rates = [group["lr"] for group in groups]
+        if schedule is not None:
+            for group, rate in zip(groups, rates, strict=True):
+                group["lr"] = rate * schedule.at(step)
+        try:
+            yield
+        finally:
+            for group, rate in zip(groups, rates, strict=True):
+                group["lr"] = rate
 
     def update(self, step: StepContext) -> None:
         """Make one step of PyTorch's optimizer with the noisy mean as its gradient."""
@@ -119,13 +168,13 @@ class NoisyTorchOptimizer(PrivateOptimizer):
             NoGuaranteeError: the checkpoint's steps were made under another plan or reservation or
                 after other releases, or the ledger has granted fewer of them.
         """
-        own = self.torch_optimizer.state_dict()
+        own, order = self.torch_optimizer.state_dict(), self._order
         state = self.load_shared_state(state)
         try:
             for index, entries in state["state"].items():
                 for name, given in entries.items():
                     if torch.is_tensor(given) and given.dim() > 0:
-                        require_same_kind(name, given, self.parameters[index])
+                        require_same_kind(name, given, self.parameters[order[index]])
             self.torch_optimizer.load_state_dict(self._shard(state))
         except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
             self.torch_optimizer.load_state_dict(own)
@@ -133,8 +182,11 @@ class NoisyTorchOptimizer(PrivateOptimizer):
 
     def _shard(self, state: dict[str, Any]) -> dict[str, Any]:
         """Return a state with the rows that this process holds of each whole tensor."""
+        order = self._order
         sharded = {
-            index: {name: self.trained.shard(index, value) for name, value in entries.items()}
+            index: {
+                name: self.trained.shard(order[index], value) for name, value in entries.items()
+            }
             for index, entries in state["state"].items()
         }
         return state | {"state": sharded}

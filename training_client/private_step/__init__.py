@@ -2,12 +2,14 @@
 
 In the order of a step, with what each part guarantees and where that is shown:
 
-1. `sampling` draws the Poisson batch. Every record is in it with probability q, never more.
+1. `sampling` draws the Poisson batch. Every record is in it with probability q, never more. Its
+   random bits, and those of the noise, are a `keystream`.
 2. `model_pass` runs the batch (`batches`) through the model once. `layer_recorder` records how each
    trained layer is used (`layer_uses`): most are observed, `recurrent_layers` and
    `attention_layers` are run as linear maps, and `replayed_layers` runs any other layer again for
-   each example. `clippable_layers` says which layers are refused. `model_checks` compares passes,
-   to find models that mix examples and gradients that bypass their layers.
+   each example. `clippable_layers` says which layers are refused. `model_checks` proves in every
+   step whose operations are new that examples are apart (`isolation`), and that no gradient
+   bypasses its layer; `whole_model` runs models whose layers do not show their gradients.
 3. `example_gradients` holds the per-example gradients of one parameter: in full, or as two factors
    (`gradient_factors`) whose outer product they are; `sequence_products` as factors over a
    sequence, `token_gradients` as rows of a table, `summed_gradients` as a sum of several forms.
@@ -24,8 +26,8 @@ In the order of a step, with what each part guarantees and where that is shown:
 `trained_parameters` gathers the parameters of a model that `fully_shard` sharded, and finds a
 process's own rows. `step_processes` shares a step out among processes, `shared_budget` has them ask
 one budget, and `process_group` has the calls between them; `single_process` refuses processes
-without a shared budget. `evaluation` is for the use of a model between steps, and `kernels` has the
-CPU loops: they compute and bound nothing.
+without a shared budget. `model_fixes` replaces layers that cannot be clipped. `evaluation` is for
+the use of a model between steps, and `kernels` has the CPU loops: they compute and bound nothing.
 
 Tests in `tests/unit`: `test_clipped_sums.py`, `test_record_influence.py` and
 `test_rounding_of_clipped_sums.py` check the sums and the bound on a record's influence, also for

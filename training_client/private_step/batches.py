@@ -1,12 +1,13 @@
 """Batches of examples: one tensor, or a dictionary of tensors that a model is called with.
 
 A dictionary becomes the model's keyword arguments. Each of its tensors has one example per row of
-the first dimension; its other values are passed on as they are.
+the first dimension; its other values are passed on as they are. Targets are a tensor or such a
+dictionary, which the loss is called with.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -17,6 +18,8 @@ from torch.utils._pytree import tree_leaves
 from training_client.errors import DataError
 
 Examples = torch.Tensor | Mapping[str, Any]
+Targets = torch.Tensor | Mapping[str, Any]
+TargetLoss = Callable[[Any, Any], torch.Tensor]  # of a model's output and targets, per example
 Rows = slice | torch.Tensor  # a range, or a mask, or indices
 
 
@@ -102,6 +105,26 @@ def select_examples(examples: Examples, rows: Rows) -> Examples:
         name: each[rows] if isinstance(each, torch.Tensor) else each
         for name, each in examples.items()
     }
+
+
+def by_row(targets: Targets, loss: TargetLoss) -> tuple[torch.Tensor, TargetLoss]:
+    """Return targets as one tensor, with the loss that takes it.
+
+    The engine selects and exchanges targets by their rows. So a dictionary becomes the numbers of
+    its rows, and the loss looks them up. A tensor is returned as it is.
+
+    Raises:
+        DataError: the targets are neither a tensor nor a dictionary of tensors with one row per
+            example.
+    """
+    if isinstance(targets, torch.Tensor):
+        return targets, loss
+    if not isinstance(targets, Mapping):
+        raise DataError(
+            f"expected targets as a tensor or a dictionary of tensors, got {type(targets).__name__}"
+        )
+    rows = torch.arange(count_examples(targets), device=device_of(targets))
+    return rows, lambda outputs, chosen: loss(outputs, select_examples(targets, chosen))
 
 
 def device_of(examples: Examples) -> torch.device:

@@ -37,7 +37,7 @@ class Piece:
 
     def select_rows(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
         """Return a view of these rows, given one tensor per parameter."""
-        return tensors[self.index][self.rows]
+        return rows_of(tensors[self.index])[self.rows]
 
     def view_in(self, block_values: torch.Tensor) -> torch.Tensor:
         """Return a view of the rows, in their own shape, given the values of the whole block."""
@@ -64,6 +64,11 @@ class Block:
     def size(self) -> int:
         """The number of coordinates in the block."""
         return int(self.coordinates.stop - self.coordinates.start)
+
+
+def rows_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a view of a tensor with at least one dimension: a single number has one row."""
+    return tensor if tensor.dim() else tensor[None]
 
 
 def flatten_tensors(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
@@ -97,14 +102,16 @@ def _cut_rows(parameters: Sequence[torch.Tensor]) -> Iterator[tuple[int, slice, 
     """Yield rows of parameters that fit into a block: parameter index, slice of rows and shape."""
     for index, parameter in enumerate(parameters):
         step = _rows_per_block(parameter)
-        for start in range(0, len(parameter), step):
-            rows = slice(start, min(start + step, len(parameter)))
+        length = len(rows_of(parameter))
+        for start in range(0, length, step):
+            rows = slice(start, min(start + step, length))
             yield index, rows, (rows.stop - rows.start, *parameter.shape[1:])
 
 
 def _rows_per_block(parameter: torch.Tensor) -> int:
     """Return how many rows of a parameter fit into one block."""
+    length = len(rows_of(parameter))
     if not parameter.is_cpu:
-        return max(1, len(parameter))
-    rows = _BLOCK_SIZE * len(parameter) // max(1, parameter.numel())
+        return max(1, length)
+    rows = _BLOCK_SIZE * length // max(1, parameter.numel())
     return max(1, rows - rows % _ROW_MULTIPLE if rows > _ROW_MULTIPLE else rows)

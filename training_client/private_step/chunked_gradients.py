@@ -31,6 +31,7 @@ from training_client.private_step.kernels.per_coordinate_sums import (
     damped_sum,
 )
 from training_client.private_step.kernels.row_sums import mapped_squared_norms, squared_norms
+from training_client.private_step.kernels.weighted_rows import add_weighted_rows
 from training_client.private_step.rounding_bounds import (
     Scalar,
     has_excessive_underflow,
@@ -58,6 +59,11 @@ class ChunkedGradients(ABC):
     def terms(self) -> int:
         """The number of terms that are summed to one example's gradient."""
 
+    @property
+    def underflows(self) -> int:
+        """The number of terms that underflow may take; more than `terms` if sums are added up."""
+        return self.terms
+
     @abstractmethod
     def dense(self, examples: slice, rows: slice) -> torch.Tensor:
         """Compute some examples' gradients on `rows` of the parameter, one tensor per example."""
@@ -75,10 +81,6 @@ class ChunkedGradients(ABC):
     @abstractmethod
     def mapped_magnitudes(self, rows: slice, scale: torch.Tensor) -> torch.Tensor:
         """Bound ‖Σ|tᵢ|·scale‖² per example, whose gradient on `rows` is the sum of terms tᵢ."""
-
-    @abstractmethod
-    def weighted_sum(self, rows: slice, weights: torch.Tensor, out: torch.Tensor) -> None:
-        """Write the weighted sum of the gradients, on some rows of the parameter, into `out`."""
 
     @abstractmethod
     def select(self, kept: torch.Tensor) -> ExampleGradients:
@@ -120,11 +122,11 @@ class ChunkedGradients(ABC):
         """
         magnitudes, largest = self.magnitudes()
         dtype, size = self.sample.dtype, self.shape.numel()
-        lost = sequence_underflow(1.0, size, self.terms, dtype)
+        lost = sequence_underflow(1.0, size, self.underflows, dtype)
         rounding = products * sequence_rounding(dtype, self.terms)
         found = computed.sqrt_().add_(magnitudes.sqrt(), alpha=rounding).add_(lost).square_()
         found.add_(magnitudes, alpha=overflow_guard(bound, dtype))
-        excluded = has_excessive_underflow(largest, 1.0, bound, size, dtype, self.terms)
+        excluded = has_excessive_underflow(largest, 1.0, bound, size, dtype, self.underflows)
         return found.masked_fill_(excluded, torch.inf)
 
     def mapped_squared_norms(self, pieces: MappedPieces, bound: float) -> torch.Tensor:
@@ -145,19 +147,33 @@ class ChunkedGradients(ABC):
         dtype, size = self.sample.dtype, self.shape.numel()
         # the weighted sum and the weighted shift are rounded before they cancel
         found.mul_(1 + 2 * rounding_error(dtype)).add_(3 * rounding_error(dtype) * shift_norm)
-        lost = sequence_underflow(scale_norm, size, self.terms, dtype)
+        lost = sequence_underflow(scale_norm, size, self.underflows, dtype)
         rounding = 2 * sequence_rounding(dtype, self.terms)
         found.sqrt_().add_(mapped.sqrt_(), alpha=rounding).add_(lost).square_()
         magnitudes, largest = self.magnitudes()
         found.add_(magnitudes, alpha=overflow_guard(bound, dtype))
-        excluded = has_excessive_underflow(largest, scale_norm, bound, size, dtype, self.terms)
+        excluded = has_excessive_underflow(largest, scale_norm, bound, size, dtype, self.underflows)
         return found.masked_fill_(excluded, torch.inf)
+
+    def weighted_sum(
+        self, rows: slice, weights: torch.Tensor, block: int, out: torch.Tensor
+    ) -> None:
+        """Write the weighted sum of the gradients, on some rows of the parameter, into `out`.
+
+        One product over all examples and positions would round terms that cancel within an example
+        beside terms of others. So each example's gradient is computed, and then added.
+        """
+        total = out.zero_().view(-1)
+        for part, each in self._chunks(rows):
+            each = each.to(weights.dtype)  # in checks it may be computed under autocast
+            add_weighted_rows(each, weights[part], block, total)
 
     def clamped_sum(self, rows: slice, scale: torch.Tensor) -> torch.Tensor:
         """Return the sum of scaled gradients, each coordinate clamped to ±1, on `rows`."""
-        total, row = torch.zeros_like(scale), scale.reshape(1, -1)
+        total, row = torch.zeros_like(scale, dtype=torch.float64), scale.reshape(1, -1)
         for _, each in self._chunks(rows):
-            total += clamp_in_place(each.mul_(row)).sum(0).view_as(total)
+            clamped = clamp_in_place(each.mul_(row))
+            total += clamped.sum(0, dtype=torch.float64).view_as(total)
         return total
 
     def damped_squared_norms(self, pieces: MappedPieces, damping: float) -> torch.Tensor:
@@ -175,7 +191,7 @@ class ChunkedGradients(ABC):
         """Return the weighted sum of shifted, scaled, soft-clipped gradients on `rows`."""
         row = affine.as_row()
         assert row.scale is not None
-        total = torch.zeros_like(row.scale)
+        total = torch.zeros_like(row.scale, dtype=torch.float64)
         for part, each in self._chunks(rows):
             total += damped_sum(each.new_ones(len(each), 1), each, row, damping, weights[part])
         return total

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Final
 
 import torch
@@ -15,8 +14,13 @@ from torch.nn.utils.prune import BasePruningMethod
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
-from training_client.errors import UnsupportedModelError
-from training_client.private_step.module_names import describe_layer, layer_type, unsupported_layer
+from training_client.errors import UnsupportedModelError, UnusualUseError
+from training_client.private_step.module_names import (
+    describe_layer,
+    layer_type,
+    unsupported_layer,
+    unusual_layer,
+)
 
 _PARALLEL_WRAPPERS: Final = {  # names: importing the classes is slow, or fails where missing
     "DataParallel",
@@ -35,27 +39,27 @@ _INSTEAD_OF_SPECTRAL_NORM: Final = (
     "use torch.nn.utils.parametrizations.weight_norm or orthogonal instead of spectral_norm"
 )
 
-GradSampler = Callable[
-    [nn.Module, list[torch.Tensor], torch.Tensor], dict[torch.Tensor, torch.Tensor]
-]
-
 
 def find_trained_layers(model: nn.Module) -> list[nn.Module]:
     """Return the layers of a model that have parameters to train; raise if one is unsupported.
 
     Raises:
-        UnsupportedModelError: a layer cannot be clipped, mixes examples, keeps statistics of them,
-            or overwrites outputs that are still needed. The message names the layer.
+        UnsupportedModelError: a layer mixes examples, keeps statistics of them, or has parameters
+            that cannot get noise. The message names the layer.
+        UnusualUseError: a layer alone does not show the gradients of its parameters.
     """
     layers: list[nn.Module] = []
     without_calls: set[nn.Module] = set()
+    unusual: UnusualUseError | None = None
     for module in model.modules():
-        problem = _find_problem(module)
-        if problem is not None:
+        if (problem := _find_problem(module)) is not None:
             raise unsupported_layer(model, module, problem)
+        own = trained_parameters(module)
+        if own and (problem := _find_clipping_problem(module)) is not None:
+            unusual = unusual or unusual_layer(model, module, problem)
         for _, child in _children_without_calls(module):
             without_calls.update(child.modules())
-        if module not in without_calls and trained_parameters(module):
+        if module not in without_calls and own:
             layers.append(module)
     if not layers:
         raise UnsupportedModelError(
@@ -68,6 +72,8 @@ def find_trained_layers(model: nn.Module) -> list[nn.Module]:
             f"the layers' parameters have several precisions ({found}): use float32 or float64 "
             "for all of them"
         )
+    if unusual is not None:
+        raise unusual
     return layers
 
 
@@ -82,15 +88,13 @@ def _find_problem(module: nn.Module) -> str | None:
         return (
             "was compiled by torch.jit, so that its layers cannot be observed: train the original"
         )
-    if isinstance(module, _BatchNorm):
+    if isinstance(module, _BatchNorm) and module.training:
         return (
             "normalises over the batch, so that one example changes the gradients of others: use "
-            "LayerNorm or GroupNorm"
+            "LayerNorm or GroupNorm, or freeze its statistics by eval()"
         )
-    if isinstance(module, _NormBase) and module.track_running_stats:
+    if isinstance(module, _NormBase) and module.track_running_stats and module.training:
         return "keeps running statistics of examples, without noise: use track_running_stats=False"
-    if getattr(module, "inplace", False):
-        return "overwrites an output that the gradients are computed from: use inplace=False"
     if isinstance(module, nn.RReLU) and module.training and module.lower < module.upper:
         return (
             "draws a random number for each negative value of the batch, so that one example "
@@ -111,7 +115,11 @@ def _find_problem(module: nn.Module) -> str | None:
         )
         return f"has no forward pass: use {layers}"
     own = trained_parameters(module)
-    return _find_parameter_problem(own) or _find_clipping_problem(module) if own else None
+    if not own:
+        return None
+    return (
+        _find_parameter_problem(own) or _find_weight_problem(module) or _find_sparse_problem(module)
+    )
 
 
 def _find_parameter_problem(parameters: dict[str, nn.Parameter]) -> str | None:
@@ -127,8 +135,6 @@ def _find_parameter_problem(parameters: dict[str, nn.Parameter]) -> str | None:
                 f"has {each.dtype} parameters, which would round the noise away: keep them in "
                 "float32 and run the model under torch.autocast"
             )
-        if each.dim() == 0:
-            return f"has a parameter {name} without dimensions: give it the shape (1,)"
         if each.is_meta:
             return f"has a parameter {name} without values: use to_empty, and initialize it"
         if each.layout != torch.strided:
@@ -136,8 +142,8 @@ def _find_parameter_problem(parameters: dict[str, nn.Parameter]) -> str | None:
     return None
 
 
-def _find_clipping_problem(module: nn.Module) -> str | None:
-    """Return why a module's own gradients cannot be clipped per example; None if they can."""
+def _find_weight_problem(module: nn.Module) -> str | None:
+    """Return what computes a module's weights, and hides the trained ones; None if nothing."""
     for hook in module._forward_pre_hooks.values():
         if isinstance(hook, WeightNorm):
             return (
@@ -151,6 +157,17 @@ def _find_clipping_problem(module: nn.Module) -> str | None:
                 "computes its weight in a hook, which hides the trained parameters: call "
                 "torch.nn.utils.prune.remove(layer, name), or prune after training"
             )
+    if isinstance(module, nn.RNNBase) and is_parametrized(module):
+        return (
+            "computes its weights by parametrizations, which recurrent layers of sequences do not "
+            "support: call torch.nn.utils.parametrize.remove_parametrizations, or use RNNCell, "
+            "GRUCell or LSTMCell"
+        )
+    return None
+
+
+def _find_sparse_problem(module: nn.Module) -> str | None:
+    """Return why the gradients of a table are not those of its examples; None if they are."""
     if isinstance(module, nn.Embedding) and module.scale_grad_by_freq:
         return (
             "divides gradients by how often a token occurs in the batch, so that one example "
@@ -158,28 +175,20 @@ def _find_clipping_problem(module: nn.Module) -> str | None:
         )
     if isinstance(module, nn.Embedding) and module.sparse:
         return "has sparse gradients, which cannot be clipped: use sparse=False"
-    if isinstance(module, nn.EmbeddingBag):
-        return _find_bag_problem(module)
-    if isinstance(module, nn.RNNBase) and is_parametrized(module):
-        return (
-            "computes its weights by parametrizations, which recurrent layers of sequences do not "
-            "support: call torch.nn.utils.parametrize.remove_parametrizations, or use RNNCell, "
-            "GRUCell or LSTMCell"
-        )
-    if isinstance(module, nn.MultiheadAttention):
-        return _find_attention_problem(module)
-    return None
-
-
-def _find_bag_problem(module: nn.EmbeddingBag) -> str | None:
-    """Return why the gradients of an `EmbeddingBag` cannot be clipped; None if they can."""
-    if module.mode == "max":
-        return "takes a maximum over tokens, which cannot be clipped: use mode='sum' or 'mean'"
-    if module.scale_grad_by_freq or module.sparse:
+    if isinstance(module, nn.EmbeddingBag) and (module.scale_grad_by_freq or module.sparse):
         return (
             "has sparse gradients, or divides them by how often a token occurs in the batch: use "
             "sparse=False and scale_grad_by_freq=False"
         )
+    return None
+
+
+def _find_clipping_problem(module: nn.Module) -> str | None:
+    """Return why a module's own gradients cannot be clipped per example; None if they can."""
+    if isinstance(module, nn.EmbeddingBag) and module.mode == "max":
+        return "takes a maximum over tokens, which cannot be clipped: use mode='sum' or 'mean'"
+    if isinstance(module, nn.MultiheadAttention):
+        return _find_attention_problem(module)
     return None
 
 
@@ -231,20 +240,3 @@ def is_transposed_linear(module: nn.Module) -> bool:
     """Return whether a module is `Conv1D` of Transformers: a linear layer, weight transposed."""
     kind = layer_type(module)
     return kind.__name__ == "Conv1D" and kind.__module__ == "transformers.pytorch_utils"
-
-
-def opacus_grad_sampler(module: nn.Module) -> GradSampler | None:
-    """Return Opacus' function for a layer's per-example gradients; None if there is none."""
-    if getattr(module, "padding_mode", "zeros") != "zeros":
-        return None  # it would leave the padding out
-    return _opacus_grad_samplers().get(layer_type(module))
-
-
-def _opacus_grad_samplers() -> dict[type[nn.Module], GradSampler]:
-    """Return Opacus' per-example gradient functions by layer type; empty without Opacus."""
-    try:
-        from opacus.grad_sample import GradSampleModule
-    except ImportError:
-        return {}
-    found: dict[type[nn.Module], GradSampler] = GradSampleModule.GRAD_SAMPLERS
-    return found

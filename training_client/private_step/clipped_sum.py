@@ -8,7 +8,7 @@ from typing import Final, Protocol
 
 import torch
 
-from training_client.private_step.blocks import Block, Piece
+from training_client.private_step.blocks import Block, Piece, rows_of
 from training_client.private_step.example_gradients import ExampleGradients
 from training_client.private_step.kernels.matmul import full_precision
 from training_client.private_step.rounding_bounds import Scalar
@@ -34,7 +34,10 @@ class BlockwiseSum(Protocol):
         ...
 
     def write_block(self, block: Block, affine: AffineMap, out: torch.Tensor) -> None:
-        """Write one block of the sum into `out`, with `affine` applied to each gradient."""
+        """Write one block of the sum into `out`, with `affine` applied to each gradient.
+
+        `out` is in double precision; another precision rounds the sum.
+        """
         ...
 
 
@@ -51,6 +54,7 @@ class ClippedSum:
         mean_loss: the batch's mean loss, without noise: for the data owner's eyes only.
         damping: c, for damped u; 0 for u = D∘(∇ᵢ + b).
         unclipped: the number of examples that were not clipped, without noise; 0 if not counted.
+        summed_in_single: how many examples may be added up in single precision; 0 for none.
     """
 
     gradients: Sequence[ExampleGradients | torch.Tensor]
@@ -58,6 +62,7 @@ class ClippedSum:
     mean_loss: Scalar
     damping: float = 0.0
     unclipped: Scalar = 0
+    summed_in_single: int = 0
 
     @classmethod
     def with_small_sums(
@@ -67,6 +72,7 @@ class ClippedSum:
         mean_loss: Scalar,
         parameters: Sequence[torch.Tensor],
         unclipped: Scalar = 0,
+        summed_in_single: int = 0,
     ) -> ClippedSum:
         """Build a clipped sum; sum a parameter's gradients immediately where that saves memory.
 
@@ -76,11 +82,17 @@ class ClippedSum:
             mean_loss: the batch's mean loss.
             parameters: the trained parameters.
             unclipped: the number of examples that were not clipped.
+            summed_in_single: see the class.
         """
         with full_precision(weights.device):
             pairs = zip(gradients, parameters, strict=True)
-            found = [_sum_if_smaller(each, weights, parameter) for each, parameter in pairs]
-        return cls(found, weights, mean_loss, unclipped=unclipped)
+            found = [
+                _sum_if_smaller(each, weights, summed_in_single, parameter)
+                for each, parameter in pairs
+            ]
+        return cls(
+            found, weights, mean_loss, unclipped=unclipped, summed_in_single=summed_in_single
+        )
 
     def write_block(self, block: Block, affine: AffineMap, out: torch.Tensor) -> None:
         """Write one block of coordinates of the clipped sum into `out`.
@@ -90,6 +102,11 @@ class ClippedSum:
             affine: D and b on the block; the same that the weights were computed with.
             out: receives as many values as the block has coordinates.
         """
+        if out.dtype != torch.float64:
+            total = torch.empty_like(out, dtype=torch.float64)
+            self.write_block(block, affine, total)
+            out.copy_(total)
+            return
         if not self.gradients:
             out.zero_()
             return
@@ -111,17 +128,22 @@ class ClippedSum:
             of_piece = (piece.rows, affine.for_piece(piece), self.damping, self.weights)
             out.copy_(gradients.damped_sum(*of_piece).view_as(out))
         else:
-            gradients.weighted_sum(piece.rows, self.weights, out)
+            gradients.weighted_sum(piece.rows, self.weights, self.summed_in_single, out)
 
 
 def _sum_if_smaller(
-    gradients: ExampleGradients, weights: torch.Tensor, parameter: torch.Tensor
+    gradients: ExampleGradients,
+    weights: torch.Tensor,
+    summed_in_single: int,
+    parameter: torch.Tensor,
 ) -> ExampleGradients | torch.Tensor:
     """Return the weighted gradient sum if it needs far less memory, else the gradients."""
     if _MEMORY_RATIO * parameter.numel() > gradients.element_count:
         return gradients
-    total = torch.empty_like(parameter, memory_format=torch.contiguous_format)
-    gradients.weighted_sum(slice(0, len(parameter)), weights, total)
+    total = torch.empty_like(
+        rows_of(parameter), dtype=torch.float64, memory_format=torch.contiguous_format
+    )
+    gradients.weighted_sum(slice(0, len(total)), weights, summed_in_single, total)
     return total
 
 
@@ -130,7 +152,7 @@ class AccumulatedSum:
     """A gradient sum over several physical batches, stored as a flat vector of all coordinates.
 
     Attributes:
-        sums: the vector; already mapped.
+        sums: the vector, in double precision; already mapped.
         mean_loss: the mean loss of all physical batches.
         unclipped: the number of examples that were not clipped; 0 if not counted.
     """

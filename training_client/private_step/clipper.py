@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from itertools import groupby
-from typing import Any, Final, get_args
+from typing import get_args
 
 import torch
 from torch import nn
 
-from training_client.errors import DataError, UnsupportedModelError
+from training_client.errors import DataError, UnsupportedModelError, UnusualUseError
 from training_client.private_step.batches import Examples, count_examples, select_examples
 from training_client.private_step.blocks import Block, Piece, cut_into_blocks
 from training_client.private_step.clippable_layers import find_trained_layers
@@ -20,27 +19,20 @@ from training_client.private_step.example_gradients import ExampleGradients, as_
 from training_client.private_step.kernels.compiled import is_on_cpu
 from training_client.private_step.kernels.matmul import full_precision
 from training_client.private_step.layer_uses import EnginePath
-from training_client.private_step.model_checks import (
-    LARGE_BATCH,
-    check_model,
-    choose_rows,
-    is_checked,
-    losses_beside_others,
-)
-from training_client.private_step.model_pass import Loss, compute_losses, run_model_pass
+from training_client.private_step.model_checks import CheckedModel
+from training_client.private_step.model_pass import Loss
 from training_client.private_step.module_names import describe_tensor
-from training_client.private_step.replayed_layers import Places
 from training_client.private_step.rounding_bounds import (
+    SHARE_MAX,
     Scalar,
+    require_precise_sum,
     safe_bound_range,
+    single_precision_block,
     smallest_safe_factor,
     weight_rounding,
 )
 from training_client.private_step.trained_parameters import TrainedParameters
 from training_client.private_step.transform import AffineMap, Transform
-
-_FIRST_CHECKED_EXAMPLES: Final = 4  # of the first batch, if it is large
-_CHECKED_EXAMPLES: Final = 2
 
 
 class Clipper:
@@ -84,15 +76,18 @@ class Clipper:
         if physical_batch_size is not None and physical_batch_size < 1:
             raise ValueError(f"expected physical_batch_size ≥ 1, got {physical_batch_size}")
         self._model, self._physical_batch_size = model, physical_batch_size
-        self._sparse_inputs, self._path = sparse_inputs, path
-        self._layers = find_trained_layers(model)
-        self._batches = 0
-        self._checked_modes: list[list[tuple[nn.Module, bool]]] = []
-        self._places: Places = {}
+        self._sparse_inputs = sparse_inputs
+        layers, as_a_whole = _layers_of(model)
         self.trained = trained or TrainedParameters(model)
         self.parameters = self.trained.whole
+        self._checked = CheckedModel(model, layers, self.parameters, path, as_a_whole)
         self.blocks = cut_into_blocks(self.parameters)
         self.size = sum(block.size for block in self.blocks)
+
+    @property
+    def unproved(self) -> tuple[str, ...]:
+        """The operations that were only tested to keep examples apart, each with its line."""
+        return tuple(self._checked.unproved)
 
     def zeros(self) -> torch.Tensor:
         """Return a flat vector of zeros, one for each trained coordinate."""
@@ -100,7 +95,12 @@ class Clipper:
 
     @torch.no_grad()
     def clip(
-        self, examples: Examples, targets: torch.Tensor, loss: Loss, transform: Transform
+        self,
+        examples: Examples,
+        targets: torch.Tensor,
+        loss: Loss,
+        transform: Transform,
+        share: float = SHARE_MAX,
     ) -> BlockwiseSum:
         """Return the sum of a batch's clipped per-example gradients.
 
@@ -111,6 +111,7 @@ class Clipper:
             loss: maps the model's output and targets to one loss per example; it must not mix
                 examples.
             transform: what is clipped, and to what bound.
+            share: a; one example moves the computed sum by at most (1 + a) times the bound.
 
         Returns:
             The clipped sum. For one physical batch it is computed only when it is read: until then
@@ -118,7 +119,8 @@ class Clipper:
 
         Raises:
             UnsupportedModelError: the model or the loss mixes examples.
-            ValueError: the bound is so small or large that sums would underflow or overflow.
+            ValueError: the bound is so small or large that sums would underflow or overflow, or
+                the batch so large that the rounding of its sum is not bounded.
         """
         self._require_trainable_parameters()
         self._require_safe_bound(transform.bound)
@@ -127,11 +129,13 @@ class Clipper:
                 f"expected a bound ≥ √(number of coordinates) = {math.sqrt(self.size):g} for a "
                 f"box, got {transform.bound:g}"
             )
+        count, is_shifted = count_examples(examples), transform.shift is not None
+        require_precise_sum(count, share, self.parameters[0].dtype, is_shifted=is_shifted)
+        in_single = 0 if is_shifted else single_precision_block(count, share)
 
         def clip_physical_batch(examples: Examples, targets: torch.Tensor) -> ClippedSum:
             """Return the clipped sum of one physical batch."""
-            check = checks.pop() if checks else None  # of the first physical batch
-            gradients, mean_loss = self._example_gradients(examples, targets, loss, check)
+            gradients, mean_loss = self._example_gradients(examples, targets, loss)
             if transform.box:
                 return ClippedSum(gradients, None, mean_loss)
             with full_precision(self.parameters[0].device):
@@ -145,11 +149,10 @@ class Clipper:
             if transform.damping:
                 return ClippedSum(gradients, weights, mean_loss, transform.damping, unclipped)
             return ClippedSum.with_small_sums(
-                gradients, weights, mean_loss, self.parameters, unclipped
+                gradients, weights, mean_loss, self.parameters, unclipped, in_single
             )
 
         with self.trained.gathered():
-            checks = self._check_model_periodically(examples, targets, loss)
             return self._sum_physical_batches(
                 examples, targets, clip_physical_batch, transform.for_block
             )
@@ -165,9 +168,13 @@ class Clipper:
 
         def sum_physical_batch(examples: Examples, targets: torch.Tensor) -> ClippedSum:
             """Return the unclipped sum of one physical batch, divided by `size`."""
-            gradients, mean_loss = self._example_gradients(examples, targets, loss)
+            gradients, mean_loss = self._example_gradients(
+                examples, targets, loss, is_private=False
+            )
             weights = self.parameters[0].new_full((len(targets),), 1 / size)
-            return ClippedSum.with_small_sums(gradients, weights, mean_loss, self.parameters)
+            return ClippedSum.with_small_sums(
+                gradients, weights, mean_loss, self.parameters, summed_in_single=len(targets)
+            )
 
         with self.trained.gathered():
             return self._sum_physical_batches(
@@ -191,7 +198,7 @@ class Clipper:
             for start in range(0, count, rows):
                 part = slice(start, min(start + rows, count))
                 gradients, mean_loss = self._example_gradients(
-                    select_examples(examples, part), targets[part], loss
+                    select_examples(examples, part), targets[part], loss, is_private=False
                 )
                 losses += mean_loss * (part.stop - part.start)
                 self._add_squares(gradients, part.stop - part.start, squares)
@@ -206,8 +213,8 @@ class Clipper:
         for number in range(count):
             alone = [each.select(numbers == number) for each in gradients]
             for piece, total in self._pieces_of(squares):
-                found = torch.empty_like(total)
-                alone[piece.index].weighted_sum(piece.rows, weight, found)
+                found = torch.empty_like(total, dtype=torch.float64)
+                alone[piece.index].weighted_sum(piece.rows, weight, 1, found)
                 total.addcmul_(found, found)
 
     def _pieces_of(self, vector: torch.Tensor) -> Iterator[tuple[Piece, torch.Tensor]]:
@@ -232,7 +239,7 @@ class Clipper:
             return ClippedSum([], None, 0.0)
         if count <= rows:
             return sum_physical_batch(examples, targets)
-        sums = self.zeros()
+        sums = self.zeros().double()
         losses: Scalar = 0.0
         unclipped: Scalar = 0
         for start in range(0, count, rows):
@@ -273,60 +280,15 @@ class Clipper:
             )
 
     def _example_gradients(
-        self,
-        examples: Examples,
-        targets: torch.Tensor,
-        loss: Loss,
-        check_losses: Callable[[torch.Tensor], None] | None = None,
+        self, examples: Examples, targets: torch.Tensor, loss: Loss, *, is_private: bool = True
     ) -> tuple[list[ExampleGradients], Scalar]:
         """Return one set of per-example gradients per parameter, and the mean loss."""
         sparse = examples if self._sparse_inputs and isinstance(examples, torch.Tensor) else None
-        model_pass = run_model_pass(
-            self._model, self._layers, examples, targets, loss,
-            path=self._path, sparse=sparse, keep_all=False, places=self._places,
-        )  # fmt: skip
-        if check_losses is not None:
-            check_losses(model_pass.losses)
+        model_pass = self._checked.run(
+            examples, targets, loss, sparse=sparse, is_private=is_private
+        )
         gradients = model_pass.take_example_gradients(self.parameters)
         return gradients, as_scalar(model_pass.losses.mean())
-
-    def _check_model_periodically(
-        self, examples: Examples, targets: torch.Tensor, loss: Loss
-    ) -> list[Callable[[torch.Tensor], None]]:
-        """Check on the first, 16th, 256th … batch that the model's gradients can be clipped.
-
-        Once is not enough: a model may begin to mix examples later, or do so only at random. So it
-        is checked as well if its modules, or which of them are in training mode, are others than
-        at every earlier check. The examples are those of the whole batch, also where a physical
-        batch has only one.
-
-        Returns:
-            A check of the losses of the first physical batch; none if it has one example, or if
-            the model was checked before.
-        """
-        if len(targets) < 2 or len(targets) != count_examples(examples):
-            return []
-        self._batches += 1
-        modes = [(each, each.training) for each in self._model.modules()]
-        is_new = modes not in self._checked_modes
-        if not (is_new or is_checked(self._batches)):
-            return []
-        if is_new:
-            find_trained_layers(self._model)  # raises if a new module cannot be clipped
-            self._checked_modes.append(modes)
-        is_first_and_large = self._batches == 1 and len(targets) >= LARGE_BATCH
-        few = _FIRST_CHECKED_EXAMPLES if is_first_and_large else _CHECKED_EXAMPLES
-        part = choose_rows(examples, targets, few)
-        options: dict[str, Any] = {"loss": loss, "path": self._path, "places": self._places}
-        run = partial(run_model_pass, self._model, self._layers, **options)
-        few_examples = select_examples(examples, part), targets[part]
-        check_model(self._model, run, few_examples, self.parameters, is_first=is_new)
-        first = slice(0, self._physical_batch_size or len(targets))
-        if not is_new or len(targets[first]) < 2:  # a pass of a whole batch is made once
-            return []
-        batch = select_examples(examples, first), targets[first]
-        run_losses = partial(compute_losses, self._model, self._layers, **options)
-        return [losses_beside_others(run_losses, batch, self.parameters[0].device)]
 
     def _clip_weights(
         self, gradients: list[ExampleGradients], transform: Transform
@@ -367,3 +329,11 @@ class Clipper:
             affine = transform.for_block(block)
             for piece in block.pieces:
                 yield piece, affine.for_piece(piece)
+
+
+def _layers_of(model: nn.Module) -> tuple[list[nn.Module], str | None]:
+    """Return the trained layers; or none, and why the model must be run as a whole."""
+    try:
+        return find_trained_layers(model), None
+    except UnusualUseError as error:
+        return [], str(error)

@@ -5,7 +5,7 @@ gradient g and its input a, so the squared norm of D∘(g aᵀ + b) is
 
     Σₒ g²ₒ·[D²(a²)]ₒ + 2·gᵀ(D²∘b)a + ‖D∘b‖²,
 
-which is ‖g‖²·‖a‖² without D and b, and a weighted sum over examples is one matrix product. Neither
+which is ‖g‖²·‖a‖² without D and b, and a weighted sum over examples is a matrix product. Neither
 needs a per-example gradient in memory ("book-keeping", Bu et al. 2023, arXiv 2210.00038). Only
 boxes and damping need each coordinate of each example's gradient. For every other layer the
 per-example gradients are held in memory.
@@ -35,6 +35,7 @@ from training_client.private_step.kernels.row_sums import (
     mapped_squared_norms,
     squared_norms,
 )
+from training_client.private_step.kernels.weighted_rows import add_weighted_rows
 from training_client.private_step.rounding_bounds import (
     Scalar,
     has_excessive_underflow,
@@ -81,8 +82,17 @@ class ExampleGradients(Protocol):
         """
         ...
 
-    def weighted_sum(self, rows: slice, weights: torch.Tensor, out: torch.Tensor) -> None:
-        """Write the weighted sum of the gradients, on some rows of the parameter, into `out`."""
+    def weighted_sum(
+        self, rows: slice, weights: torch.Tensor, block: int, out: torch.Tensor
+    ) -> None:
+        """Write the weighted sum of the gradients, on some rows of the parameter, into `out`.
+
+        Args:
+            rows: the rows.
+            weights: one per example.
+            block: how many examples may be added up in single precision; 0 for none.
+            out: receives the sum, contiguous, in double precision.
+        """
         ...
 
     def clamped_sum(self, rows: slice, scale: torch.Tensor) -> torch.Tensor:
@@ -260,12 +270,14 @@ class OuterProducts:
         """The layer's inputs as a dense or sparse matrix, one row per example."""
         return make_factor(self.inputs, self.gradients.shape[1], sparse=self.sparse)
 
-    def weighted_sum(self, rows: slice, weights: torch.Tensor, out: torch.Tensor) -> None:
+    def weighted_sum(
+        self, rows: slice, weights: torch.Tensor, block: int, out: torch.Tensor
+    ) -> None:
         """Write the weighted sum of the gradients, on some rows of the parameter, into `out`.
 
-        It takes one matrix product.
+        It takes one matrix product for each block.
         """
-        self._input_factor.weighted_product(self.gradients[:, rows], weights, out)
+        self._input_factor.weighted_product(self.gradients[:, rows], weights, block, out)
 
     def clamped_sum(self, rows: slice, scale: torch.Tensor) -> torch.Tensor:
         """Return the sum of scaled gradients, each coordinate clamped to ±1, on `rows`."""
@@ -306,6 +318,10 @@ class MaterializedGradients:
 
     gradients: torch.Tensor
 
+    def __post_init__(self) -> None:
+        if self.gradients.dim() == 1:  # of a parameter that is a single number, and has one row
+            object.__setattr__(self, "gradients", self.gradients[:, None])
+
     @property
     def element_count(self) -> int:
         """The number of elements of all examples' gradients."""
@@ -335,13 +351,16 @@ class MaterializedGradients:
         excluded = torch.as_tensor(lost > negligible_share(dtype) * bound, device=found.device)
         return found.masked_fill_(excluded, torch.inf)
 
-    def weighted_sum(self, rows: slice, weights: torch.Tensor, out: torch.Tensor) -> None:
+    def weighted_sum(
+        self, rows: slice, weights: torch.Tensor, block: int, out: torch.Tensor
+    ) -> None:
         """Write the weighted sum of the gradients, on some rows of the parameter, into `out`."""
-        torch.mv(self.gradients[:, rows].flatten(1).T, weights, out=out.view(-1))
+        held = self.gradients[:, rows].flatten(1)
+        add_weighted_rows(held, weights, block, out.zero_().view(-1))
 
     def clamped_sum(self, rows: slice, scale: torch.Tensor) -> torch.Tensor:
         """Return the sum of scaled gradients, each coordinate clamped to ±1, on `rows`."""
-        return clamp_in_place(self.gradients[:, rows] * scale).sum(0)
+        return clamp_in_place(self.gradients[:, rows] * scale).sum(0, dtype=torch.float64)
 
     def damped_squared_norms(self, pieces: MappedPieces, damping: float) -> torch.Tensor:
         """Return squared norms of per-example gradients after shift, scaling and soft clipping."""

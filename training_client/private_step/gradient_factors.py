@@ -40,14 +40,15 @@ class Factor(Protocol):
         ...
 
     def weighted_product(
-        self, left: torch.Tensor, weights: torch.Tensor, out: torch.Tensor, /
+        self, left: torch.Tensor, weights: torch.Tensor, block: int, out: torch.Tensor, /
     ) -> None:
         """Write the weighted sum of outer products Σ wᵢ·leftᵢ·selfᵢᵀ over rows i into `out`.
 
         Args:
             left: one row per example.
             weights: w, one per example.
-            out: receives the product.
+            block: how many examples may be added up in single precision; 0 for none.
+            out: receives the product, in double precision.
         """
         ...
 
@@ -94,7 +95,7 @@ class DenseFactor:
             yield rows, slice(0, right.shape[1]), multiply(self.rows[rows], right)
 
     def weighted_product(
-        self, left: torch.Tensor, weights: torch.Tensor, out: torch.Tensor
+        self, left: torch.Tensor, weights: torch.Tensor, block: int, out: torch.Tensor
     ) -> None:
         """Write the weighted sum of outer products Σ wᵢ·leftᵢ·selfᵢᵀ over rows i into `out`."""
-        weighted_product(left, self.rows, weights, out)
+        weighted_product(left, self.rows, weights, block, out)

@@ -6,31 +6,39 @@ they consist of (`recurrent_layers`, `attention_layers`), each of which is recor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 from torch.autograd.graph import get_gradient_edge
 from torch.nn.functional import linear
 from torch.nn.utils.parametrize import is_parametrized
-from torch.utils._pytree import tree_map_only
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.hooks import RemovableHandle
 
 from training_client.errors import UnsupportedModelError
 from training_client.private_step.attention_layers import run_attention
 from training_client.private_step.clippable_layers import (
-    GradSampler,
     is_transposed_linear,
     keeps_forward_of,
-    opacus_grad_sampler,
     trained_parameters,
 )
+from training_client.private_step.convolution_gradients import (
+    are_gradients_held,
+    convolution_gradients,
+    is_convolution,
+)
 from training_client.private_step.example_gradients import ExampleGradients, MaterializedGradients
-from training_client.private_step.kernels.matmul import full_precision
+from training_client.private_step.group_normalization import (
+    is_group_normalization,
+    run_group_normalization,
+)
+from training_client.private_step.isolation.operations import MixingError
 from training_client.private_step.layer_uses import (
     Differentiate,
     EnginePath,
@@ -42,11 +50,31 @@ from training_client.private_step.layer_uses import (
     normalization_gradients,
     projection_gradients,
 )
-from training_client.private_step.module_names import unsupported_layer
+from training_client.private_step.module_names import unusual_layer
 from training_client.private_step.recurrent_layers import run_recurrent_cell, run_recurrent_layer
 from training_client.private_step.replayed_layers import LayerCall, Places, floating_outputs
 
 Gradients = dict[torch.Tensor, ExampleGradients]
+
+
+class RowObserver(Protocol):
+    """Interface of what observes the tensors that trained layers are given."""
+
+    def require_rows(self, tensor: torch.Tensor) -> None:
+        """Raise unless a tensor has one row for each example, or equal rows."""
+        ...
+
+    def require_shared(self, tensor: torch.Tensor) -> None:
+        """Raise if a tensor depends on examples."""
+        ...
+
+    def own_part(self, name: str) -> AbstractContextManager[list[Any]]:
+        """Return a context manager for a layer that the engine runs, which lists its results."""
+        ...
+
+    def has_rows(self, tensor: torch.Tensor) -> bool:
+        """Return whether a tensor with as many rows as there are examples has one for each."""
+        ...
 
 
 @dataclass
@@ -62,8 +90,12 @@ class LayerRecorder:
         keep_all: keep what every layer was given; see `run_model_pass`.
         uses: the recorded uses.
         parts: per-example gradients that were computed while the loss was differentiated.
+        called: the layers that were called.
         is_paused: whether layers are called again for the backward pass (activation checkpointing):
             they must compute the same, but are not recorded.
+        observer: observes what layers are given.
+        hooks: how many hooks were registered on outputs.
+        sources: operations that made the outputs of uses: gradients of all of them are computed.
     """
 
     model: nn.Module
@@ -72,9 +104,13 @@ class LayerRecorder:
     sparse: torch.Tensor | None = None
     keep_all: bool = True
     places: Places = field(default_factory=dict)
+    observer: RowObserver | None = None
     uses: list[LayerUse] = field(default_factory=list)
     parts: list[Parts] = field(default_factory=list)
+    called: set[nn.Module] = field(default_factory=set)
     is_paused: bool = False
+    hooks: int = 0
+    sources: set[Any] = field(default_factory=set)
 
     @contextmanager
     def recording(self, layers: Sequence[nn.Module]) -> Iterator[None]:
@@ -90,10 +126,10 @@ class LayerRecorder:
             ]
             for layer in layers:
                 run = _own_forward(layer)
-                if self.path == "replay" and run is run_attention:
+                if self.path == "replay" and run in (run_attention, run_group_normalization):
                     run = None
                 if run is not None:
-                    layer.forward = partial(run, self, layer)
+                    layer.forward = partial(self._run_own, run, layer)
                     replaced.append(layer)
                     continue
                 hooks.append(layer.register_forward_hook(self._observe, with_kwargs=True))
@@ -105,6 +141,15 @@ class LayerRecorder:
                 hook.remove()
             for layer in replaced:
                 del layer.forward
+
+    def _run_own(self, run: Callable[..., Any], layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        """Run a layer by the linear maps that it consists of."""
+        if self.observer is None:
+            return run(self, layer, *args, **kwargs)
+        with self.observer.own_part(type(layer).__name__) as results:
+            output = run(self, layer, *args, **kwargs)
+            results += tree_leaves(output)
+        return output
 
     def project(
         self,
@@ -128,6 +173,7 @@ class LayerRecorder:
         self, layer: nn.Module, inputs: Tensors, output: torch.Tensor, differentiate: Differentiate
     ) -> None:
         """Record a layer's inputs, output, and the function for its per-example gradients."""
+        self.called.add(layer)
         for each in (*inputs, output):
             self._require_rows(layer, each)
         if self.is_paused or not output.requires_grad:
@@ -135,11 +181,49 @@ class LayerRecorder:
         kept = tuple(each.detach() for each in inputs)
         edge = get_gradient_edge(output)
         use = LayerUse(layer, (edge,), (output.shape,), kept, differentiate)
-        is_reached = any(each.requires_grad for each in inputs)  # by gradients of earlier uses
-        if is_reached and not self.keep_all and isinstance(layer, nn.LayerNorm | nn.RMSNorm):
+        is_early = not self.keep_all and self._is_differentiated_early(use, output)
+        if is_early and any(map(self._is_made_of_uses, inputs)):
             self._differentiate_early(use, output)
+            self.sources.add(edge.node)
         else:
             self.uses.append(use)
+
+    def record_copies(
+        self, layer: nn.Module, copies: Mapping[torch.Tensor, torch.Tensor], output: torch.Tensor
+    ) -> None:
+        """Record copies of a layer's parameters, one for each example, that gave this output."""
+        self._require_rows(layer, output)
+        trained = {own: each for own, each in copies.items() if each.requires_grad}
+        if self.is_paused or not output.requires_grad or not trained:
+            return
+        edges = tuple(map(get_gradient_edge, trained.values()))
+        shapes = tuple(each.shape for each in trained.values())
+        self.uses.append(LayerUse(layer, edges, shapes, (), partial(_cut_copies, tuple(trained))))
+
+    def _is_made_of_uses(self, tensor: torch.Tensor) -> bool:
+        """Return whether the gradients of earlier uses pass through a tensor.
+
+        Those of its own are not computed otherwise, although it may require them.
+        """
+        self.sources |= {edge.node for use in self.uses for edge in use.edges}
+        left: list[Any] = [tensor.grad_fn]
+        seen: set[Any] = {None}
+        while left:
+            node = left.pop()
+            if node in self.sources:
+                return True
+            if node is not None and node not in seen:
+                seen.add(node)
+                left += [each for each, _ in node.next_functions]
+        return False
+
+    def _is_differentiated_early(self, use: LayerUse, output: torch.Tensor) -> bool:
+        """Return whether a use's per-example gradients take less memory than what it was given."""
+        layer: Any = use.layer
+        if is_convolution(layer):
+            is_held = self.path is None and are_gradients_held(layer, use.inputs[0], output)
+            return is_held or self.path == "held"
+        return isinstance(layer, nn.LayerNorm | nn.RMSNorm) or is_group_normalization(layer)
 
     def _differentiate_early(self, use: LayerUse, output: torch.Tensor) -> None:
         """Compute a call's per-example gradients as soon as its output's gradient is known."""
@@ -148,15 +232,16 @@ class LayerRecorder:
 
         def add_parts(gradient: torch.Tensor) -> None:
             """Add the call's per-example gradients, and free its inputs."""
-            with torch.no_grad():
+            with torch.no_grad(), _disable_current_modes():  # no operations of the program
                 parts.append(without_inputs.example_gradients(inputs, [gradient]))
             inputs.clear()
 
         output.register_hook(add_parts)  # type: ignore[no-untyped-call]
+        self.hooks += 1
 
     def unsupported_error(self, layer: nn.Module, problem: str) -> UnsupportedModelError:
         """Return the error for a layer that cannot be clipped: its name, and why (`problem`)."""
-        return unsupported_layer(self.model, layer, problem)
+        return unusual_layer(self.model, layer, problem)
 
     def _observe(
         self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
@@ -193,8 +278,12 @@ class LayerRecorder:
             )
         if keeps_forward_of(layer, nn.LayerNorm) or keeps_forward_of(layer, nn.RMSNorm):
             return lambda inputs, gradients: normalization_gradients(found, inputs[0], gradients[0])
-        sampler = opacus_grad_sampler(layer)
-        return None if sampler is None else partial(_sample_gradients, layer, sampler)
+        if is_convolution(layer):
+            path = self.path  # not `self`: see `_projection_differentiator`
+            return lambda inputs, gradients: convolution_gradients(
+                found, inputs[0], gradients[0], path
+            )
+        return None
 
     def _projection_differentiator(
         self,
@@ -223,6 +312,7 @@ class LayerRecorder:
         So several outputs are returned as views, whose gradients do not include each other. A
         single output is not, because a view has no gradient once it was changed in place.
         """
+        self.called.add(layer)
         if len(floating_outputs(output)) > 1:
             output = tree_map_only(torch.Tensor, lambda each: each.view_as(each), output)
         if self.is_paused:
@@ -230,14 +320,20 @@ class LayerRecorder:
         outputs = floating_outputs(output)
         wanted = tuple(at for at, each in enumerate(outputs) if each.requires_grad)
         call, inputs = LayerCall.from_arguments(
-            self.model, layer, trained_parameters(layer), (args, kwargs), self.examples, wanted,
+            self.model, layer, trained_parameters(layer), (args, kwargs), wanted,
             self.places.setdefault((layer, self._calls(layer)), set()),
+            self._has_rows,
         )  # fmt: skip
         if not inputs:
             raise self.unsupported_error(
                 layer, f"is given no tensor with one row for each of the {self.examples} examples: "
                 "give it one row or sequence per example, along the first dimension, or freeze it"
             )  # fmt: skip
+        if self.observer is not None:
+            for each in inputs:
+                self.observer.require_rows(each)
+            for each in call.shared:
+                self.observer.require_shared(each)
         if not wanted:
             return output
         differentiated = [outputs[at] for at in wanted]
@@ -252,6 +348,11 @@ class LayerRecorder:
             )
         )  # fmt: skip
         return output
+
+    def _has_rows(self, tensor: torch.Tensor) -> bool:
+        """Return whether a tensor has one row for each example, as far as one can see."""
+        is_long = tensor.dim() > 0 and len(tensor) == self.examples
+        return is_long and (self.observer is None or self.observer.has_rows(tensor))
 
     def _calls(self, layer: nn.Module) -> int:
         """Return how often the layer was recorded in this pass."""
@@ -281,6 +382,19 @@ class LayerRecorder:
                 "sequence per example, along the first dimension; expand inputs that all examples "
                 "share, such as position ids",
             )
+        if self.observer is not None:
+            self.observer.require_rows(tensor)
+
+    def _require_shared(self, layer: nn.Module, tensor: torch.Tensor) -> None:
+        """Raise if the only row that a layer is given holds examples along another dimension."""
+        try:
+            if self.observer is not None:
+                self.observer.require_shared(tensor)
+        except MixingError as error:
+            raise self.unsupported_error(
+                layer, f"is given one row that {error}: give it one row or sequence per example, "
+                "along the first dimension"
+            ) from error  # fmt: skip
 
     def _refuse_groups(self, layer: nn.Module, _: tuple[Any, ...]) -> None:
         """Forward pre-hook: refuse a layer that sorts examples into groups by their targets."""
@@ -289,12 +403,13 @@ class LayerRecorder:
             "compute the loss from that"
         )  # fmt: skip
 
-    def _expand_shared(self, _: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    def _expand_shared(self, layer: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
         """Forward pre-hook: expand a single input row, shared by all examples, to one row for each.
 
         Otherwise its output gradient would be summed over the examples.
         """
         if len(args) == 1 and args[0].dim() > 1 and len(args[0]) == 1 < self.examples:
+            self._require_shared(layer, args[0])
             return (args[0].expand(self.examples, *args[0].shape[1:]),)
         return None
 
@@ -328,19 +443,16 @@ def _project_back(
     )  # fmt: skip
 
 
-def _sample_gradients(
-    layer: nn.Module, sampler: GradSampler, inputs: Tensors, gradients: Tensors
-) -> Gradients:
-    """Return the per-example gradients of a layer, computed by Opacus' grad sampler."""
-    # contiguous: Opacus misreads convolutions in channels_last
-    gradient = gradients[0].contiguous()
-    with full_precision(gradient.device):
-        held = sampler(layer, [inputs[0].contiguous()], gradient)
-    return {parameter: MaterializedGradients(each) for parameter, each in held.items()}
+def _cut_copies(parameters: Sequence[torch.Tensor], _: Tensors, gradients: Tensors) -> Gradients:
+    """Return per-example gradients from those of copies of parameters, one after the other."""
+    return {
+        own: MaterializedGradients(each.view(-1, *own.shape))
+        for own, each in zip(parameters, gradients, strict=True)
+    }
 
 
 def _own_forward(layer: nn.Module) -> Callable[..., Any] | None:
-    """Return this package's forward function for a recurrent or attention layer; else None."""
+    """Return this package's forward function for a layer that it runs itself; else None."""
     if keeps_forward_of(layer, nn.MultiheadAttention):
         assert isinstance(layer, nn.MultiheadAttention)
         is_plain = layer.bias_k is None and not layer.add_zero_attn
@@ -350,4 +462,6 @@ def _own_forward(layer: nn.Module) -> Callable[..., Any] | None:
         return run_recurrent_layer
     if any(keeps_forward_of(layer, kind) for kind in (nn.RNNCell, nn.LSTMCell, nn.GRUCell)):
         return run_recurrent_cell
+    if is_group_normalization(layer):
+        return run_group_normalization
     return None

@@ -16,13 +16,15 @@ from torch.autograd.graph import GradientEdge
 from torch.nn.functional import layer_norm, rms_norm
 
 from training_client.errors import UnsupportedModelError
+from training_client.private_step.chunked_gradients import ChunkedGradients
+from training_client.private_step.convolution_gradients import ConvolutionProducts
 from training_client.private_step.example_gradients import (
     ExampleGradients,
     MaterializedGradients,
     OuterProducts,
 )
 from training_client.private_step.sequence_products import SequenceProducts
-from training_client.private_step.summed_gradients import SummedGradients
+from training_client.private_step.summed_gradients import Part, SummedGradients
 from training_client.private_step.token_gradients import TokenGradients
 
 Tensors = Sequence[torch.Tensor]
@@ -75,9 +77,11 @@ class UseRecorder(Protocol):
 
     Attributes:
         path: a path of the engine to force.
+        keep_all: keep what every layer was given.
     """
 
     path: EnginePath | None
+    keep_all: bool
 
     def project(
         self,
@@ -94,6 +98,12 @@ class UseRecorder(Protocol):
         self, layer: nn.Module, inputs: Tensors, output: torch.Tensor, differentiate: Differentiate
     ) -> None:
         """Record a layer's inputs, output, and the function for its per-example gradients."""
+        ...
+
+    def record_copies(
+        self, layer: nn.Module, copies: Mapping[torch.Tensor, torch.Tensor], output: torch.Tensor
+    ) -> None:
+        """Record copies of a layer's parameters, one for each example, that gave this output."""
         ...
 
     def unsupported_error(self, layer: nn.Module, problem: str) -> UnsupportedModelError:
@@ -222,7 +232,7 @@ def merge_parts(parts: Sequence[ExampleGradients], path: EnginePath | None) -> E
         return found
     if isinstance(found, OuterProducts):
         found = SequenceProducts.from_outer_products(found)
-    assert isinstance(found, SequenceProducts | TokenGradients | SummedGradients)
+    assert isinstance(found, ChunkedGradients | TokenGradients)
     everything = slice(0, found.example_count), slice(0, found.shape[0])
     return MaterializedGradients(found.dense(*everything))
 
@@ -236,7 +246,7 @@ def _merge(parts: Sequence[ExampleGradients]) -> ExampleGradients:
         for each in parts
         if isinstance(each, OuterProducts | SequenceProducts)
     ]
-    merged: list[MaterializedGradients | TokenGradients | SequenceProducts] = []
+    merged: list[Part] = [each for each in parts if isinstance(each, ConvolutionProducts)]
     if held:
         merged.append(MaterializedGradients(_add(held)))
     if tokens:

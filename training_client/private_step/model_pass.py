@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 
-from training_client.errors import UnsupportedModelError
+from training_client.errors import UnsupportedModelError, UnusualUseError
 from training_client.private_step.batches import Examples, call_model, count_examples
-from training_client.private_step.example_gradients import ExampleGradients
-from training_client.private_step.layer_recorder import LayerRecorder
+from training_client.private_step.clippable_layers import own_parameters, trained_parameters
+from training_client.private_step.example_gradients import ExampleGradients, MaterializedGradients
+from training_client.private_step.layer_recorder import LayerRecorder, RowObserver
 from training_client.private_step.layer_uses import (
     EnginePath,
     LayerUse,
@@ -27,6 +28,24 @@ from training_client.private_step.module_names import describe_layer, describe_t
 from training_client.private_step.replayed_layers import Places
 
 Loss = Callable[[Any, torch.Tensor], torch.Tensor]  # one value per example
+
+
+class PassObserver(RowObserver, Protocol):
+    """Interface of what observes a pass: its operations, and what trained layers are given.
+
+    Attributes:
+        reads: the numbers that Python read in the pass, of what no example decides.
+    """
+
+    reads: list[Any]
+
+    def forward_part(self) -> AbstractContextManager[Any]:
+        """Return a context manager for model and loss."""
+        ...
+
+    def backward_part(self, losses: torch.Tensor, hooks: int) -> AbstractContextManager[Any]:
+        """Return a context manager for the gradients of losses, on which this module has hooks."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +78,7 @@ class ModelPass:
         parts: per-example gradients that were computed while the loss was differentiated.
         path: a path of the engine to force.
         full_gradients: the gradient of the summed loss in each parameter to differentiate.
+        skipped: the parameters of layers that random numbers left out of this pass.
     """
 
     model: nn.Module
@@ -67,6 +87,7 @@ class ModelPass:
     parts: Sequence[Parts] = ()
     path: EnginePath | None = None
     full_gradients: Sequence[torch.Tensor | None] = ()
+    skipped: frozenset[nn.Parameter] = frozenset()
 
     def take_example_gradients(self, parameters: Sequence[nn.Parameter]) -> list[ExampleGradients]:
         """Return each parameter's per-example gradients, and free their inputs; call it once.
@@ -86,8 +107,11 @@ class ModelPass:
             for parameter, part in uses.pop(0).example_gradients().items():
                 parts[parameter].append(part)
         for parameter in parameters:
+            if parameter in self.skipped:
+                zeros = parameter.new_zeros(1).expand(len(self.losses), *parameter.shape)
+                parts[parameter].append(MaterializedGradients(zeros))
             if parameter not in parts:
-                raise UnsupportedModelError(
+                raise UnusualUseError(
                     f"{describe_tensor(self.model, parameter)} takes no part in the loss, or not "
                     "by an ordinary call of its layer: call the layer itself, or freeze it"
                 )
@@ -107,6 +131,7 @@ def run_model_pass(
     sparse: torch.Tensor | None = None,
     keep_all: bool = True,
     places: Places | None = None,
+    observer: PassObserver | None = None,
 ) -> ModelPass:
     """Run a batch through a model forward and backward; return the recorded layer calls.
 
@@ -124,18 +149,27 @@ def run_model_pass(
             are computed while the loss is differentiated, and the rest of the memory is freed.
         places: which arguments of replayed layers have one row per example, known from earlier
             passes; it is updated.
+        observer: observes the pass.
 
     Raises:
         UnsupportedModelError: a layer cannot be observed, the loss does not return one value per
             example, or the pass changes the model's state.
     """
     count = count_examples(examples)
-    recorder = LayerRecorder(model, count, path, sparse, keep_all, {} if places is None else places)
+    recorder = LayerRecorder(
+        model, count, path, sparse, keep_all, {} if places is None else places, observer
+    )
     with recorder.recording(layers):
-        losses, state = _run_forward(recorder, layers, examples, targets, loss)
+        with nullcontext() if observer is None else observer.forward_part():
+            losses, state = _run_forward(recorder, layers, examples, targets, loss)
+        if observer is not None:
+            observer.require_rows(losses)
         edges: list[Any] = [edge for use in recorder.uses for edge in use.edges]
         recorder.is_paused = True
-        found = torch.autograd.grad(losses.sum(), [*edges, *differentiate], allow_unused=True)
+        uncalled = _uncalled_parameters(recorder, layers) if observer and observer.reads else []
+        wanted = [*edges, *differentiate, *uncalled]
+        with nullcontext() if observer is None else observer.backward_part(losses, recorder.hooks):
+            found = torch.autograd.grad(losses, wanted, torch.ones_like(losses), allow_unused=True)
     owned = {each.untyped_storage().data_ptr() for each in state}
     uses, start = [], 0
     for use in recorder.uses:
@@ -148,7 +182,19 @@ def run_model_pass(
                 for each, shape in zip(gradients, use.shapes, strict=True)
             ]
             uses.append(UsePass(use, inputs, given))
-    return ModelPass(model, losses.detach(), uses, recorder.parts, path, found[len(edges) :])
+    full = found[len(edges) :][: len(differentiate)]
+    of_uncalled = zip(uncalled, found[len(wanted) - len(uncalled) :], strict=True)
+    skipped = frozenset(each for each, gradient in of_uncalled if gradient is None)
+    return ModelPass(model, losses.detach(), uses, recorder.parts, path, full, skipped)
+
+
+def _uncalled_parameters(
+    recorder: LayerRecorder, layers: Sequence[nn.Module]
+) -> list[nn.Parameter]:
+    """Return the trained parameters of layers that were not called, and of no others."""
+    called = {each for layer in recorder.called for each in own_parameters(layer).values()}
+    of_layers = (each for layer in layers for each in trained_parameters(layer).values())
+    return [each for each in dict.fromkeys(of_layers) if each not in called]
 
 
 @torch.enable_grad()
@@ -192,7 +238,7 @@ def _run_forward(
             f"{tuple(losses.shape)}: use reduction='none'"
         )
     if not recorder.uses:
-        raise UnsupportedModelError(
+        raise UnusualUseError(
             "no trained layer takes part in the loss by an ordinary call, such as "
             f"{describe_layer(recorder.model, layers[0])}: call the layer itself. The layers of a "
             "model made by torch.compile cannot be observed if it was called before: compile it "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from training_client.errors import UnsupportedModelError
+from training_client.errors import UnsupportedModelError, UnusualUseError
 
 
 def layer_type(module: nn.Module) -> type[nn.Module]:
@@ -39,3 +39,8 @@ def describe_tensor(model: nn.Module, tensor: torch.Tensor) -> str:
 def unsupported_layer(model: nn.Module, layer: nn.Module, problem: str) -> UnsupportedModelError:
     """Return the error for a layer that cannot be clipped: its path and class, and the problem."""
     return UnsupportedModelError(f"{describe_layer(model, layer)} {problem}")
+
+
+def unusual_layer(model: nn.Module, layer: nn.Module, problem: str) -> UnusualUseError:
+    """Return the error for a layer that alone cannot be clipped; see `unsupported_layer`."""
+    return UnusualUseError(f"{describe_layer(model, layer)} {problem}")

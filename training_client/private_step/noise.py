@@ -1,4 +1,4 @@
-"""Random generators that the operating system seeds, and keys of noise."""
+"""Random generators that the operating system seeds, and keys of noise and batches."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import torch
 
-from training_client.private_step.rounded_gaussian import KEY_BYTES
+from training_client.private_step.keystream import KEY_BYTES
 
 _STATE_WORDS: Final = 624  # of the Mersenne Twister
 _HEADER_BYTES: Final = 24  # before the words: the seed, two counters and a flag
@@ -23,7 +23,8 @@ class FreshGenerator(torch.Generator):
     process.
 
     On a CPU PyTorch's seed has 32 bits, few enough to try them all: instead, all 624 words of the
-    Mersenne Twister's state are drawn. It is still not a cryptographic generator.
+    Mersenne Twister's state are drawn. It is still not a cryptographic generator. Noise and batches
+    use none of its state: passed to them, it stands for keys of the operating system (`draw_key`).
 
     Args:
         device: the device that numbers are drawn on.
@@ -53,13 +54,13 @@ def _replace_state_words(state: torch.Tensor, words: bytes) -> torch.Tensor:
     return found
 
 
-def draw_key(generator: torch.Generator) -> bytes:
-    """Return a key to draw noise with: from the operating system, unless a program seeded its own.
+def draw_key(generator: torch.Generator | None) -> bytes:
+    """Return a key for noise or a batch: from the operating system, or a program's own generator.
 
-    A `FreshGenerator` has no state that the noise depends on: a copy of it, a fork or a checkpoint
-    could not draw the same noise again.
+    No state of a `FreshGenerator` is used: a copy of it, a fork or a checkpoint could not draw the
+    same again. Any other generator is for runs that are to be repeated, without a claim.
     """
-    if isinstance(generator, FreshGenerator):
+    if generator is None or isinstance(generator, FreshGenerator):
         return os.urandom(KEY_BYTES)
     drawn = torch.randint(
         256, (KEY_BYTES,), dtype=torch.uint8, generator=generator, device=generator.device

@@ -6,6 +6,7 @@ this is where the budget is asked: no noisy mean is released without a step take
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 from collections import deque
@@ -18,12 +19,15 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from training_client.budget import Allowance
+from training_client.budget import Allowance, FixedParts
 from training_client.errors import DataError, NoGuaranteeError
 from training_client.plan import Plan
 from training_client.private_step import AffineMap, Block, BlockwiseSum, Clipper, Loss, Transform
 from training_client.private_step.batches import (
     Examples,
+    TargetLoss,
+    Targets,
+    by_row,
     count_examples,
     device_of,
     require_shapes,
@@ -33,7 +37,11 @@ from training_client.private_step.batches import (
 from training_client.private_step.blocks import unflatten_vector
 from training_client.private_step.noise import FreshGenerator, draw_key
 from training_client.private_step.rounded_gaussian import NoiseGrid
-from training_client.private_step.rounding_bounds import Scalar, smallest_safe_factor
+from training_client.private_step.rounding_bounds import (
+    Scalar,
+    smallest_safe_factor,
+    sum_share,
+)
 from training_client.private_step.sampling import Epoch, EpochProgress, Sampler, sampler_for_plan
 from training_client.private_step.shared_budget import SharedBudget
 from training_client.private_step.single_process import require_same_process
@@ -51,6 +59,14 @@ LOAD_EARLIER: Final = (
 _BEGIN_ANEW: Final = (
     "a record of its batch may have caused that, and noise does not hide it. Begin a new run, with "
     "a new optimizer"
+)
+_ASSUMED: Final = (
+    "The operating system's random numbers are unpredictable, and bits of AES-256 in counter mode "
+    "cannot be told from uniform ones.",
+    "PyTorch and its libraries compute a record's gradient, with its rounding, alike beside other "
+    "records.",
+    "Matrix products and other operations compute what they are named for, each result rounded as "
+    "IEEE 754 says.",
 )
 _COPY_LATER: Final = "a copy would release it again. Copy the optimizer between its steps"
 
@@ -177,7 +193,7 @@ class NoisyMean:
         return trained.as_held(means)
 
 
-class PrivateSum:
+class PrivateSum(FixedParts):
     """Releases the noisy mean of clipped gradients, once for each step that a budget covers.
 
     A step is open from `take` until its noisy mean was read to the end. Only the process that made
@@ -193,8 +209,8 @@ class PrivateSum:
     Args:
         model: the model to train.
         allowance: see above; its plan says what each step does and costs.
-        generator: draws the noise, on the model's device; by default the operating system seeds it.
-            A budget with a claim needs a `FreshGenerator`.
+        generator: keys of the noise are drawn from it; by default from the operating system. A
+            budget with a claim takes none but a `FreshGenerator`, which stands for that.
         physical_batch_size: see `Clipper`.
         sparse_inputs: see `Clipper`.
 
@@ -231,7 +247,7 @@ class PrivateSum:
         self.processes = _processes_of(allowance, self.trained)
         self.processes.require_usable()
         self._device = self.clipper.parameters[0].device
-        self._generator = generator or FreshGenerator(self._device)
+        self._generator = generator
         self.steps = allowance.made
         self._process, self._lock = os.getpid(), threading.RLock()
         self._is_step_open = False  # the last step was taken, and not all of its mean was read
@@ -244,6 +260,10 @@ class PrivateSum:
         self._shapes: list[tuple[int, ...]] | None = None  # of an example, in this run's batches
         self._sampler: EpochProgress | None = None  # draws the batches, if they have epochs
         self._epoch: Epoch | None = None  # of the batch of the last step
+        allowance.assume(*_ASSUMED)
+        if allowance.has_claim:
+            parts = ("allowance", "trained", "clipper", "processes", "_generator")
+            self.keep_fixed(*parts, *dir(PrivateSum))
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a copy has.
@@ -428,7 +448,7 @@ class PrivateSum:
         )
 
     def release(
-        self, examples: Examples, targets: torch.Tensor, loss: Loss, transform: Transform
+        self, examples: Examples, targets: Targets, loss: TargetLoss, transform: Transform
     ) -> NoisyMean:
         """Return the noisy mean gradient of one sampled batch; an empty batch gets the same noise.
 
@@ -488,11 +508,23 @@ class PrivateSum:
         return self._examples_drawn
 
     def _noise(self, transform: Transform) -> NoiseGrid:
-        """Return the grid that the sum is rounded to, with the noise that the plan asks for."""
-        plan, size = self.plan, sum(block.size for block in self.clipper.blocks)
+        """Return the grid that the sum is rounded to, with the noise that the plan asks for.
+
+        Each of several processes rounds a sum of its own, by up to √d.
+        """
+        plan, processes = self.plan, self.processes.share_of_records[1]
+        sensitivity = transform.bound * (1 + self._sum_share)
         return NoiseGrid.for_sum(
-            plan.noise_multiplier, transform.bound, size, plan.expected_batch_size
+            plan.noise_multiplier,
+            math.nextafter(sensitivity, math.inf),
+            self.clipper.size * processes**2,
+            plan.expected_batch_size,
         )
+
+    @property
+    def _sum_share(self) -> float:
+        """The share of the clip norm by which rounding may move the sums of all processes."""
+        return sum_share(self.plan.expected_batch_size)
 
     @torch.no_grad()
     def _noisy_block(
@@ -507,24 +539,34 @@ class PrivateSum:
             )
         is_last = not step.unread
         affine = transform.for_block(block)
-        step.total.write_block(block, affine, mean)
-        self._add_noise(mean, step.grid, step.factor)
+        total = torch.empty_like(mean, dtype=torch.float64)
+        step.total.write_block(block, affine, total)
+        self._add_noise(total, step.grid, step.factor, mean.dtype)
+        mean.copy_(total)
         if is_last:
             self._is_step_open = False
         return NoisyBlock(block, mean, affine, step.noise_deviation)
 
-    def _add_noise(self, total: torch.Tensor, grid: NoiseGrid, factor: float) -> None:
+    def _add_noise(
+        self, total: torch.Tensor, grid: NoiseGrid, factor: float, dtype: torch.dtype
+    ) -> None:
         """Overwrite this process's sum with (the rounded sum of all processes + noise)·`factor`.
 
         Several processes add up whole numbers, exactly: shares of the noise would not add up to it.
 
+        Args:
+            total: the sum, in double precision.
+            grid: what it is rounded to, and the noise.
+            factor: see above.
+            dtype: what the result will be rounded to.
+
         Raises:
             DataError: the noise is so small that the result may underflow.
         """
-        deviation, least = grid.noise_deviation * factor, smallest_safe_factor(total.dtype)
+        deviation, least = grid.noise_deviation * factor, smallest_safe_factor(dtype)
         if not deviation >= least:
             raise DataError(
-                f"noise of standard deviation {deviation:g} may underflow in {total.dtype} (at "
+                f"noise of standard deviation {deviation:g} may underflow in {dtype} (at "
                 f"least {least:.0e} is needed): use a larger clip norm, or a smaller sample rate"
             )
         key = draw_key(self._generator)
@@ -543,15 +585,15 @@ class PrivateSum:
         It is read once per step, because the next clip norm is computed from it on the CPU.
         """
         noisy = torch.zeros(1, dtype=torch.float64, device=self._device) + count
-        self._add_noise(noisy, NoiseGrid.for_count(deviation), 1.0)
+        self._add_noise(noisy, NoiseGrid.for_count(deviation), 1.0, noisy.dtype)
         return float(noisy)
 
     def _clip_drawn(
         self,
         drawn: int | None,
         examples: Examples,
-        targets: torch.Tensor,
-        loss: Loss,
+        targets: Targets,
+        loss: TargetLoss,
         transform: Transform,
     ) -> BlockwiseSum:
         """Return a batch's clipped sum; raise unless its size is the number of `drawn` records.
@@ -565,17 +607,26 @@ class PrivateSum:
                 "share a record would give it more influence than is charged: make one example of "
                 "each record, and give those to leave out a loss of 0"
             )
-        batch = [*tensors_of(examples), targets]
+        rows, loss_by_row = by_row(targets, loss)
+        batch = [*tensors_of(examples), *tensors_of(targets)]
         if self._shapes is not None:
             require_shapes(batch, self._shapes, "earlier ones")
         self._shapes = shapes_of(batch)
-        return self.clipped_sum(examples, targets, loss, transform)
+        return self.clipped_sum(examples, rows, loss_by_row, transform)
 
     def clipped_sum(
         self, examples: Examples, targets: torch.Tensor, loss: Loss, transform: Transform
     ) -> BlockwiseSum:
         """Return a batch's clipped sum without noise: still private, for `release` only."""
-        return self.clipper.clip(examples, targets, loss, transform)
+        share = self._sum_share / self.processes.share_of_records[1]
+        found = self.clipper.clip(examples, targets, loss, transform, share)
+        self.allowance.assume(
+            *(
+                f"Examples are apart, which was tested and not proved: {each}."
+                for each in self.clipper.unproved
+            )
+        )
+        return found
 
 
 def _require_fresh_noise(allowance: Allowance, generator: torch.Generator | None) -> None:

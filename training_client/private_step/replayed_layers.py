@@ -7,7 +7,7 @@ several examples at once; where it cannot, one example is run after the other.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -18,7 +18,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from training_client.private_step.example_gradients import ExampleGradients, MaterializedGradients
 from training_client.private_step.kernels.matmul import full_precision
-from training_client.private_step.module_names import unsupported_layer
+from training_client.private_step.module_names import unusual_layer
 from training_client.private_step.random_state import random_state
 
 _CHUNK_SIZE: Final = 1 << 20  # coordinates of inputs and gradients of the examples run at once
@@ -57,9 +57,9 @@ class LayerCall:
         layer: nn.Module,
         parameters: Mapping[str, torch.Tensor],
         arguments: tuple[tuple[Any, ...], dict[str, Any]],
-        examples: int,
         wanted: tuple[int, ...],
         known: set[int],
+        has_rows: Callable[[torch.Tensor], bool],
     ) -> tuple[LayerCall, Values]:
         """Split a call into a `LayerCall` without per-example tensors, and these tensors.
 
@@ -68,16 +68,16 @@ class LayerCall:
             layer: the layer.
             parameters: its own trained parameters.
             arguments: of the call.
-            examples: their number.
             wanted: which outputs have gradients.
             known: the places that had one row per example in earlier passes, or nothing before the
                 first; it is updated. A tensor for all examples may have as many rows by chance.
+            has_rows: whether a tensor has one row per example, as far as this pass shows.
         """
         leaves, structure = tree_flatten(arguments)
         found = {
             place
             for place, leaf in enumerate(leaves)
-            if isinstance(leaf, torch.Tensor) and leaf.dim() > 0 and len(leaf) == examples
+            if isinstance(leaf, torch.Tensor) and has_rows(leaf)
         }
         if known:
             known &= found
@@ -183,7 +183,7 @@ class LayerCall:
                 )
             rows.append(found)
         if not torch.equal(before, random_state(device)):
-            raise unsupported_layer(
+            raise unusual_layer(
                 self.model, self.layer,
                 "draws random numbers, and parameters of its own cannot be differentiated again "
                 "with the same numbers: set its dropout to 0, or put these parameters into a layer "
@@ -201,7 +201,7 @@ class LayerCall:
         try:
             return self.run(parameters, inputs)
         except (RuntimeError, TypeError, ValueError, LookupError, NotImplementedError) as error:
-            raise unsupported_layer(
+            raise unusual_layer(
                 self.model, self.layer,
                 f"fails on one example alone ({error}): let its forward accept any number of "
                 "examples, or freeze it"

@@ -33,10 +33,10 @@ from typing import Any, Final
 
 import numpy as np
 import torch
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy import floor, rint
 
 from training_client.private_step.kernels.compiled import compile_and_keep
+from training_client.private_step.keystream import BLOCK, Array, read_keystream
 
 _RECORD_BITS: Final = 28  # Δ, or the noise if it is less, is 2**28 steps: up to d = 10⁹ g·√d is
 # at most 1.2e-4 of Δ
@@ -50,9 +50,7 @@ _DEGREE: Final = 6
 _ROWS: Final = _OCTAVES << _PARTS_BITS
 _UNREAD_BITS: Final = 11  # of the word, on which the table does not depend
 _PRECISION: Final = 200  # bits of the balls that the table is computed in
-_BLOCK: Final = 1 << 17  # coordinates of one stream of the cipher
 _CHUNK: Final = 1024  # coordinates whose polynomials are evaluated together
-KEY_BYTES: Final = 32
 # the same as numbers that the compiled loop reads
 _READ_BITS_OF_WORD: Final = np.uint64((1 << 63) - (1 << _UNREAD_BITS))
 _MIDDLE_OF_UNREAD: Final = np.uint64(1 << (_UNREAD_BITS - 1))
@@ -62,7 +60,6 @@ _VARIABLE_ZERO: Final = 1 << (51 - _PARTS_BITS)
 _FIRST_ROW: Final = np.uint64((1023 + 63 - _OCTAVES) << _PARTS_BITS)
 _LAST_ROW: Final = np.uint64(_ROWS)
 _PRECISION_LOCK: Final = threading.RLock()  # flint has one precision for all threads
-Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,9 +146,9 @@ def _power_of_two_below(step: float) -> float:
 def _draw(flat: Array, step: float, factor: float, deviation: float, key: bytes) -> None:
     """Overwrite each number t by (rint(t/`step`) + N)·`step`·`factor`."""
     buffers = _buffers()
-    for number, start in enumerate(range(0, flat.size, _BLOCK)):
-        part = flat[start : start + _BLOCK]
-        words = _keystream(key, number, len(part), buffers.words)
+    for number, start in enumerate(range(0, flat.size, BLOCK)):
+        part = flat[start : start + BLOCK]
+        words = read_keystream(key, number, len(part), buffers.words)
         left = _fast_loop()(
             words, part, 1 / step, step * factor, deviation, _make_table(), buffers.chunk,
             buffers.places,
@@ -278,7 +275,7 @@ def _overwrite(
             k = floor(x + 0.5)
             if abs(x - k) < 0.5 - deviation * table[row + np.uint64(7)]:
                 m = rint(np.float64(parts[i]) * inverse)
-                m = min(max(m, -_LARGEST), _LARGEST) if m == m else 0.0
+                m = min(max(m, -_LARGEST), _LARGEST) + 0.0 if m == m else 0.0  # never −0
                 parts[i] = (m - k if some[i] >> np.uint64(63) else m + k) * unit
             else:
                 places[left] = start + i
@@ -315,17 +312,6 @@ def _rounded(numerator: int, count: int, deviation: float) -> int | None:
         return None if found is None else int(found)
 
 
-# --- the keystream
-
-
-def _keystream(key: bytes, stream: int, size: int, out: bytearray | None = None) -> Array:
-    """Return 64-bit words of AES-256-CTR; `stream` < 2⁶⁴ is the upper half of the counter."""
-    cipher = Cipher(algorithms.AES(key), modes.CTR(stream.to_bytes(8, "big") + bytes(8)))
-    out = bytearray(8 * size + 15) if out is None else out
-    cipher.encryptor().update_into(memoryview(_ZEROS)[: 8 * size], out)
-    return np.frombuffer(out, np.uint64, size)
-
-
 class _FurtherBits:
     """Further bits of one draw: a stream of its own, numbered by its place, above the blocks'."""
 
@@ -335,15 +321,15 @@ class _FurtherBits:
     def __call__(self, count: int) -> int:
         """Return the next `count` ≤ 64 bits."""
         self._used += 1
-        return int(_keystream(self._key, self._stream, self._used)[-1]) >> (64 - count)
+        return int(read_keystream(self._key, self._stream, self._used)[-1]) >> (64 - count)
 
 
 class _Buffers(threading.local):
     """Buffers of one thread: the cipher frees the interpreter's lock while it fills them."""
 
     def __init__(self) -> None:
-        self.words = bytearray(8 * _BLOCK + 15)
-        self.places, self.chunk = np.empty(_BLOCK, np.int64), np.empty(_CHUNK)
+        self.words = bytearray(8 * BLOCK + 15)
+        self.places, self.chunk = np.empty(BLOCK, np.int64), np.empty(_CHUNK)
 
 
 @cache
@@ -354,6 +340,3 @@ def _all_buffers() -> _Buffers:
 def _buffers() -> _Buffers:
     """Return this thread's buffers."""
     return _all_buffers()
-
-
-_ZEROS: Final = bytes(8 * _BLOCK)

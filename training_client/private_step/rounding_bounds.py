@@ -15,6 +15,25 @@ clipping bound, whatever values an example has. Every source of error, and what 
 - overflow of sums that D would make small again: `overflow_guard` is added to the norm, so that
   weighted gradients stay far below it.
 
+That is about one record. **The sum over a batch** is rounded too, and one record more changes the
+rounding of all others. Let n records have clipped gradients of norm ≤ C, rounding included. Added
+up in any order, in blocks of k in a precision of half epsilon u, the sum moves from the exact one
+by at most n·(k + c)·u·C, with c for the products and for underflow, if the sums of blocks are added
+up in double precision (Higham, Lemma 3.1). Neighbouring batches have two such errors. So a record
+moves the computed sum by at most C(1 + a), if each error is at most a·C/2:
+
+- a = `sum_share` comes from the plan, and the noise is made for C(1 + a): it depends on no data;
+- products of a dense or sparse matrix in single precision: blocks of k = `single_precision_block`
+  records, which is chosen for n and a. If k is too small to be worth it, products in double;
+- gradients that are held, or computed for one record at a time (sequences, embeddings, boxes,
+  damping): u is that of double precision on a CPU. An accelerator adds up blocks of k records;
+- with a shift b, D∘∇ and D∘b cancel. Each may be `_cancellation` times as long as their sum, and
+  no longer, because the norm allows for their rounding. Then all is in double precision, k is n.
+
+`require_precise_sum` refuses batches too large for that. Several physical batches are added up in
+double precision, with n the whole batch's number of records. A process of several has a share of a.
+What is assumed: a record's own gradient is computed alike beside other records.
+
 `safe_bound_range` gives the clipping bounds at which all of this holds. On an accelerator sums
 along rows in single precision are rounded up where they are computed, and need no more from here
 (`kernels/accelerator_sums.py`). No other file makes allowances for floating point.
@@ -38,6 +57,9 @@ _SEQUENCE_ROUNDINGS: Final = 8  # of a product's term and its weight
 _EXTRA_ROUNDINGS: Final = 64  # of the terms of a sum, and of sums other than matrix products
 _EXAMPLES_MAX: Final = float(1 << 32)  # more than are ever summed
 _BOUND_MIN: Final = 1e-140  # and 1/_BOUND_MIN is the largest: their squares are finite and > 0
+SHARE_MAX: Final = 0.01  # of the clip norm: a
+_ROUNDINGS_OF_SUM: Final = 6  # c: two of products, three for underflow, one for second order
+_BLOCK_MIN: Final = 32  # records; for smaller blocks, products in double precision are as fast
 _MANTISSA: Final = float(1 << 24)  # of single precision; factors below `tiny` times it lose digits
 
 Scalar = float | torch.Tensor  # a one-element tensor on an accelerator
@@ -51,6 +73,58 @@ def weight_rounding(dtype: torch.dtype) -> float:
 def negligible_share(dtype: torch.dtype) -> float:
     """Return the largest underflow error allowed per example, relative to the clip norm."""
     return _NEGLIGIBLE_PART * weight_rounding(dtype)
+
+
+def sum_share(expected_records: float) -> float:
+    """Return a: how far rounding may move a sum besides the record, relative to the clip norm.
+
+    It is what one block of 1.5 times the expected number of records needs, and at most 1 %.
+    """
+    usual = 1.5 * expected_records + 64
+    return min(SHARE_MAX, usual * usual * float(torch.finfo(torch.float32).eps))
+
+
+def single_precision_block(records: int, share: float) -> int:
+    """Return k: how many records may be added up in single precision; 0 for none.
+
+    Args:
+        records: n, of the whole batch.
+        share: a, of which the sums with and without a record have half each.
+    """
+    block = math.floor(share / (max(records, 1) * float(torch.finfo(torch.float32).eps)))
+    block -= _ROUNDINGS_OF_SUM
+    return block if block >= min(_BLOCK_MIN, records) else 0
+
+
+def require_precise_sum(
+    records: int, share: float, dtype: torch.dtype, *, is_shifted: bool
+) -> None:
+    """Raise if sums in double precision may move further than a.
+
+    Args:
+        records: n, of the whole batch.
+        share: a.
+        dtype: the precision of the gradients.
+        is_shifted: whether gradients are shifted before the clip.
+
+    Raises:
+        ValueError: see above.
+    """
+    unit = float(torch.finfo(torch.float64).eps) * (_cancellation(dtype) if is_shifted else 1.0)
+    if not records * (records + _ROUNDINGS_OF_SUM) * unit <= share:
+        raise ValueError(
+            f"the rounding of a sum over {records} records in {dtype} is not bounded by "
+            f"{share:.1e} of the clip norm: use smaller batches, or single precision"
+        )
+
+
+def _cancellation(dtype: torch.dtype) -> float:
+    """Bound (‖D∘∇‖ + ‖D∘b‖)/‖u‖ for the norm ‖u‖ of D∘(∇ + b) with its rounding allowance.
+
+    The squared norm has at least `rounding_error` times ‖D∘∇‖² + ‖D∘b‖², or three times it times
+    ‖D∘b‖². So the quotient is at most √(2/error); twice that leaves room for its own rounding.
+    """
+    return 2 * math.sqrt(2 / rounding_error(dtype))
 
 
 def safe_bound_range(dtype: torch.dtype, size: int) -> tuple[float, float]:

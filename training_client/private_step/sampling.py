@@ -4,22 +4,35 @@ Poisson sampling has each record in each batch independently, with the same prob
 Balls-in-bins sampling (random allocation) puts each record into one of the b batches of an epoch,
 uniformly and independently of the others, and anew in each epoch. Every record is used once an
 epoch, as if the data were shuffled, but batches have random sizes.
+
+Both read words of 64 bits from a keystream under a key of its own for each batch or epoch. Which
+words mean what is counted in integers, so no probability is rounded up.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
 import secrets
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Any, ClassVar, Final, Protocol
 
+import numpy as np
 import torch
+from torch.utils.data import (
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
 
 from training_client.errors import DataError
 from training_client.plan import BALLS_IN_BINS, POISSON, Plan
-from training_client.private_step.noise import FreshGenerator
+from training_client.private_step.keystream import BLOCK, Array, read_keystream
+from training_client.private_step.noise import draw_key
 
-_UNIFORM_SPACING: Final = 2.0**-53  # of uniform random numbers in double precision
-_WORDS: Final = 2**53  # PyTorch draws integers below a power of two equally often
+_WORDS: Final = 2**64  # equally likely words of the keystream
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +78,33 @@ class Sampler(EpochProgress, Protocol):
         """Draw one batch; return the indices of its records in ascending order."""
 
 
+def describe_choice(sampler: Any, records: int) -> str:
+    """Return what a sampler of PyTorch prefers or leaves out, and the way to have that charged.
+
+    Private steps draw each record at the same rate, by a sampler of their own.
+
+    Args:
+        sampler: of a user's `DataLoader`.
+        records: the number of records of its dataset.
+    """
+    name = type(sampler).__name__
+    if isinstance(sampler, (SequentialSampler, RandomSampler)):
+        return f"Its {name} prefers no record."
+    chosen = len(sampler.indices) if isinstance(sampler, SubsetRandomSampler) else None
+    if chosen is not None:
+        return (
+            f"Its {name} trains on {chosen} of {records} records, and all would be drawn: pass "
+            "torch.utils.data.Subset(dataset, indices), and make the plan for as many records."
+        )
+    way = "weight each record's loss by a number of its own, at most 1"
+    if isinstance(sampler, WeightedRandomSampler):
+        return f"Its {name} prefers some records, and all would be drawn alike: {way}."
+    return (
+        f"Its {name} chooses the records, and all would be drawn alike. If it leaves some out, "
+        f"pass a torch.utils.data.Subset; if it prefers some, {way}."
+    )
+
+
 def sampler_for_plan(plan: Plan, records: int, sampler: Sampler | None = None) -> Sampler:
     """Return the given sampler, if it samples as planned; without one, a new sampler.
 
@@ -84,6 +124,11 @@ def sampler_for_plan(plan: Plan, records: int, sampler: Sampler | None = None) -
         )
     if sampler is None and plan.sampling == BALLS_IN_BINS:
         sampler = BallsInBinsSampler(records, plan.steps_per_charge)
+    if isinstance(sampler, torch.utils.data.Sampler):
+        raise DataError(
+            f"{describe_choice(sampler, records)} No step is charged by such a sampler: use the "
+            "default, or a PoissonSampler or BallsInBinsSampler"
+        )
     found = sampler or PoissonSampler(records, plan.sample_rate)
     drawn = found.sampling, found.dataset_size, found.sample_rate
     if drawn != (plan.sampling, records, plan.sample_rate):
@@ -105,7 +150,7 @@ class PoissonSampler:
     Args:
         dataset_size: see above.
         sample_rate: see above.
-        generator: on the CPU; seeded by the operating system by default.
+        generator: a key of each batch is drawn from it; by default from the operating system.
     """
 
     sampling: ClassVar[str] = POISSON
@@ -116,15 +161,11 @@ class PoissonSampler:
         self, dataset_size: int, sample_rate: float, generator: torch.Generator | None = None
     ) -> None:
         self.dataset_size, self.sample_rate = dataset_size, sample_rate
-        self._generator = generator or FreshGenerator(torch.device("cpu"))
+        self._generator = generator
 
     def draw(self) -> torch.Tensor:
         """Draw one batch; return the indices of its records in ascending order."""
-        # double precision: a float32 uniform takes 2^24 values and would shift small rates
-        draws = torch.rand(self.dataset_size, generator=self._generator, dtype=torch.float64)
-        # accept ⌊q·2^53⌋ of the 2^53 values: `draws < q` would accept one more where q·2^53 is not
-        # an integer, and sample at a slightly higher rate than is charged
-        return torch.nonzero(draws <= self.sample_rate - _UNIFORM_SPACING).flatten()
+        return draw_rows(self.dataset_size, self.sample_rate, draw_key(self._generator))
 
 
 class BallsInBinsSampler:
@@ -143,7 +184,7 @@ class BallsInBinsSampler:
     Args:
         dataset_size: see above.
         bins: see above.
-        generator: on the CPU; seeded by the operating system by default.
+        generator: a key of each epoch is drawn from it; by default from the operating system.
     """
 
     sampling: ClassVar[str] = BALLS_IN_BINS
@@ -152,7 +193,7 @@ class BallsInBinsSampler:
         self, dataset_size: int, bins: int, generator: torch.Generator | None = None
     ) -> None:
         self.dataset_size, self.bins, self.sample_rate = dataset_size, bins, 1 / bins
-        self._generator = generator or FreshGenerator(torch.device("cpu"))
+        self._generator = generator
         self._batches: tuple[torch.Tensor, ...] = ()
         self.epoch: Epoch | None = None
         self.position = 0
@@ -164,7 +205,7 @@ class BallsInBinsSampler:
     def draw(self) -> torch.Tensor:
         """Return the indices of the next batch's records in ascending order."""
         if self.position == 0:
-            self._batches = draw_epoch(self.dataset_size, self.bins, self._generator)
+            self._batches = draw_epoch(self.dataset_size, self.bins, draw_key(self._generator))
             self.epoch = Epoch()
         batch = self._batches[self.position]
         self.position = (self.position + 1) % self.bins
@@ -203,22 +244,44 @@ class BallsInBinsSampler:
         self.epoch = Epoch(state.get("epoch") or Epoch().identifier, is_restored=True)
 
 
-def draw_epoch(
-    dataset_size: int, bins: int, generator: torch.Generator
-) -> tuple[torch.Tensor, ...]:
+def draw_rows(records: int, sample_rate: float, key: bytes) -> torch.Tensor:
+    """Draw each of `records` rows independently; return the indices of those drawn, ascending.
+
+    Args:
+        records: the number of rows.
+        sample_rate: q in (0, 1]. Of the 2⁶⁴ equally likely words ⌊q·2⁶⁴⌋ draw a row, so that its
+            probability is q rounded down to a multiple of 2⁻⁶⁴: at most what is charged.
+        key: 32 random bytes, which nothing else is drawn with.
+    """
+    accepted = math.floor(Fraction(sample_rate) * _WORDS)
+    found = [np.empty(0, np.int64)]
+    for number, start in enumerate(range(0, records if accepted else 0, BLOCK)):
+        words = read_keystream(key, number, min(BLOCK, records - start))
+        found.append(start + np.flatnonzero(words <= np.uint64(accepted - 1)))
+    return torch.from_numpy(np.concatenate(found))
+
+
+def draw_epoch(dataset_size: int, bins: int, key: bytes) -> tuple[torch.Tensor, ...]:
     """Put each record into one random batch of `bins`; return each batch's indices, ascending."""
-    drawn = _draw_uniform(dataset_size, bins, generator)
+    drawn = torch.from_numpy(_draw_uniform(dataset_size, bins, key))
     sizes = torch.bincount(drawn, minlength=bins)
     return torch.split(torch.argsort(drawn, stable=True), sizes.tolist())
 
 
-def _draw_uniform(count: int, values: int, generator: torch.Generator) -> torch.Tensor:
+def _draw_uniform(count: int, values: int, key: bytes) -> Array:
     """Draw integers from 0 to values − 1, each with exactly the same probability.
 
-    2⁵³ is rarely a multiple of `values`, so the draws above its largest multiple are drawn again.
+    2⁶⁴ is rarely a multiple of `values`, so the words above its largest multiple are drawn again.
     """
-    accepted = _WORDS // values * values
-    words = torch.randint(_WORDS, (count,), generator=generator)
-    while (refused := words >= accepted).any():
-        words[refused] = torch.randint(_WORDS, (int(refused.sum()),), generator=generator)
-    return words % values
+    accepted, streams = _WORDS // values * values, itertools.count()
+
+    def draw(size: int) -> Array:
+        """Return words that were not read before."""
+        starts = range(0, size, BLOCK)
+        blocks = [read_keystream(key, next(streams), min(BLOCK, size - start)) for start in starts]
+        return np.concatenate([np.empty(0, np.uint64), *blocks])
+
+    words = draw(count)
+    while len(refused := np.flatnonzero(words > np.uint64(accepted - 1))):
+        words[refused] = draw(len(refused))
+    return (words % np.uint64(values)).astype(np.int64)

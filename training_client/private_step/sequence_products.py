@@ -9,8 +9,8 @@ was not measured here:
     ‖∇‖² = Σₜₛ (gₜ·gₛ)(aₜ·aₛ)          for short sequences, by two Gram matrices in double precision
     ‖∇‖² = Σₒᵢ (Σₜ gₜₒaₜᵢ)²              for long ones, from a few examples' ∇ at a time
 
-The weighted sum over all examples and positions is one matrix product ("book-keeping", Bu et al.
-2023, arXiv 2210.00038; Gram matrices as in Li et al. 2022, arXiv 2110.05679).
+Gram matrices are as in Li et al. 2022, arXiv 2110.05679. The weighted sum needs each example's ∇,
+from a few examples at a time: see `chunked_gradients`.
 
 By the Cauchy-Schwarz inequality Σₜ|gₜₒaₜᵢ| ≤ GₒAᵢ, with G²ₒ = Σₜ g²ₜₒ and A²ᵢ = Σₜ a²ₜᵢ. So the
 magnitude M of `chunked_gradients` is at most ‖G‖‖A‖, and ‖D∘(G Aᵀ)‖ after a map.
@@ -30,7 +30,6 @@ from training_client.private_step.example_gradients import OuterProducts, zero_r
 from training_client.private_step.kernels import accelerator_sums
 from training_client.private_step.kernels.accelerator_sums import SquareSums
 from training_client.private_step.kernels.compiled import is_on_cpu
-from training_client.private_step.kernels.matmul import weighted_product
 from training_client.private_step.rounding_bounds import (
     gram_underflow,
     mapped_magnitude_underflow,
@@ -162,11 +161,6 @@ class SequenceProducts(ChunkedGradients):
     def _column_squares(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Sums over positions of squared output gradients and of squared inputs, per feature."""
         return _sum_squares(self.gradients), _sum_squares(self.inputs)
-
-    def weighted_sum(self, rows: slice, weights: torch.Tensor, out: torch.Tensor) -> None:
-        """Write the weighted sum of the gradients, on some rows of the weight, into `out`."""
-        left, right = self.gradients[:, :, rows].flatten(0, 1), self.inputs.flatten(0, 1)
-        weighted_product(left, right, weights.repeat_interleave(self.terms), out)
 
     def select(self, kept: torch.Tensor) -> SequenceProducts:
         """Return the per-example gradients of those examples where `kept` is true."""

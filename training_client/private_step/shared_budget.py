@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from training_client.answers import Guarantee
-from training_client.budget import Allowance
+from training_client.budget import CLAIM, Allowance
 from training_client.client import Json
 from training_client.errors import NoGuaranteeError
 from training_client.plan import Plan
@@ -50,6 +50,16 @@ class SharedBudget(Allowance):
     def has_claim(self) -> bool:
         """True if a guarantee is claimed for the steps."""
         return self._has_claim
+
+    @property
+    def claim(self) -> str:
+        """The claim of rank 0's budget, in words."""
+        return str(self._checkpoint_keys[CLAIM])
+
+    def assume(self, *sentences: str) -> None:
+        """Add to what the claim rests on; rank 0 writes it, and no process is asked."""
+        if self._own is not None:
+            self._own.assume(*sentences)
 
     @property
     def made(self) -> int:

@@ -10,12 +10,13 @@ from dataclasses import dataclass
 import torch
 
 from training_client.private_step.chunked_gradients import ChunkedGradients
+from training_client.private_step.convolution_gradients import ConvolutionProducts
 from training_client.private_step.example_gradients import MaterializedGradients
 from training_client.private_step.kernels.row_sums import mapped_squared_norms, squared_norms
 from training_client.private_step.sequence_products import SequenceProducts
 from training_client.private_step.token_gradients import TokenGradients
 
-Part = MaterializedGradients | TokenGradients | SequenceProducts
+Part = MaterializedGradients | TokenGradients | SequenceProducts | ConvolutionProducts
 
 
 @dataclass(frozen=True)
@@ -35,9 +36,15 @@ class SummedGradients(ChunkedGradients):
 
     @property
     def terms(self) -> int:
-        """The number of terms that are summed to one example's gradient."""
+        """The number of additions that a term takes part in: those of the longest part, and all."""
         longest = max(each.terms for each in self.parts if isinstance(each, ChunkedGradients))
         return longest + len(self.parts)
+
+    @property
+    def underflows(self) -> int:
+        """The number of terms that underflow may take, those of all parts."""
+        chunked = (each.underflows for each in self.parts if isinstance(each, ChunkedGradients))
+        return sum(chunked) + len(self.parts)
 
     @property
     def example_count(self) -> int:
@@ -78,14 +85,6 @@ class SummedGradients(ChunkedGradients):
         """Bound ‖Σ|tᵢ|·scale‖² per example, whose gradient on `rows` is the sum of terms tᵢ."""
         found = [_mapped_magnitudes_of(each, rows, scale) for each in self.parts]
         return torch.stack([each.sqrt() for each in found]).sum(0).square_()
-
-    def weighted_sum(self, rows: slice, weights: torch.Tensor, out: torch.Tensor) -> None:
-        """Write the weighted sum of the gradients, on some rows of the parameter, into `out`."""
-        self.parts[0].weighted_sum(rows, weights, out)
-        other = torch.empty_like(out, memory_format=torch.contiguous_format)
-        for each in self.parts[1:]:
-            each.weighted_sum(rows, weights, other)
-            out += other
 
     def select(self, kept: torch.Tensor) -> SummedGradients:
         """Return the per-example gradients of those examples where `kept` is true."""

@@ -26,6 +26,7 @@ from training_client.private_step.example_gradients import (
 from training_client.private_step.kernels.compiled import is_on_cpu
 from training_client.private_step.kernels.per_coordinate_sums import clamp_in_place
 from training_client.private_step.kernels.row_sums import mapped_squared_norms, squared_norms
+from training_client.private_step.kernels.weighted_rows import add_rows_at
 from training_client.private_step.rounding_bounds import (
     Scalar,
     negligible_share,
@@ -237,18 +238,18 @@ class TokenGradients(ChunkedGradients):
             found.index_add_(0, self.examples[part], squares)
         return found
 
-    def weighted_sum(self, rows: slice, weights: torch.Tensor, out: torch.Tensor) -> None:
+    def weighted_sum(self, rows: slice, weights: torch.Tensor, _: int, out: torch.Tensor) -> None:
         """Write the weighted sum of the gradients, on some rows of the table, into `out`."""
         part = self._pairs(rows)
-        weighted = self.rows[part] * weights[self.examples[part]][:, None]
-        out.zero_().index_add_(0, self.tokens[part] - rows.start, weighted)
+        places = self.tokens[part] - rows.start
+        add_rows_at(places, self.rows[part], weights, self.examples[part], out.zero_())
 
     def clamped_sum(self, rows: slice, scale: torch.Tensor) -> torch.Tensor:
         """Return the sum of scaled gradients, each coordinate clamped to ±1, on `rows`."""
         part = self._pairs(rows)
         token = self.tokens[part] - rows.start
-        clamped = clamp_in_place(self.rows[part] * scale[token])
-        return torch.zeros_like(scale).index_add_(0, token, clamped)
+        clamped = clamp_in_place(self.rows[part] * scale[token]).double()
+        return torch.zeros_like(scale, dtype=torch.float64).index_add_(0, token, clamped)
 
     def select(self, kept: torch.Tensor) -> TokenGradients:
         """Return the per-example gradients of those examples where `kept` is true."""

@@ -18,7 +18,7 @@ from torch import nn
 from torch.utils._pytree import tree_map_only
 
 from training_client.errors import UnsupportedModelError
-from training_client.private_step.blocks import Block
+from training_client.private_step.blocks import Block, rows_of
 from training_client.private_step.module_names import describe_tensor
 from training_client.private_step.process_group import is_rank_zero, world_size
 
@@ -193,7 +193,7 @@ def _as_held(rows: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
 def _own_rows(parameter: torch.Tensor) -> slice:
     """Return which rows of a parameter this process holds: the same number in each but the last."""
     if not _is_sharded(parameter):
-        return slice(0, len(parameter))
+        return slice(0, len(rows_of(parameter)))
     mesh: Any = parameter.device_mesh  # type: ignore[attr-defined]
     step = -(-len(parameter) // mesh.size())
     start = min(mesh.get_local_rank() * step, len(parameter))

@@ -54,7 +54,7 @@ class AffineMap:
         """Scale and shift a weighted sum in place, as if gradients had been mapped before summing.
 
         Args:
-            total: Σ wᵢ∇ᵢ; values that are not finite, or become so, are set to 0.
+            total: Σ wᵢ∇ᵢ, in double precision; what is not finite, or becomes so, is set to 0.
             weights: w, which are added up in double precision.
         """
         if self.scale is not None:

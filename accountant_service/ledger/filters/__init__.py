@@ -1,23 +1,30 @@
 """Privacy filters: which releases a dataset's budget admits, and what each costs.
 
-reference: counts in steps of a reference mechanism; the default.
+late_reference: adds up small releases, and counts in steps of a reference once a run sets it; the
+    default.
+reference: counts in steps of a reference mechanism.
+addition: adds up ε and δ, in exact decimals.
 renyi, renyi_mixture: add up Rényi divergences at one frozen order, or at several.
 base: what every filter has.
 """
 
 from __future__ import annotations
 
-import math
+from dataclasses import replace
 
-from accountant_service import mechanisms
 from accountant_service.guarantee import NeighbouringRelation
+from accountant_service.ledger.filters.addition import AddedCharge, AdditionFilter
 from accountant_service.ledger.filters.base import Charge, Json, PrivacyFilter
+from accountant_service.ledger.filters.late_reference import LateCharge, LateReferenceFilter
 from accountant_service.ledger.filters.reference import ReferenceCharge, ReferenceFilter
 from accountant_service.ledger.filters.renyi import RenyiCharge, RenyiFilter
-from accountant_service.ledger.filters.renyi_mixture import RenyiMixtureFilter
+from accountant_service.ledger.filters.renyi_mixture import LateMixtureFilter, RenyiMixtureFilter
 
 __all__ = [
+    "AdditionFilter",
     "Charge",
+    "LateMixtureFilter",
+    "LateReferenceFilter",
     "PrivacyFilter",
     "ReferenceFilter",
     "RenyiFilter",
@@ -29,14 +36,20 @@ __all__ = [
 
 def read_charge(stored: Json, steps: int) -> Charge:
     """Return the cost of a plan of `steps` steps, as stored in its reservation's row."""
+    part = stored.get("part")
     if "unit_attonats" in stored:
         return RenyiCharge.from_json(stored, steps)
-    amounts = [stored[name] for name in ("charged_reference_steps", "slack", "return_slack")]
-    if any(type(each) is not int for each in amounts):
-        raise TypeError(f"a charge has three whole numbers, not {amounts}")
-    reference_steps, slack, return_slack = amounts
-    is_reference = bool(stored["is_reference"])
-    return ReferenceCharge(steps, reference_steps, slack, return_slack, is_reference)
+    charge: AddedCharge | ReferenceCharge
+    if "charged_per" in stored:
+        charge = AddedCharge.from_json(stored, steps)
+    else:
+        charge = ReferenceCharge.from_json(stored, steps)
+    if part is None:
+        return charge
+    found = LateCharge(steps, charge)
+    if found.to_json()["part"] != part:
+        raise ValueError(f"{part!r} is not the part that pays for {stored!r}")
+    return found
 
 
 def from_json(
@@ -51,19 +64,14 @@ def from_json(
         if "order" in stored:
             return RenyiFilter(float(stored["order"]), epsilon, delta, relation)
         orders, weights = (tuple(map(float, stored[name])) for name in ("orders", "weights"))
-        return RenyiMixtureFilter(orders, weights, epsilon, delta, relation)
+        if "general_weights" not in stored:
+            return RenyiMixtureFilter(orders, weights, epsilon, delta, relation)
+        general = tuple(map(float, stored["general_weights"]))
+        first = LateMixtureFilter(orders, general, epsilon, delta, relation, general)
+        return replace(first, weights=weights)  # the weights of both are checked
+    if stored["filter"] == AdditionFilter.name:
+        return AdditionFilter(epsilon, delta, relation)
     if stored["filter"] != ReferenceFilter.name:
         raise ValueError(f"unknown filter {stored['filter']!r}")
-    reference, epsilons = stored["reference"], tuple(stored.get("epsilons", ()))
-    if not all(type(each) in (int, float) and math.isfinite(each) for each in epsilons):
-        raise TypeError("the table of ε must have finite numbers")
-    return ReferenceFilter(
-        epsilon,
-        delta,
-        relation,
-        None if reference is None else mechanisms.from_json(reference),
-        int(stored["reference_steps"]),
-        bool(stored["planned"]),
-        float(stored["slack_share"]),
-        epsilons,
-    )
+    kind = LateReferenceFilter if "added_epsilon" in stored else ReferenceFilter
+    return kind.from_json(stored, epsilon, delta, relation)

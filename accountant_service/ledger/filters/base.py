@@ -10,10 +10,13 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from accountant_service.guarantee import NeighbouringRelation
 from accountant_service.ledger.step_plan import StepPlan
+
+if TYPE_CHECKING:
+    from accountant_service.ledger.filters.reference import ReferenceFilter
 
 Amounts = tuple[int, ...]
 Json = dict[str, Any]
@@ -99,6 +102,7 @@ class PrivacyFilter(ABC):
 
     Attributes:
         name: of the kind of filter, on the wire.
+        oldest_reader: the oldest revision of the database whose servers can read such a filter.
         has_scalar_caps: whether `apply_cap` can express the rest of a cap as amounts.
         epsilon: ε of the budget.
         delta: δ of the budget.
@@ -107,6 +111,7 @@ class PrivacyFilter(ABC):
 
     __slots__ = ()
     name: ClassVar[str]
+    oldest_reader: ClassVar[str] = "0001"
     has_scalar_caps: ClassVar[bool] = True
     epsilon: float
     delta: float
@@ -121,6 +126,11 @@ class PrivacyFilter(ABC):
     @abstractmethod
     def description(self) -> str:
         """A sentence that describes the filter."""
+
+    @property
+    def whole(self) -> Amounts:
+        """The amounts of the whole budget, for a filter whose units are limited one by one."""
+        raise NotImplementedError
 
     @abstractmethod
     def admits(self, taken: Amounts) -> bool:
@@ -231,6 +241,24 @@ class PrivacyFilter(ABC):
         Raises:
             KeyError, TypeError, ValueError: the fields do not record a charge of this filter.
         """
+
+    @property
+    def reference_part(self) -> ReferenceFilter | None:
+        """The part of the filter that counts in steps of a reference; None if it has none."""
+        return None
+
+    @property
+    def initial(self) -> PrivacyFilter:
+        """The filter that the dataset was created with: before a run set a reference."""
+        return self
+
+    def tabulated(self) -> PrivacyFilter:
+        """Return a copy with what is computed once for display."""
+        return self
+
+    def may_be_replaced(self, taken: Amounts) -> bool:
+        """Return whether a reservation may replace this filter, once these amounts are taken."""
+        return False
 
     def allows_replacement(self, other: PrivacyFilter, plan: StepPlan, taken: Amounts) -> bool:
         """Return whether reserving a plan may replace this filter by `other`."""

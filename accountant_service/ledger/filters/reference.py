@@ -16,8 +16,7 @@ results (Rogers et al. 2016, arXiv 1605.08294, section 3). There is no slack.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import lru_cache
@@ -31,7 +30,6 @@ from accountant_service.accountants.base import TOLERANCE, report_contradictions
 from accountant_service.accountants.pld import dominating_pairs, has_quick_curve
 from accountant_service.errors import (
     AccountingError,
-    MethodNotApplicableError,
     NoFiniteEpsilonError,
 )
 from accountant_service.guarantee import NeighbouringRelation
@@ -45,6 +43,7 @@ from accountant_service.ledger.filters.base import (
     add,
     count_units_within,
 )
+from accountant_service.ledger.filters.proofs import limit_seconds, require_proof
 from accountant_service.ledger.filters.reference_step import (
     choose_reference_step,
     divide_gaussian_step,
@@ -52,13 +51,12 @@ from accountant_service.ledger.filters.reference_step import (
 )
 from accountant_service.ledger.step_plan import StepPlan, charged_form
 from accountant_service.mechanisms import ApproximateDp, CanonicalForm, Gaussian, Mechanism
-from accountant_service.mechanisms.codec import COUNT_MAX
+from accountant_service.mechanisms.kinds import COUNT_MAX
 from accountant_service.numerics import domination
 from accountant_service.numerics.engines.saddle_point import count_by_renyi
 from accountant_service.numerics.floats import rounding, search
 from accountant_service.numerics.floats.bounds import EPSILON_NEGLIGIBLE
 from accountant_service.numerics.laws.dominating_pair import Composition
-from accountant_service.numerics.time_limit import limit_time
 
 SLACK_SHARE: Final = 1e-3  # of δ, that exchanges may lose together: it costs hardly a step
 # smaller shares, for a reference that reveals everything with a fixed probability: its steps may
@@ -68,7 +66,6 @@ SLACK_UNITS: Final = 10**9  # the whole slack
 _PURE_DIGITS: Final = 9  # of a budget of pure ε
 _PURE_EXPONENT_MAX: Final = 300  # of its parts: 1e-300 is no less exact than any other double
 _SLACK_EACH: Final = 8  # an exchange may use an eighth of the slack left
-_SECONDS_MAX: Final = 3.0  # to decide one exchange
 _EPSILON_POINTS: Final = 128  # numbers of reference steps whose ε is tabulated
 _EPSILON_POINTS_FEW: Final = 16  # the same, where each needs a computation of its own
 _TABLE_LENGTHS: Final = (_EPSILON_POINTS, _EPSILON_POINTS_FEW)
@@ -90,6 +87,15 @@ class ReferenceCharge(Charge):
     slack: int = 0
     return_slack: int = 0
     is_reference: bool = False
+
+    @classmethod
+    def from_json(cls, stored: Json, steps: int) -> ReferenceCharge:
+        """Return the cost of a plan of `steps` steps, as stored in its reservation's row."""
+        amounts = [stored[name] for name in ("charged_reference_steps", "slack", "return_slack")]
+        if any(type(each) is not int for each in amounts):
+            raise TypeError(f"a charge has three whole numbers, not {amounts}")
+        reference_steps, slack, return_slack = amounts
+        return cls(steps, reference_steps, slack, return_slack, bool(stored["is_reference"]))
 
     @property
     def reserved(self) -> Amounts:
@@ -168,6 +174,29 @@ class ReferenceFilter(PrivacyFilter):
     slack_share: float = SLACK_SHARE
     epsilons: tuple[float, ...] = field(default=(), compare=False, repr=False)
 
+    @classmethod
+    def from_json(
+        cls, stored: Json, epsilon: float, delta: float, relation: NeighbouringRelation
+    ) -> ReferenceFilter:
+        """Return the filter that a row or an entry stores.
+
+        Raises:
+            KeyError, TypeError, ValueError: it records none.
+        """
+        reference, epsilons = stored["reference"], tuple(stored.get("epsilons", ()))
+        if not all(type(each) in (int, float) and math.isfinite(each) for each in epsilons):
+            raise TypeError("the table of ε must have finite numbers")
+        return cls(
+            epsilon,
+            delta,
+            relation,
+            None if reference is None else mechanisms.from_json(reference),
+            int(stored["reference_steps"]),
+            bool(stored["planned"]),
+            float(stored["slack_share"]),
+            epsilons,
+        )
+
     @property
     def nothing(self) -> Amounts:
         """The amounts spent without releases: no reference-mechanism step, no part of δ."""
@@ -176,14 +205,27 @@ class ReferenceFilter(PrivacyFilter):
     @property
     def description(self) -> str:
         """A sentence that describes the filter."""
+        return self.describe("the budget is")
+
+    def describe(self, counted: str) -> str:
+        """Return a sentence that describes the filter.
+
+        Args:
+            counted: of what the number of reference steps is, as a clause without it.
+        """
         if self.reference is None:
             return "reference filter: the first run decides in which steps the budget is counted"
         return (
-            f"reference filter: the budget is {self.steps} reference steps "
-            f"({mechanisms.describe_step(self.reference)}); any other run is charged as the fewest "
+            f"reference filter: {counted} {self.steps} reference steps "
+            f"({self.reference.describe_step()}); any other run is charged as the fewest "
             f"of them that are known to dominate it, for which {100 * self.slack_share:g} % of δ "
             "is set aside"
         )
+
+    @property
+    def whole(self) -> Amounts:
+        """The reference steps and the units of slack of the whole budget."""
+        return self.steps, SLACK_UNITS
 
     def admits(self, taken: Amounts) -> bool:
         """Return whether the budget covers these reference-mechanism steps and this part of δ."""
@@ -337,18 +379,30 @@ class ReferenceFilter(PrivacyFilter):
 
     # --- the reference
 
+    @property
+    def reference_part(self) -> ReferenceFilter:
+        """This filter."""
+        return self
+
+    @property
+    def initial(self) -> ReferenceFilter:
+        """The filter that the dataset was created with: without the reference of a run."""
+        if self.is_planned or self.reference is None:
+            return self
+        return replace(self, reference=None, steps=0, slack_share=SLACK_SHARE)
+
+    def may_be_replaced(self, taken: Amounts) -> bool:
+        """Return whether the next reservation may still set the reference mechanism."""
+        return not self.is_planned and not any(taken)
+
     def after_reserving(self, plan: StepPlan, taken: Amounts) -> ReferenceFilter:
         """Return the filter with a reference mechanism set from the plan, if none is fixed yet.
 
         Nothing was released then, so the choice of the reference tells nothing.
         """
-        if not self._may_choose_reference(taken) or not plan.step.atom_counts:
+        if not self.may_be_replaced(taken) or not plan.step.atom_counts:
             return self
         return self.with_reference(plan, is_planned=False)
-
-    def _may_choose_reference(self, taken: Amounts) -> bool:
-        """Return whether the next reservation may still set the reference mechanism."""
-        return not self.is_planned and not any(taken)
 
     def with_reference(self, plan: StepPlan, *, is_planned: bool) -> ReferenceFilter:
         """Return a copy with a reference mechanism derived from a plan, and its number of steps.
@@ -366,10 +420,10 @@ class ReferenceFilter(PrivacyFilter):
         step = choose_reference_step(plan)
         policy = replace(self, slack_share=SLACK_SHARE)
         try:
-            steps = policy._count_reference_steps(charged_form(step))
+            steps = policy.count_reference_steps(charged_form(step))
             if isinstance(step, Gaussian):
                 step = divide_gaussian_step(step, steps)
-                steps = policy._count_reference_steps(charged_form(step))
+                steps = policy.count_reference_steps(charged_form(step))
             elif self._may_reveal_everything(charged_form(step)):
                 policy, steps = policy._with_all_steps(charged_form(step), steps)
         except AccountingError as error:
@@ -423,16 +477,16 @@ class ReferenceFilter(PrivacyFilter):
             step: the reference step.
             steps: the number of steps that `self` admits.
         """
-        whole = replace(self, slack_share=0.0)._count_reference_steps(step)
+        whole = replace(self, slack_share=0.0).count_reference_steps(step)
         found, count = self, steps
         for share in _SMALLER_SLACK_SHARES:
             if count == whole:
                 break
             found = replace(self, slack_share=share)
-            count = found._count_reference_steps(step)
+            count = found.count_reference_steps(step)
         return found, count
 
-    def _count_reference_steps(self, step: CanonicalForm) -> int:
+    def count_reference_steps(self, step: CanonicalForm) -> int:
         """Return the most repetitions of a step whose ε is within the budget's."""
         question = Question(step, self.relation, adds_curves=False)
 
@@ -483,7 +537,7 @@ class ReferenceFilter(PrivacyFilter):
         That is allowed as long as nothing was released and the reference was not planned.
         """
         return (
-            self._may_choose_reference(taken)
+            self.may_be_replaced(taken)
             and isinstance(other, ReferenceFilter)
             and other
             == replace(
@@ -592,7 +646,7 @@ class ReferenceFilter(PrivacyFilter):
             policy = self.after_reserving(plan, taken)
             pure = policy._count_pure(plan.canonical)
             return pure is not None and pure <= policy.steps - taken[0]
-        if self._may_choose_reference(taken):
+        if self.may_be_replaced(taken):
             question = Question(plan.canonical, self.relation, adds_curves=False)
             has_slack = not self._may_reveal_everything(plan.canonical)
             policy = self if has_slack else replace(self, slack_share=0.0)
@@ -697,49 +751,21 @@ class ReferenceFilter(PrivacyFilter):
         }
 
 
-def require_proof(question: Question) -> None:
-    """Raise unless every release of a mechanism has a proved dominating pair.
-
-    Raises:
-        MethodNotApplicableError: a hypothesis of its accounting fails, or it has no pair.
-    """
-    for atom in question.form.all_atoms:
-        if atom.sampling == "shuffled":
-            raise MethodNotApplicableError(
-                "the ledger cannot charge shuffled batches. Use sampling poisson or fixed_size, or "
-                "sampling none with one step an epoch",
-                atom.pointer,
-            )
-    for assumption in ACCOUNTANTS["pld"].check_assumptions(question):
-        if not assumption.holds:
-            raise MethodNotApplicableError(f"a hypothesis fails: {assumption.statement}")
-
-
 def json_of(mechanism: Mechanism) -> Json:
     """Return a mechanism as a JSON object."""
     return mechanisms.to_json(mechanism)
 
 
-@contextmanager
-def _limit_comparison_time(plan: StepPlan, relation: NeighbouringRelation) -> Iterator[None]:
-    """Context manager that limits a comparison's CPU time; a timeout refuses the plan.
-
-    Raises:
-        ChargeUndecidedError: the time has passed without a decision.
-        BoundsContradictError: two bounds on one δ contradict each other.
-    """
-    try:
-        with (
-            report_contradictions(Question(plan.canonical, relation), "an exchange"),
-            limit_time(_SECONDS_MAX),
-        ):
-            yield
-    except TimeoutError:
-        raise ChargeUndecidedError(
-            f"it could not be decided within {_SECONDS_MAX:g} s how many reference steps this plan "
-            "takes; nothing was charged. Use fewer different releases, or a mechanism more like "
-            "the reference"
-        ) from None
+def _limit_comparison_time(
+    plan: StepPlan, relation: NeighbouringRelation
+) -> AbstractContextManager[None]:
+    """Return a context manager that limits a comparison's CPU time; a timeout refuses the plan."""
+    return limit_seconds(
+        Question(plan.canonical, relation),
+        "an exchange",
+        "it could not be decided within {} s how many reference steps this plan takes; nothing "
+        "was charged. Use fewer different releases, or a mechanism more like the reference",
+    )
 
 
 @lru_cache(maxsize=1024)  # a filter's own table is not compared, so one without it finds this

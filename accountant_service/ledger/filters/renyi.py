@@ -20,8 +20,8 @@ from typing import ClassVar, Final
 
 import numpy as np
 
-from accountant_service.accountants import ACCOUNTANTS, Question
-from accountant_service.accountants.subsampled_rdp import log_moments
+from accountant_service.accountants import Question
+from accountant_service.accountants.renyi_curves import log_moments
 from accountant_service.errors import MethodNotApplicableError
 from accountant_service.guarantee import NeighbouringRelation
 from accountant_service.ledger.filters.base import (
@@ -211,6 +211,11 @@ class RenyiFilter(DivergenceFilter):
         divergence = -rounding.add_rounding_up(self._conversion_overhead(), -self.epsilon)
         return math.floor(1e6 * max(divergence, 0.0))
 
+    @property
+    def whole(self) -> Amounts:
+        """The Rényi divergence of the whole budget, in micro-nats."""
+        return (self.budget,)
+
     def _conversion_overhead(self) -> float:
         """The ε that the conversion from Rényi divergence to (ε, δ) adds; it may be negative."""
         return float(
@@ -301,7 +306,6 @@ def _compute_step_costs(
 ) -> tuple[int, ...]:
     """Return the Rényi divergence of one step at each order, computed once."""
     question = Question(step, relation)
-    _require_proof(question)
     if not step.atom_counts:
         return (0,) * len(orders)
     moments = log_moments(question, np.array(orders))
@@ -315,22 +319,6 @@ def _round_up_to_attonats(divergence: float) -> int:
     """Convert a divergence from nats to whole atto-nats (1e-18), rounded up and capped."""
     nats = rounding.up(divergence) if math.isfinite(divergence) else math.inf
     return math.ceil(_ATTO * min(nats, STEP_COST_NATS_MAX))
-
-
-def _require_proof(question: Question) -> None:
-    """Raise if a hypothesis fails, or a release has no proved Rényi divergence."""
-    for part in question.release_groups:
-        if part.atom.sampling == "shuffled":
-            raise MethodNotApplicableError(
-                "the ledger cannot charge shuffled batches: it has no proved Rényi divergence for "
-                "them. Use sampling poisson or fixed_size, or sampling none with one step an epoch",
-                part.atom.pointer,
-            )
-    accountant = ACCOUNTANTS["subsampled_rdp"]
-    accountant.assumptions(question)  # it refuses parallel releases, which differ by record
-    for assumption in accountant.check_assumptions(question):
-        if not assumption.holds:
-            raise MethodNotApplicableError(f"a hypothesis fails: {assumption.statement}")
 
 
 def choose_filter(
@@ -350,6 +338,9 @@ def choose_filter(
         delta: δ of the budget.
         relation: when two datasets are neighbours.
         planned: one step of the planned mechanism.
+
+    Raises:
+        MethodNotApplicableError: the planned mechanism has no finite divergence at any order.
     """
     allowed = np.maximum(
         epsilon
@@ -361,6 +352,13 @@ def choose_filter(
         if planned is None
         else _step_costs_by_order(planned, relation)[None, :]
     )
+    if not np.isfinite(costs).any():
+        raise MethodNotApplicableError(
+            "the planned mechanism has no finite Rényi divergence at an order from "
+            f"{CANDIDATE_ORDERS[0]:g} to {CANDIDATE_ORDERS[-1]:g}, so this filter could never "
+            'admit it: choose "filter": "addition" or "reference"',
+            "",
+        )
     log_steps = np.log(allowed) - np.log(costs)
     regret = log_steps - log_steps.max(axis=1, keepdims=True)
     best = int(np.argmax(regret.mean(axis=0)))
@@ -370,7 +368,6 @@ def choose_filter(
 def _step_costs_by_order(step: CanonicalForm, relation: NeighbouringRelation) -> Array:
     """Return the Rényi divergence of one step at each candidate order, in nats."""
     question = Question(step, relation)
-    _require_proof(question)
     return np.maximum(log_moments(question, CANDIDATE_ORDERS) / (CANDIDATE_ORDERS - 1), 1e-300)
 
 

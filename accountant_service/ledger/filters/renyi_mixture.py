@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
 from typing import ClassVar, Final
@@ -25,8 +25,9 @@ import numpy as np
 
 from accountant_service.guarantee import NeighbouringRelation
 from accountant_service.ledger.filters import renyi
-from accountant_service.ledger.filters.base import Amounts, Json
-from accountant_service.ledger.filters.renyi import DivergenceFilter
+from accountant_service.ledger.filters.base import Amounts, Json, PrivacyFilter
+from accountant_service.ledger.filters.renyi import DivergenceFilter, RenyiCharge
+from accountant_service.ledger.step_plan import StepPlan
 from accountant_service.mechanisms import CanonicalForm
 from accountant_service.numerics.floats import rounding
 from accountant_service.numerics.floats.special_functions import Array
@@ -50,6 +51,8 @@ _LOSSES: Final = 24  # where the fit computes W; what is admitted never depends 
 _NEWTON_STEPS: Final = 4
 _FIT_ITERATIONS: Final = 25
 _SMALLEST_WEIGHT: Final = 2e-3
+_SHIFT_MAX: Final = 0.5  # of the weights, to the best order of the first run
+_SHIFT_PER_SHARE: Final = 5.0  # relative to the share of the budget that it takes
 _WEIGHT_UNIT: Final = 2.0**-20  # sums of multiples are exact
 
 
@@ -182,6 +185,70 @@ class RenyiMixtureFilter(DivergenceFilter):
         return np.where(amounts < _INFINITE_MICRONATS, terms, 0.0)
 
 
+@dataclass(frozen=True, slots=True)
+class LateMixtureFilter(RenyiMixtureFilter):
+    """A mixture in which the first run shifts weight to its own best order.
+
+    Nothing was released before the first run, so its choice tells nothing, and any weights that sum
+    to at most 1 are sound from then on. The orders stay. The weight that is shifted is in
+    proportion to what the run takes of the budget, so a small run costs later ones little.
+
+    Attributes:
+        general: the weights without a run.
+    """
+
+    oldest_reader: ClassVar[str] = "0009"
+    general: tuple[float, ...]
+
+    @property
+    def initial(self) -> LateMixtureFilter:
+        """The filter that the dataset was created with."""
+        return replace(self, weights=self.general)
+
+    def may_be_replaced(self, taken: Amounts) -> bool:
+        """Return whether nothing is spent or held, so that a run may still shift weight."""
+        return not any(taken)
+
+    def after_reserving(self, plan: StepPlan, taken: Amounts) -> LateMixtureFilter:
+        """Return the filter with weight shifted to a first plan's best order."""
+        if not self.may_be_replaced(taken):
+            return self
+        first = self.initial
+        costs = first.step_costs(plan.step)
+        reserved = RenyiCharge(plan.steps, costs).reserved
+        if not any(reserved):
+            return first
+        shift = min(_SHIFT_MAX, _SHIFT_PER_SHARE * first.share_of(reserved))
+        budgets = [
+            renyi.RenyiFilter(order, self.epsilon, self.delta, self.relation).budget
+            for order in self.orders
+        ]
+        steps = [budget / max(cost, 1) for budget, cost in zip(budgets, costs, strict=True)]
+        best = steps.index(max(steps))
+        weights = [(1 - shift) * weight for weight in self.general]
+        weights[best] += shift
+        units = (max(math.floor(weight / _WEIGHT_UNIT), 1) * _WEIGHT_UNIT for weight in weights)
+        found = tuple(units)
+        return replace(self, weights=found) if sum(map(Fraction, found)) <= 1 else first
+
+    def allows_replacement(self, other: PrivacyFilter, plan: StepPlan, taken: Amounts) -> bool:
+        """Return whether reserving a plan may replace this filter by `other`: by other weights."""
+        return (
+            self.may_be_replaced(taken)
+            and isinstance(other, LateMixtureFilter)
+            and replace(other, weights=self.weights) == self  # its own are checked when it is made
+        )
+
+    def entry_fields(self) -> Json:
+        """Return the filter's orders and weights as ledger-entry fields."""
+        return {
+            "filter": self.name,
+            "orders": list(self.orders),
+            "weights": list(self.weights),
+            "general_weights": list(self.general),
+        }
+
+
 @lru_cache(maxsize=4096)  # a balance is shown far more often than it changes
 def _find_least_epsilon(policy: RenyiMixtureFilter, taken: Amounts) -> float:
     """Find the least ε that is proved for these divergences, rounded up."""
@@ -278,6 +345,14 @@ def choose_mixture(
     single = renyi.choose_filter(epsilon, delta, relation, planned)
     single_order = RenyiMixtureFilter((single.order,), (1.0,), epsilon, delta, relation)
     return single_order if planned is not None else _choose_general_mixture(single_order)
+
+
+def choose_late_mixture(
+    epsilon: float, delta: float, relation: NeighbouringRelation
+) -> LateMixtureFilter:
+    """Return the filter of a dataset without a plan, whose first run may shift its weights."""
+    found = choose_mixture(epsilon, delta, relation)
+    return LateMixtureFilter(found.orders, found.weights, epsilon, delta, relation, found.weights)
 
 
 @lru_cache(maxsize=256)

@@ -61,6 +61,7 @@ _STRIP: Final = np.linspace(0.02, 0.98, 49)
 _WEIGHT_MIN: Final = -100.0  # log of the least weight of a large shift that is kept
 _TABLE: Final = 4096  # nodes from which Newton's method starts
 _NEWTON_STEPS: Final = 6
+_SMALL_STEP: Final = 1e-9  # relative: the next one would be below rounding errors
 _BLOCK: Final = 1 << 13  # outputs whose terms are computed together
 _LOG_OMITTED: Final = -50.0  # log of the share of the largest term, below which terms are left out
 _TILTS: Final = 10  # about how many moments share the nodes
@@ -299,10 +300,14 @@ def invert_increasing(
     inner = np.linspace(max(limits[0], -near), near, _TABLE // 2)
     table = np.union1d(np.linspace(*limits, _TABLE // 2), inner)
     x: Array = np.interp(values, value_and_slope(table)[0], table)
+    moving = np.arange(len(x))
     for _ in range(_NEWTON_STEPS):
-        value, slope = value_and_slope(x)
-        step = (value - values) / np.maximum(slope, 1e-300)
-        x = np.clip(x - np.clip(step, -1.0, 1.0), *limits)
+        value, slope = value_and_slope(x[moving])
+        step = (value - values[moving]) / np.maximum(slope, 1e-300)
+        x[moving] = np.clip(x[moving] - np.clip(step, -1.0, 1.0), *limits)
+        moving = moving[np.abs(step) > _SMALL_STEP * (1 + np.abs(x[moving]))]
+        if not len(moving):
+            break
     return np.maximum.accumulate(x)
 
 

@@ -1,6 +1,5 @@
 """The command line of the training client, one file per command."""
 
-from training_client.lab.cli import compare, data, lists, run, together
-from training_client.lab.cli.app import app
+from training_client.lab.cli.app import app, load_command
 
-__all__ = ["app", "compare", "data", "lists", "run", "together"]
+__all__ = ["app", "load_command"]

@@ -1,15 +1,19 @@
-"""The typer application, and how every command prints and ends."""
+"""The typer application, and how every command prints and ends.
+
+A module is imported when one of its commands is called, so that `--help` does not wait for PyTorch.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Final
+from importlib import import_module
+from typing import Any, Final, TypeVar
 
 import typer
 from rich.console import Console
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 from training_client.errors import DataError, TrainingStoppedError
 
@@ -17,13 +21,78 @@ EXITS: Final = (
     "Exit codes: 0 done, 2 wrong input, 3 refused by budget, 4 no answer from the service"
 )
 _LOGGER: Final = logging.getLogger("training_client")
-app = typer.Typer(
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-    help="Differentially private training that asks the accounting service before every step.",
-)
+_SETTINGS: Final[dict[str, Any]] = {
+    "pretty_exceptions_enable": False,
+    "context_settings": {"help_option_names": ["-h", "--help"]},
+}
+# each command's module in this folder, and its help's first line
+_COMMANDS: Final = {
+    "run": ("run", "Train a model privately until the privacy budget or the steps are used up."),
+    "compare": (
+        "compare",
+        "Train several optimizers at one budget; print a table, and plot scores against ε.",
+    ),
+    "together": (
+        "together",
+        "Train one model from the noisy gradients of several participants (federated learning).",
+    ),
+    "paper": ("paper", "Run the experiments of a paper that the results file lacks."),
+    "data": (
+        "data",
+        "Download data sets and check their hashes; Python packages are read but not installed.",
+    ),
+    "optimizers": (
+        "lists",
+        "List the optimizers, the papers that they come from, and the sources of their state.",
+    ),
+    "models": ("lists", "List the models, and the measure by which each is tested."),
+    "datasets": (
+        "lists",
+        "List the data sets: their size, what a record is, and where they come from.",
+    ),
+}
+_LOADED: Final[dict[str, Any]] = {}
+Function = TypeVar("Function", bound=Callable[..., None])
+
+
+def command(name: str, **settings: Any) -> Callable[[Function], Function]:
+    """Return a decorator that makes a function the command of this name, with Typer's settings."""
+
+    def register(function: Function) -> Function:
+        """Make the command."""
+        alone = typer.Typer(add_completion=False, **_SETTINGS)
+        alone.command(name, **settings)(function)
+        _LOADED[name] = typer.main.get_command(alone)
+        return function
+
+    return register
+
+
+def load_command(name: str) -> Any:
+    """Import the module of a command, and return the command."""
+    import_module(f"training_client.lab.cli.{_COMMANDS[name][0]}")
+    return _LOADED[name]
+
+
+class _LazyGroup(TyperGroup):
+    """A group of commands that lists them without importing their modules."""
+
+    def __init__(self, **attributes: Any) -> None:
+        listed = {name: TyperCommand(name, help=text) for name, (_, text) in _COMMANDS.items()}
+        super().__init__(**attributes | {"commands": listed})
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
+        """Return the called command's name, the command, and the remaining arguments."""
+        name, _, rest = super().resolve_command(ctx, args)
+        return name, None if name is None else load_command(name), rest
+
+
+app: Final = typer.Typer(cls=_LazyGroup, no_args_is_help=True, **_SETTINGS)
+
+
+@app.callback()
+def accountant_train() -> None:
+    """Differentially private training that asks the accounting service before every step."""
 
 
 class CommandOfNames(TyperCommand):

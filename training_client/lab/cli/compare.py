@@ -19,7 +19,7 @@ from training_client.lab.cli.app import (
     EXITS,
     CommandOfNames,
     announce_public_data,
-    app,
+    command,
     exit_on_error,
     make_console,
 )
@@ -99,7 +99,7 @@ def compare(comparison: ComparisonOptions, options: RunOptions) -> None:
     console.print(f"The plot is in {escape(str(comparison.output))}")
 
 
-app.command(
+command(
     "compare",
     cls=CommandOfNames,
     epilog=f"{EXITS}. Example: accountant-train compare dp_sgd adadp adadp:public --seeds 3",

@@ -9,12 +9,12 @@ import typer
 from rich.console import Console
 
 from training_client.errors import DataError, NotFetchedError
-from training_client.lab.cli.app import CommandOfNames, app, exit_on_error, print_error
+from training_client.lab.cli.app import CommandOfNames, command, exit_on_error, print_error
 from training_client.lab.cli.options import DataDir
 from training_client.lab.data import DATASETS, load, require_size
 
 
-@app.command(
+@command(
     "data",
     cls=CommandOfNames,
     epilog="Exit codes: 0 done, 2 a download failed, or its hash is not the expected one.",

@@ -106,7 +106,15 @@ def _original_options(recipe: Recipe, checkpoint: Checkpoint, steps: int) -> dic
         "public_examples": recipe.public_examples,
         "warm_start": recipe.warm_start,
         "side_information": recipe.side_information,
+        **{
+            f"side_{name}": recipe.side_options.get(name) for name in ("statistic", "cap", "others")
+        },
+        "statistic": options.get("statistic"),
+        "first_moment": options.get("first"),
+        "current_statistic": options.get("current_statistic", False),
+        "small_constant": options.get("epsilon", options.get("eps")),
         "box": options.get("box", False),
+        "example_squares": options.get("example_squares", False),
         "own_squares": options.get("own_squares", False),
         "learning_rate": options["learning_rate"],
         "momentum": options.get("momentum"),

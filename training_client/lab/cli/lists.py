@@ -9,14 +9,14 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from training_client.lab.cli.app import app
+from training_client.lab.cli.app import command
 from training_client.lab.cli.options import AsJson
 from training_client.lab.data import DATASETS
 from training_client.lab.models import MODELS
 from training_client.optimizers import OPTIMIZERS
 
 
-@app.command("optimizers")
+@command("optimizers")
 def optimizers(as_json: AsJson = False) -> None:
     """List the optimizers, the papers that they come from, and the sources of their state."""
     rows = [
@@ -32,7 +32,7 @@ def optimizers(as_json: AsJson = False) -> None:
     _print_list("Optimizers", rows, as_json)
 
 
-@app.command("models")
+@command("models")
 def models(as_json: AsJson = False) -> None:
     """List the models, and the measure by which each is tested."""
     rows = [
@@ -42,7 +42,7 @@ def models(as_json: AsJson = False) -> None:
     _print_list("Models", rows, as_json)
 
 
-@app.command("datasets")
+@command("datasets")
 def datasets(as_json: AsJson = False) -> None:
     """List the data sets: their size, what a record is, and where they come from."""
     rows = [

@@ -14,7 +14,7 @@ import torch
 import typer
 
 from training_client.lab.data import DATASETS
-from training_client.lab.models import MODELS
+from training_client.lab.models import MODELS, SIDE_STATISTICS
 from training_client.lab.pca import PrivatePca
 from training_client.lab.plan_run import RunSpec
 from training_client.lab.recipe import Recipe, RecipeOptions, make_recipe
@@ -172,6 +172,15 @@ class RunOptions:
             rich_help_panel=TRAINING,
         ),
     ] = False
+    example_squares: Annotated[
+        bool,
+        typer.Option(
+            "--example-squares",
+            help="adadp, adan: E′[g²] is of per-example gradients, not of their mean, the other "
+            "reading of the paper's line 23.",
+            rich_help_panel=TRAINING,
+        ),
+    ] = False
     own_squares: Annotated[
         bool,
         typer.Option(
@@ -181,6 +190,40 @@ class RunOptions:
             rich_help_panel=TRAINING,
         ),
     ] = False
+    statistic: Annotated[
+        str | None,
+        typer.Option(
+            help="adadps: the statistic of public gradients: rmsprop (the default), adam or "
+            "adagrad.",
+            rich_help_panel=TRAINING,
+        ),
+    ] = None
+    first_moment: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            max=0.9999,
+            help="adadps, dp_r_pub, dp_adam_pub: β₁ of the first moment; 0.9 in papers/004's Adam.",
+            rich_help_panel=TRAINING,
+        ),
+    ] = None
+    current_statistic: Annotated[
+        bool,
+        typer.Option(
+            "--current-statistic",
+            help="adadps: the statistic includes this step's public gradient, as in the paper.",
+            rich_help_panel=TRAINING,
+        ),
+    ] = False
+    small_constant: Annotated[
+        float | None,
+        typer.Option(
+            callback=require_between(0, math.inf),
+            help="Adaptive optimizers: what is added to a root before it divides; each has its "
+            "own default.",
+            rich_help_panel=TRAINING,
+        ),
+    ] = None
     no_guarantee: Annotated[
         bool,
         typer.Option(
@@ -220,7 +263,8 @@ class RunOptions:
         typer.Option(
             callback=_check_schedule("noise_schedule"),
             help="Factors of σ from step to step: CURVE:END from 1 to END along a linear, cosine "
-            "or exponential curve, or STEPS:FACTOR pairs with commas; charged as what runs.",
+            "or exponential curve, decay:RATE:STEPS for e^(-RATE) after every STEPS, or "
+            "STEPS:FACTOR pairs with commas; charged as what runs.",
             rich_help_panel=SCHEDULES,
         ),
     ] = None
@@ -281,6 +325,28 @@ class RunOptions:
             rich_help_panel=TRAINING,
         ),
     ] = False
+    side_statistic: Annotated[
+        str | None,
+        typer.Option(
+            help="With --side-information: " + ", ".join(SIDE_STATISTICS) + " (the control).",
+            rich_help_panel=TRAINING,
+        ),
+    ] = None
+    side_cap: Annotated[
+        float | None,
+        typer.Option(
+            help="With --side-information: the largest ratio to its mean.",
+            rich_help_panel=TRAINING,
+        ),
+    ] = None
+    side_others: Annotated[
+        float | None,
+        typer.Option(
+            help="With --side-information: what the gradients of all other parameters are divided "
+            "by, such as the bias; 1 by default.",
+            rich_help_panel=TRAINING,
+        ),
+    ] = None
     device: Annotated[
         str,
         typer.Option(
@@ -357,9 +423,12 @@ class RunOptions:
         Raises:
             DataError: a name is unknown, or an option does not belong to the optimizer.
         """
-        taken = {each.name: getattr(self, each.name) for each in fields(RecipeOptions)}
-        pca = None if self.pca is None else PrivatePca(self.pca, self.pca_noise)
-        return make_recipe(RecipeOptions(**(taken | {"pca": pca})))
+        own: dict[str, Any] = {
+            "pca": None if self.pca is None else PrivatePca(self.pca, self.pca_noise),
+            "horizon": self.steps,
+        }
+        names = [each.name for each in fields(RecipeOptions) if each.name not in own]
+        return make_recipe(RecipeOptions(**{name: getattr(self, name) for name in names}, **own))
 
     def run_spec(self, recipe: Recipe) -> RunSpec:
         """Return the run specification: configuration, batch size, clip norm, steps, schedules.

@@ -21,7 +21,7 @@ from training_client.lab.checkpoint import Checkpoint, report_unreadable
 from training_client.lab.cli.app import (
     EXITS,
     announce_public_data,
-    app,
+    command,
     exit_on_error,
     make_console,
 )
@@ -94,7 +94,7 @@ def run(context: typer.Context, options: RunOptions) -> None:
         raise typer.Exit(_STOPPED_BY_SIGNAL)
 
 
-app.command(
+command(
     "run",
     epilog=f"{EXITS}, 130 stopped by a signal (what was trained is accounted for and kept). "
     "Example: accountant-train run --data adult --model logistic --epsilon 1 --steps 500",
@@ -194,7 +194,7 @@ class _RunCommand:
         if checkpoint is not None:
             with report_unreadable(self.folder):
                 model.load_state_dict(checkpoint.model)
-                optimizer.load_state_dict(checkpoint.optimizer)
+                optimizer.load_state_dict(checkpoint.optimizer_state(optimizer))
         run_folder = RunFolder(
             recipe, approved.budget, model, optimizer, projection, self.folder,
             self.options.checkpoint_every,

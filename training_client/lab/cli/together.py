@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -22,7 +23,7 @@ from training_client.lab.checkpoint import Checkpoint
 from training_client.lab.cli.app import (
     EXITS,
     announce_public_data,
-    app,
+    command,
     exit_on_error,
     make_console,
 )
@@ -65,6 +66,39 @@ def _per_participant(meaning: str) -> Any:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _Protocol:
+    """A method's rule of papers/003 for its noise and its end.
+
+    Attributes:
+        method: the composition theorem that σ comes from.
+        is_sampled: whether that theorem is applied to sampled steps.
+        ends: whether the method ends with the planned rounds, rather than with the budget.
+        in_passes: whether each record is in one round of every 1/q.
+    """
+
+    method: str
+    is_sampled: bool = False
+    ends: bool = True
+    in_passes: bool = False
+
+
+_PLANNED_ROUNDS_MAX: Final = 100_000
+_PROTOCOLS: Final = {
+    "a-ddp": _Protocol("advanced_composition", ends=False),
+    "sgd-maj": _Protocol("basic_composition"),
+    "sgd-adv": _Protocol("advanced_composition", is_sampled=True),
+    "sgd-pass": _Protocol("advanced_composition", in_passes=True),
+}
+
+
+def _check_protocol(name: str | None) -> str | None:
+    """Return a method of papers/003; raise if it is unknown."""
+    if name is not None and name not in _PROTOCOLS:
+        raise typer.BadParameter(f"{name!r} is not one of {', '.join(_PROTOCOLS)}")
+    return name
+
+
 @dataclass(frozen=True, kw_only=True)
 class FederatedOptions:
     """The command-line options that only the command `together` has."""
@@ -79,6 +113,32 @@ class FederatedOptions:
     delta: Annotated[str, _per_participant("Privacy budget δ.")] = "1e-5"
     sample_rate: Annotated[str, _per_participant("Sample rate q.")] = "0.01"
     noise_multiplier: Annotated[str, _per_participant("Noise multiplier σ.")] = "1"
+    noise_for: Annotated[
+        str | None,
+        typer.Option(
+            callback=_check_protocol,
+            help="Take σ from ε, δ and --planned-rounds as papers/003 does: a-ddp (line 5 of its "
+            "Algorithm 1), or its baselines sgd-maj, sgd-adv and sgd-pass.",
+            rich_help_panel=BUDGET,
+        ),
+    ] = None
+    planned_rounds: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            help="T of papers/003, for --noise-for: rounds, for sgd-pass uses of each record.",
+            rich_help_panel=BUDGET,
+        ),
+    ] = 10
+    momentum: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            max=0.9999,
+            help="β of the server's moving average of the noisy means.",
+            rich_help_panel=TRAINING,
+        ),
+    ] = 0.0
     method: Annotated[
         str,
         typer.Option(
@@ -149,6 +209,7 @@ def together(federated: FederatedOptions, options: RunOptions) -> None:
         require_unlocked(folder)
         Checkpoint.require_none(folder)
         size = train_size(options.data, options.size)
+        federated = replace(federated, rounds=_count_rounds(federated))
         budgets = _make_budgets(accounting, federated, options, size)
         _require_applicable_method(budgets[0], federated)
         _require_first_round(budgets)
@@ -179,7 +240,7 @@ def together(federated: FederatedOptions, options: RunOptions) -> None:
     )
 
 
-app.command(
+command(
     "together",
     epilog=f"{EXITS}. Example: accountant-train together --participants 5 --data adult "
     "--epsilon 0.5,1,1,2,4",
@@ -191,19 +252,72 @@ def _make_budgets(
 ) -> list[Budget]:
     """Create each participant's budget, planned for an equal part of the records."""
     records = size // federated.participants
-    schedules = _parse_schedules(options, federated.rounds)
-    columns = [
+    rates, noises, epsilons, deltas = (
         _parse_each(option, getattr(federated, option), federated.participants)
         for option in ("sample_rate", "noise_multiplier", "epsilon", "delta")
-    ]
+    )
+    protocol = _PROTOCOLS.get(federated.noise_for or "")
+    if federated.planned_rounds > _PLANNED_ROUNDS_MAX:
+        raise DataError(f"--planned-rounds must be at most {_PLANNED_ROUNDS_MAX}")
+    if protocol is not None:
+        _require_no_own_noise(federated, options)
+        noises = _find_noises(accounting, protocol, federated.planned_rounds,
+                              list(zip(rates, epsilons, deltas, strict=True)))  # fmt: skip
+    schedules = _parse_schedules(options, federated.rounds)
     return [
         Budget(
             accounting,
-            replace(_make_plan(records, rate, options.clip_norm, noise), **schedules),
+            replace(
+                _make_plan(records, rate, options.clip_norm, noise, protocol), **schedules
+            ),
             epsilon, delta, method=federated.method, steps=federated.rounds,
         )
-        for rate, noise, epsilon, delta in zip(*columns, strict=True)
+        for rate, noise, epsilon, delta in zip(rates, noises, epsilons, deltas, strict=True)
     ]  # fmt: skip
+
+
+def _require_no_own_noise(federated: FederatedOptions, options: RunOptions) -> None:
+    """Raise if noise is given beside --noise-for, which computes it."""
+    given = federated.noise_multiplier != FederatedOptions.noise_multiplier
+    if given or options.noise_schedule is not None:
+        name = "--noise-multiplier" if given else "--noise-schedule"
+        raise DataError(f"--noise-for computes the noise: leave out {name}")
+
+
+def _find_noises(
+    accounting: AccountingService,
+    protocol: _Protocol,
+    rounds: int,
+    targets: Sequence[tuple[float, float, float]],
+) -> list[float]:
+    """Return σ for each (q, ε, δ): the least whose T rounds satisfy it by the protocol's theorem.
+
+    The service solves for it. With T equal steps that is line 5 of Algorithm 1 and its Analytic
+    Gaussian Mechanism: (ε, δ) is split over T steps, and σ is the least of one.
+    """
+
+    @cache
+    def find(rate: float, epsilon: float, delta: float) -> float:
+        """Return the noise of one target; participants with the same target ask once."""
+        return accounting.noise_multiplier(
+            epsilon=epsilon, delta=delta, method=protocol.method, steps=rounds,
+            sample_rate=rate if protocol.is_sampled else 1.0,
+        )  # fmt: skip
+
+    return [find(*target) for target in targets]
+
+
+def _count_rounds(federated: FederatedOptions) -> int:
+    """Return the planned end of training: --rounds, or where the protocol ends before."""
+    protocol, planned = _PROTOCOLS.get(federated.noise_for or ""), federated.planned_rounds
+    if protocol is None or not protocol.ends:
+        return federated.rounds
+    if protocol.in_passes:
+        rates = set(_parse_each("sample_rate", federated.sample_rate, federated.participants))
+        if len(rates) > 1:
+            raise DataError("sgd-pass passes over all records alike: give one --sample-rate")
+        planned *= round(1 / rates.pop())
+    return min(federated.rounds, planned)
 
 
 def _parse_schedules(options: RunOptions, rounds: int) -> dict[str, Any]:
@@ -246,9 +360,13 @@ def _parse_each(option: str, text: str, participants: int) -> list[float]:
     return values * (participants // len(values))
 
 
-def _make_plan(records: int, rate: float, clip_norm: float, noise: float) -> Plan:
+def _make_plan(
+    records: int, rate: float, clip_norm: float, noise: float, protocol: _Protocol | None
+) -> Plan:
     """Return the plan of one participant's rounds: records, sample rate, clip norm and noise."""
     try:
+        if protocol is not None and protocol.in_passes:
+            return Plan.balls_in_bins(records, round(1 / rate), clip_norm, noise)
         return Plan(records, rate, clip_norm, noise)
     except ValueError:
         raise DataError(
@@ -330,6 +448,7 @@ class _FederatedRun:
                 self.objective.loss,
                 learning_rate=federated.learning_rate,
                 learning_rate_schedule=self.participants[0].budget.plan.learning_rate_schedule,
+                momentum=federated.momentum,
                 rounds_max=federated.rounds,
                 report=report,
             )

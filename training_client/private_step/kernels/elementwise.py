@@ -43,11 +43,8 @@ def map_in_place(
 ) -> None:
     """Shift and scale a weighted gradient sum in place; set non-finite values to 0.
 
-    With b it is computed in double precision: the rounding error of w·b would have the same sign
-    for all records.
-
     Args:
-        total: t.
+        total: t, in double precision.
         scale: D.
         shifted: b, and w as a one-element tensor in double precision; None for b = 0.
     """
@@ -133,7 +130,7 @@ def _is_contiguous(*tensors: torch.Tensor) -> bool:
 def _run_loop(
     loop: Callable[..., None], tensors: tuple[torch.Tensor, ...], numbers: tuple[float, ...]
 ) -> None:
-    """Run a compiled loop over tensors of one shape and dtype, some of which it changes."""
+    """Run a compiled loop over tensors of one shape, some of which it changes."""
     arrays = [each.numpy().reshape(-1) for each in tensors]
     assert {each.size for each in arrays} <= {arrays[0].size, 1}  # loops do not check it
     dtype = arrays[0].dtype.type

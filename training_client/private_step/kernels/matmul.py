@@ -7,6 +7,9 @@ MKL is a little faster. Both add up in single precision, each in an order of its
 oneDNN compiles and keeps a program for every shape that it meets, and batches vary in size: a
 program for each size would take more memory than the model. So examples are given to it in
 multiples of 64; PyTorch's own product does the rest.
+
+A weighted sum over examples is added up in single precision in blocks of a given number of
+examples only, and their sums in double precision (`rounding_bounds` says why).
 """
 
 from __future__ import annotations
@@ -50,7 +53,7 @@ def multiply(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
 
 
 def weighted_product(
-    left: torch.Tensor, right: torch.Tensor, weights: torch.Tensor, out: torch.Tensor
+    left: torch.Tensor, right: torch.Tensor, weights: torch.Tensor, block: int, out: torch.Tensor
 ) -> None:
     """Write the weighted sum of outer products Σ wᵢ·leftᵢ·rightᵢᵀ over rows i into `out`.
 
@@ -58,19 +61,36 @@ def weighted_product(
         left: one row per example.
         right: likewise.
         weights: w, one per example.
-        out: receives the product.
+        block: how many examples may be added up in the precision of the factors; 0 for products in
+            double precision.
+        out: receives the product, in double precision.
     """
     if left.shape[1] > right.shape[1]:  # weight the narrower one
-        weighted_product(right, left, weights, out.T)
+        weighted_product(right, left, weights, block, out.T)
         return
+    out.zero_()
+    if block > _ROW_MULTIPLE:
+        block -= block % _ROW_MULTIPLE
+    for start in range(0, len(left), block or _ROWS_MAX):
+        part = slice(start, start + (block or _ROWS_MAX))
+        if block:
+            _add_product(left[part], right[part], weights[part], out)
+        else:
+            factors = left[part].double(), weights[part].double()
+            out.addmm_(_weight_columns(*factors), right[part].double())
+
+
+def _add_product(
+    left: torch.Tensor, right: torch.Tensor, weights: torch.Tensor, total: torch.Tensor
+) -> None:
+    """Add Σ wᵢ·leftᵢ·rightᵢᵀ, computed in the precision of the factors, to a total in double."""
     whole = len(left) - len(left) % _ROW_MULTIPLE
-    per_example = left.shape[1] * right.shape[1]
-    if not _is_for_onednn(left[:whole].T, right[:whole], per_example):
-        torch.mm(_weight_columns(left, weights), right, out=out)
+    if not _is_for_onednn(left[:whole].T, right[:whole], left.shape[1] * right.shape[1]):
+        total += torch.mm(_weight_columns(left, weights), right)
         return
-    out.copy_(_multiply_by_onednn(_weight_columns(left[:whole], weights[:whole]), right[:whole]))
+    total += _multiply_by_onednn(_weight_columns(left[:whole], weights[:whole]), right[:whole])
     if whole < len(left):
-        out.addmm_(_weight_columns(left[whole:], weights[whole:]), right[whole:])
+        total += torch.mm(_weight_columns(left[whole:], weights[whole:]), right[whole:])
 
 
 def _weight_columns(rows: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
@@ -133,13 +153,23 @@ def _is_gapless(matrix: torch.Tensor) -> bool:
 def _onednn_linear() -> Callable[..., torch.Tensor] | None:
     """Return PyTorch's oneDNN product; None if missing, or if it would lower the precision."""
     built = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-    if not built or any(
-        os.environ.get(name, "STRICT") != "STRICT" for name in _PRECISION_VARIABLES
-    ):
+    if not built or _is_precision_lowered():
         return None
     found: Callable[..., torch.Tensor] | None
     found = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
     return found
+
+
+def are_convolutions_precise() -> bool:
+    """Return whether oneDNN's convolutions have the full precision of their factors."""
+    setting = torch.backends.mkldnn.conv.fp32_precision  # type: ignore[attr-defined]
+    return setting in ("none", "ieee") and not _is_precision_lowered()
+
+
+@cache
+def _is_precision_lowered() -> bool:
+    """Return whether the environment lets oneDNN round to a lower precision."""
+    return any(os.environ.get(name, "STRICT") != "STRICT" for name in _PRECISION_VARIABLES)
 
 
 def full_precision(device: torch.device) -> AbstractContextManager[None]:

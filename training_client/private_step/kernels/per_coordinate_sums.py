@@ -6,7 +6,8 @@ operation, took eight times as long. On an accelerator a few examples are comput
 
 In a box, x is clamped to ±1. With damping it becomes u = (x + D∘b)/√(1 + (c·x)²), computed twice:
 for ‖u‖, and for the sum. Both passes use the same operations in the same order on the same thread,
-so that the u that is summed is the one whose norm was computed, however it was rounded.
+so that the u that is summed is the one whose norm was computed, however it was rounded. Sums over
+examples are in double precision.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _ROW_GROUP: Final = 4  # rows of the sum at a time: an example's inputs stay in 
 
 
 def clamped_sum(gradients: torch.Tensor, inputs: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """Return the sum of scaled per-example gradients, each coordinate clamped to ±1.
+    """Return the sum of scaled per-example gradients, each coordinate clamped to ±1, in double.
 
     NaN counts as 0.
 
@@ -37,14 +38,14 @@ def clamped_sum(gradients: torch.Tensor, inputs: torch.Tensor, scale: torch.Tens
         inputs: a, one row per example.
         scale: D, of shape (columns of g, columns of a).
     """
-    total = torch.zeros_like(scale)
+    total = torch.zeros_like(scale, dtype=torch.float64)
     if is_on_cpu(scale):
         arrays = [each.numpy() for each in (gradients, inputs, scale, total)]
         with _preserved_thread_count():
             _compile_clamped_sum()(*arrays, arrays[0].dtype.type(1))
         return total
     for _, each in _gradients_of_few_examples(gradients, inputs):
-        total += clamp_in_place(each.mul_(scale)).sum(0)
+        total += clamp_in_place(each.mul_(scale)).sum(0, dtype=torch.float64)
     return total
 
 
@@ -87,7 +88,7 @@ def damped_sum(
     damping: float,
     weights: torch.Tensor,
 ) -> torch.Tensor:
-    """Return the weighted sum of gradients after an affine map and soft clipping (damping).
+    """Return the weighted sum of gradients after an affine map and soft clipping, in double.
 
     Args:
         gradients: as in `damped_squared_norms`.
@@ -97,7 +98,7 @@ def damped_sum(
         weights: w, one per example.
     """
     assert affine.scale is not None
-    total = torch.zeros_like(affine.scale)
+    total = torch.zeros_like(affine.scale, dtype=torch.float64)
     if is_on_cpu(gradients):
         arrays = _loop_arguments(gradients, inputs, affine, damping)
         _compile_damped_loop(_add_weighted_damped)(*arrays, weights.numpy(), total.numpy())
@@ -105,7 +106,8 @@ def damped_sum(
     for part, each in _gradients_of_few_examples(gradients, inputs):
         weight = weights[part, None, None]
         damped = _damp_in_place(each, affine, damping).mul_(weight)
-        total += damped.masked_fill_(weight == 0, 0.0).sum(0)  # it may be 0·∞
+        kept = damped.masked_fill_(weight == 0, 0.0)  # it may be 0·∞
+        total += kept.sum(0, dtype=torch.float64)
     return total
 
 
@@ -165,7 +167,7 @@ def _compile_clamped_sum() -> Callable[..., None]:
                         value = gradient * inputs[example, column] * scale[row, column]
                         value = one if value > one else value
                         value = -one if value < -one else value
-                        total[row, column] += value if value == value else one - one
+                        total[row, column] += np.float64(value if value == value else one - one)
 
     return compile_and_keep(add_clamped, parallel=True)
 
@@ -207,4 +209,4 @@ def _add_weighted_damped(
                     x = gradient * inputs[example, column] * scale[row, column]
                     root = np.sqrt(one + (damping * x) * (damping * x))
                     u = (x if shift is None else x + shift[row, column]) / root
-                    total[row, column] += weight * u
+                    total[row, column] += np.float64(weight * u)

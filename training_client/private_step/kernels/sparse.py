@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import torch
+from numpy import float64
 from torch.nn.functional import embedding_bag
+
+from training_client.private_step.kernels.compiled import compile_loop
 
 _COLUMNS_MAX: Final = 112  # of a result at a time, whose sums stay in a CPU's registers
 _COLUMN_MULTIPLE: Final = 8
@@ -73,11 +76,20 @@ class SparseFactor:
             )  # fmt: skip
 
     def weighted_product(
-        self, left: torch.Tensor, weights: torch.Tensor, out: torch.Tensor
+        self, left: torch.Tensor, weights: torch.Tensor, _: int, out: torch.Tensor
     ) -> None:
-        """Write the weighted sum of outer products Σ wᵢ·leftᵢ·selfᵢᵀ over rows i into `out`."""
-        for _, columns, found in self._transposed.products(left * weights[:, None]):
-            out.numpy()[columns] = found.numpy().T
+        """Write the weighted sum of outer products Σ wᵢ·leftᵢ·selfᵢᵀ over rows i into `out`.
+
+        All is added up in double precision.
+        """
+        of = self._transposed
+        arrays = [each.numpy() for each in (of.starts, of.places, of.values)]
+        weighted, total = (left * weights[:, None]).numpy(), out.numpy()
+        for columns in _column_slices(left.shape[1]):
+            found = np.zeros((self.columns, columns.stop - columns.start))
+            table = np.ascontiguousarray(weighted[:, columns])
+            compile_loop(_add_weighted_bags)(*arrays, table, found)
+            total[columns] = found.T
 
     @cached_property
     def _transposed(self) -> SparseFactor:
@@ -100,6 +112,27 @@ class SparseFactor:
     def _sum_rows(self, numbers: torch.Tensor) -> torch.Tensor:
         """Sum `numbers`, one per stored value, over each row of the matrix."""
         return numbers.new_zeros(len(self.starts) - 1).index_add_(0, self._row_indices, numbers)
+
+
+def _add_weighted_bags(starts: Any, places: Any, values: Any, table: Any, total: Any) -> None:
+    """Add to each row of `total`, in double precision, the rows of `table` that its bag names."""
+    for row in range(len(starts) - 1):
+        sums, i = total[row], starts[row]
+        while i + 4 <= starts[row + 1]:  # four at a time: sums are read and written less often
+            u, v = float64(values[i]), float64(values[i + 1])
+            w, x = float64(values[i + 2]), float64(values[i + 3])
+            a, b = table[places[i]], table[places[i + 1]]
+            c, d = table[places[i + 2]], table[places[i + 3]]
+            for j in range(len(sums)):
+                sums[j] += (u * float64(a[j]) + v * float64(b[j])) + (
+                    w * float64(c[j]) + x * float64(d[j])
+                )
+            i += 4
+        while i < starts[row + 1]:
+            u, a = float64(values[i]), table[places[i]]
+            for j in range(len(sums)):
+                sums[j] += u * float64(a[j])
+            i += 1
 
 
 def _column_slices(columns: int) -> Iterator[slice]:

@@ -1,0 +1,83 @@
+"""Arrays of numbers as arguments: a function answers for each element."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import wraps
+from inspect import signature
+from typing import Any, Final, ParamSpec, TypeVar
+
+from accountant_service.errors import AccountingError, InvalidArgumentError
+from accountant_service.presentation import Answers
+
+_NUMBERS: Final = {  # the arguments that may be arrays
+    "noise_multiplier",
+    "sample_rate",
+    "steps",
+    "dataset_size",
+    "batch_size",
+    "epochs",
+    "epsilon",
+    "delta",
+    "advantage",
+    "attack_success",
+    "prior",
+    "true_positive_rate",
+    "false_positive_rate",
+    "mu",
+    "tolerance",
+}
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+
+
+def for_each_element(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+    """Let numbers of a function be arrays; it then returns `Answers`, one for each element.
+
+    Type checkers know the function of single numbers.
+    """
+
+    @wraps(function)
+    def answer(*args: Parameters.args, **arguments: Parameters.kwargs) -> Any:
+        """Call the function once, or once for each element of the arrays."""
+        given = signature(function).bind(*args, **arguments).arguments
+        arrays = {name: _read_array(given[name]) for name in given if name in _NUMBERS}
+        found = {name: values for name, values in arrays.items() if values is not None}
+        if not found:
+            return function(*args, **arguments)
+        return Answers(_answer_each(function, given, found), found)
+
+    return answer
+
+
+def _read_array(value: Any) -> list[Any] | None:
+    """Return the elements of an array of numbers; None for a single number."""
+    if hasattr(value, "tolist"):  # of NumPy or pandas; a single number of NumPy becomes a number
+        value = value.tolist()
+    return list(value) if isinstance(value, list | tuple | range) else None
+
+
+def _answer_each(
+    function: Callable[..., Result], given: Mapping[str, Any], arrays: Mapping[str, list[Any]]
+) -> list[Result]:
+    """Return a function's answers for the elements of equally long arrays.
+
+    Raises:
+        InvalidArgumentError: the arrays differ in length; or an element is out of range.
+        AccountingError: for an element that a note names.
+    """
+    (first, count), *others = ((name, len(values)) for name, values in arrays.items())
+    for name, other in others:
+        if other != count:
+            message = f"has {other} values, and {first} has {count}: give equally many"
+            raise InvalidArgumentError((name, message))
+    answers = []
+    for at in range(count):
+        element = {name: values[at] for name, values in arrays.items()}
+        try:
+            answers.append(function(**{**given, **element}))
+        except (AccountingError, InvalidArgumentError) as error:
+            error.add_note("for " + ", ".join(f"{name} = {element[name]}" for name in element))
+            raise
+    return answers

@@ -1,0 +1,232 @@
+"""Every result that the papers print has a row, and each verdict follows from the results file."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scipy.stats import ttest_ind
+
+from benchmarks.results.papers import read_audit
+from tests.support.findings import require_none
+from tests.support.helpers import epsilon
+from training_client.lab.data import DATASETS
+from training_client.lab.papers.accounting import build_question
+from training_client.lab.papers.experiments import Experiment
+from training_client.lab.papers.printed import (
+    BY_NAME,
+    PAPERS,
+    list_experiments,
+    list_places,
+    list_printed_results,
+)
+from training_client.lab.papers.published import ALL_EXPERIMENTS, STEPS_BY_LOT, STEPS_BY_NOISE
+from training_client.lab.papers.store import Store
+from training_client.lab.papers.tasks import TASKS
+from training_client.lab.papers.verdicts import find_welch_interval, judge
+
+ROWS = list_printed_results()
+PRINTED = json.loads((Path(__file__).parents[1] / "golden/printed_numbers.json").read_text())
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_every_printed_number_has_a_row(paper: str) -> None:
+    """The numbers were taken from the papers' text, and not from the table of rows."""
+    for place, numbers in PRINTED[paper].items():
+        found = Counter(
+            float(each.value)
+            for each in ROWS
+            if each.paper == paper and each.place == place and each.value
+        )
+        assert found == Counter(numbers), f"papers/{paper} {place}"
+    with_numbers = {each.place for each in ROWS if each.paper == paper and each.value}
+    assert with_numbers == set(PRINTED[paper])
+
+
+def test_a_row_has_an_experiment_a_verdict_of_the_audit_or_a_reason() -> None:
+    claims = list(read_audit())
+    for row in ROWS:
+        assert bool(row.references) != bool(row.note), row
+        for each in row.references:
+            if each.kind == "audit":
+                assert any(claim.startswith(each.argument) for claim in claims), row
+
+
+def test_the_result_with_a_guarantee_has_one() -> None:
+    """A row without privacy, or with raw state, states no result with a guarantee."""
+    private = [each for row in ROWS if row.private is not None for each in row.private.experiments]
+    found = {each.name for each in private if not each.method.has_guarantee}
+    assert found == {each.name for each in private if each.method.optimizer == "non_private"}
+    require_none(name for name in found if "objective" not in name)
+
+
+def test_names_tell_experiments_apart_and_every_task_can_be_loaded() -> None:
+    private = [each.name for each in ALL_EXPERIMENTS if each.method.optimizer != "non_private"]
+    assert len(private) == len(set(private))
+    assert {TASKS[each.task].dataset for each in ALL_EXPERIMENTS} <= set(DATASETS)
+
+
+def test_every_experiment_belongs_to_a_paper() -> None:
+    listed = {each.name for paper in PAPERS for each in list_experiments(paper)}
+    others = {each.paper_result.source for each in ALL_EXPERIMENTS if each.name not in listed}
+    assert others <= {"none", "papers/000 Algorithm 1 prints the box"}
+
+
+def test_places_are_named_as_on_the_command_line() -> None:
+    assert list_places("000")[:4] == ["section-i-e", "section-iii-b", "figure-1", "section-iii-c"]
+    assert {"table-1", "table-2"} <= set(list_places("000"))
+    assert "section-5.2" in list_places("001")
+
+
+@pytest.mark.parametrize(
+    ("noise", "rate", "steps"),
+    [(noise, 0.01, steps) for noise, steps in STEPS_BY_NOISE.items()]
+    + [(8.0, lot / 60_000, steps) for lot, steps in STEPS_BY_LOT.items()],
+)
+def test_runs_of_equal_cost_spend_half_a_unit(noise: float, rate: float, steps: int) -> None:
+    training = {"noise_multiplier": noise, "sample_rate": rate, "steps": steps}
+    parts = [{"kind": "gaussian", "noise_multiplier": 2 * noise}, {"kind": "dp_sgd", **training}]
+    found = epsilon("pld", {"kind": "composed", "mechanisms": parts}, 1e-5).epsilon
+    assert 0.499 < found <= 0.5
+
+
+def store_runs(
+    file: Path, experiment: Experiment, scores: list[Any], steps: int | None = None
+) -> Store:
+    """Add a run for each score, with the same score at half its steps."""
+    store = Store(file)
+    count = steps or experiment.steps
+    for seed, score in enumerate(scores, 1):
+        known = {"kind": "run", "experiment": experiment.name, "seed": seed, "steps": count}
+        curve = [[count // 2, score], [count, score]]
+        store.add({**known, "score": score, "curve": curve, "seconds": 30.0})
+    return store
+
+
+def find_row(paper: str, beginning: str) -> Any:
+    """Return the row of a claim."""
+    return next(each for each in ROWS if each.paper == paper and each.claim.startswith(beginning))
+
+
+FIGURE_5 = "(a) σ = 8: accuracy of AdaDP at η = 0.002"  # 0.93 in 30 epochs
+
+
+@pytest.mark.parametrize(
+    ("raw", "private", "verdict"),
+    [
+        ([0.95] * 3, [0.925] * 3, "reproduced"),
+        ([0.95] * 3, [0.91] * 3, "reproduced only without privacy"),
+        ([0.91] * 3, [0.91] * 3, "not reproduced"),
+        ([0.91] * 3, [], "not run in full"),
+        ([0.95] * 3, [0.95] * 2, "not run in full"),
+        ([], [], "not run"),
+    ],
+)
+def test_an_accuracy_is_judged_by_the_rule(
+    raw: list[float], private: list[float], verdict: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "results.jsonl"
+    store_runs(file, BY_NAME["mnist/figure-5/adadp raw, η = 0.002/8"], raw)
+    store = store_runs(file, BY_NAME["mnist/figure-5/adadp, η = 0.002/8"], private)
+    assert judge(find_row("000", FIGURE_5), store, {}).verdict == verdict
+
+
+def test_fewer_epochs_than_the_paper_has_give_no_verdict(tmp_path: Path) -> None:
+    row = find_row("001", "MNIST, σ = 8: PIAdam")
+    assert (row.value, row.epochs) == ("0.9202", 30)
+    names = ("mnist-784/figure-5/pi_adam raw, own squares/8", "mnist-784/figure-5/pi_adam/8")
+    for name in names:
+        store = store_runs(tmp_path / "results.jsonl", BY_NAME[name], [0.8] * 3)
+    assert judge(row, store, {}).verdict == "not reproduced"
+    longer = judge(replace(row, epochs=31), store, {})
+    assert (longer.verdict, longer.reason) == ("no verdict", "30 of 31 epochs")
+
+
+@pytest.mark.parametrize(
+    ("ahead", "verdict"),
+    [
+        ([0.95, 0.951, 0.949], "reproduced"),
+        ([0.92, 0.921, 0.919], "not reproduced"),  # a lead, but not of 5.9 points
+        ([0.99, 0.95, 0.91], "not reproduced"),  # its interval contains 0
+    ],
+)
+def test_a_lead_must_be_as_large_and_above_0(
+    ahead: list[float], verdict: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "results.jsonl"
+    for name, scores in (
+        ("dp_sgd, schedule", [0.889, 0.89, 0.891]), ("adadp raw", ahead), ("adadp", ahead),
+    ):  # fmt: skip
+        store = store_runs(file, BY_NAME[f"mnist/figure-2/{name}/8"], scores)
+    found = judge(find_row("000", "MNIST, σ = 8: AdaDP's lead over DP-SGD"), store, {})
+    assert found.verdict == verdict
+
+
+def test_a_lead_of_runs_that_broke_down_is_not_reproduced(tmp_path: Path) -> None:
+    file = tmp_path / "results.jsonl"
+    store_runs(file, BY_NAME["mnist/figure-4/adal/8"], [0.8] * 3)
+    store_runs(file, BY_NAME["mnist/figure-4/adan/8"], [0.7] * 3)
+    store = store_runs(file, BY_NAME["mnist/figure-4/adan raw/8"], [None] * 3)
+    found = judge(find_row("000", "(a) MNIST, σ = 8: AdaN is ahead"), store, {})
+    assert (found.ours and found.ours.text, found.verdict) == ("broke down", "not reproduced")
+
+
+def test_the_interval_of_a_lead_is_welchs() -> None:
+    first, second = [0.93, 0.95, 0.94], [0.90, 0.905, 0.91]
+    expected = ttest_ind(first, second, equal_var=False).confidence_interval(0.95)
+    assert find_welch_interval(first, second) == pytest.approx(tuple(expected), rel=1e-9)
+    assert find_welch_interval([0.1] * 3, [0.1] * 3) == (0.0, 0.0)
+
+
+def test_epsilon_is_read_off_where_the_accuracy_is_reached(tmp_path: Path) -> None:
+    row = find_row("000", "MNIST, σ = 3, δ = 1e-4: ε of DP-SGD for accuracy 0.92")
+    experiment = BY_NAME["mnist/table-1/dp_sgd, schedule/3"]
+    store = store_runs(tmp_path / "results.jsonl", experiment, [0.93] * 3)
+    assert judge(row, store, {}).verdict == "not reproduced"  # no ε is known yet
+    asked = build_question(experiment, experiment.steps // 2)
+    store.add({"kind": "epsilon", **asked, "epsilon": 1.15, "status": "proven"})
+    found = judge(row, store, {})
+    assert found.verdict == "reproduced"  # 1.10 in the paper; 5 % are tolerated
+    assert found.private is not None
+    assert found.private.text == "1.15 (134 epochs)"
+
+
+@pytest.mark.parametrize(("spent", "verdict"), [(1.0, "no verdict"), (1.2, "not reproduced")])
+def test_an_accuracy_that_is_not_reached_is_judged_only_at_the_papers_epsilon(
+    spent: float, verdict: str, tmp_path: Path
+) -> None:
+    experiment = BY_NAME["mnist/table-1/dp_sgd, schedule/3"]
+    store = store_runs(tmp_path / "results.jsonl", experiment, [0.91] * 3)
+    asked = build_question(experiment, experiment.steps)
+    store.add({"kind": "epsilon", **asked, "epsilon": spent, "status": "proven"})
+    row = find_row("000", "MNIST, σ = 3, δ = 1e-4: ε of DP-SGD for accuracy 0.92")  # 1.10
+    assert judge(row, store, {}).verdict == verdict
+
+
+def test_a_method_that_a_constant_answer_beats_is_named(tmp_path: Path) -> None:
+    row = find_row("003", "Adult, ε = 0.5: A-DDP is far ahead of SGD-Maj")
+    file = tmp_path / "results.jsonl"
+    store_runs(file, BY_NAME["adult/main/sgd_maj/97.8189"], [0.30, 0.31, 0.32])
+    store = store_runs(file, BY_NAME["adult/main/a_ddp/193.46"], [0.70, 0.71, 0.72])
+    store.add({"kind": "trivial", "task": "adult", "score": 0.764})
+    found = judge(row, store, {})
+    assert found.verdict == "reproduced"
+    assert found.reason == "no better than a constant answer (0.764)"
+
+
+def test_a_result_on_data_of_your_own_names_them(tmp_path: Path) -> None:
+    row = find_row("004", "IMDB, BoW: DP-SGD")
+    found = judge(row, Store(tmp_path / "results.jsonl"), {})
+    assert (found.verdict, found.reason) == ("not run", "needs your copy of imdb")
+
+
+def test_the_audit_decides_its_own_claims() -> None:
+    row = find_row("001", "ε at σ = 4 after 100 epochs")
+    assert row.ours is not None
+    store = Store(Path("/nonexistent/results.jsonl"))
+    assert judge(row, store, read_audit()).verdict == "misprinted"
+    assert judge(row, store, {}).verdict == "not run"

@@ -141,6 +141,7 @@ def test_every_dataset_keeps_its_filter_its_balance_and_its_record(revision: str
         assert policy == {"filter": "renyi", "order": order}  # to the last digit
         assert (json.loads(row.pop("spent")), json.loads(row.pop("held"))) == ([spent], [held])
         assert row.pop("closed_at") is None
+        assert row.pop("series") is None
         assert row == was
     for was, row in zip(rows["reservation"], read_rows(before, "reservation"), strict=True):
         assert json.loads(row.pop("charge")) == {"unit_attonats": was.pop("unit")}

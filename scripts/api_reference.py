@@ -134,7 +134,8 @@ CALLS: Final[list[tuple[str, str, Any]]] = [
     ("POST", "/v1/quotes", {"datasets": ["patients", "patients-2027"], "mechanism": SHORT}),
     ("PUT", "/v1/series/{series}", {"budget": {"epsilon": 1.0, "delta": 1e-9}}),
     ("PUT", "/v1/series/{series}/datasets/{label}", {"size": 1400}),
-    ("PUT", "/v1/series/{series}/caps/{kind}/{holder}", {"share": 0.3}),
+    ("PUT", "/v1/series/{series}/caps/teams/{team}", {"share": 0.3}),
+    ("PUT", "/v1/series/{series}/caps/keys/{key_id}", {"share": 0.2}),
     ("GET", "/v1/series", None),
     ("GET", "/v1/series/{series}", None),
     ("GET", "/v1/series/{series}/window", None),
@@ -143,7 +144,8 @@ CALLS: Final[list[tuple[str, str, Any]]] = [
         "/v1/series/{series}/quotes",
         {"last": 1, "mechanism": {"kind": "laplace", "noise_multiplier": 10.0}},
     ),
-    ("DELETE", "/v1/series/{series}/caps/{kind}/{holder}", None),
+    ("DELETE", "/v1/series/{series}/caps/teams/{team}", None),
+    ("DELETE", "/v1/series/{series}/caps/keys/{key_id}", None),
     ("POST", "/v1/datasets/{name}/close", {}),
     ("DELETE", "/v1/datasets/{name}", None),
     (
@@ -202,8 +204,6 @@ class ReferencePage:
             "key_id": token.split("_")[1],
             "series": "sales",
             "label": "2026-10",
-            "kind": "teams",
-            "holder": "vision",
         }
         self._writes = 0
         self._fields: dict[str, str] = {}  # rows of tables that were shown, and their calls

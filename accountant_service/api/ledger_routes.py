@@ -91,8 +91,6 @@ SeriesName = Annotated[
     str, Path(max_length=bodies.SERIES_NAME_LENGTH_MAX, pattern=bodies.NAME_PATTERN)
 ]
 Label = Annotated[str, Path(max_length=bodies.LABEL_LENGTH_MAX, pattern=bodies.NAME_PATTERN)]
-Holders = Literal["teams", "keys"]
-_HOLDERS: Final = {"teams": HolderKind.TEAM, "keys": HolderKind.KEY}
 DatasetCursor = Annotated[str, Query(max_length=200, pattern=f"({bodies.NAME_PATTERN})|^$")]
 CapCursor = Annotated[str, Query(max_length=205, pattern=r"^((key|team):[A-Za-z0-9._-]+)?$")]
 RunCursor = Annotated[str, Query(pattern=ledger_views.RUN_CURSOR)]
@@ -555,7 +553,7 @@ async def window(
     series: SeriesName,
     key: Key,
     ledger: TheLedger,
-    last: Annotated[int, Query(ge=1, le=bodies.DATASETS_MAX)],
+    last: Annotated[int, Query(ge=1, le=bodies.DATASETS_MAX, description="how many datasets")] = 12,
 ) -> Response:
     """Get the last datasets of a series, what is left of each, and what they prove together."""
     return _json_response(await ledger.find_window(key, series, last))
@@ -575,26 +573,39 @@ async def quote_jointly(body: bodies.JointQuoteRequest, key: Key, ledger: TheLed
     return _json_response(await ledger.quote_jointly(key, body.datasets, body.mechanism))
 
 
-@router.put("/v1/series/{series}/caps/{kind}/{holder}", response_model=bodies.SeriesView)
-async def set_series_cap(
-    series: SeriesName,
-    kind: Holders,
-    holder: Name,
-    body: bodies.CapRequest,
-    key: Key,
-    ledger: TheLedger,
+@router.put("/v1/series/{series}/caps/teams/{team}", response_model=bodies.SeriesView)
+async def set_series_team_cap(
+    series: SeriesName, team: Name, body: bodies.CapRequest, key: Key, ledger: TheLedger
 ) -> Response:
-    """Limit what a team or an API key may take of each dataset of a series, also of later ones."""
-    cap = Cap(_HOLDERS[kind], holder, float(body.share))
+    """Limit what a team may take of each dataset of a series, also of later ones."""
+    cap = Cap(HolderKind.TEAM, team, float(body.share))
     return _json_response(await ledger.set_series_cap(key, series, cap))
 
 
-@router.delete("/v1/series/{series}/caps/{kind}/{holder}", status_code=204)
-async def remove_series_cap(
-    series: SeriesName, kind: Holders, holder: Name, key: Key, ledger: TheLedger
+@router.put("/v1/series/{series}/caps/keys/{key_id}", response_model=bodies.SeriesView)
+async def set_series_key_cap(
+    series: SeriesName, key_id: Name, body: bodies.CapRequest, key: Key, ledger: TheLedger
 ) -> Response:
-    """Remove a cap from a series and from all of its datasets."""
-    await ledger.remove_series_cap(key, series, _HOLDERS[kind], holder)
+    """Limit what an API key may take of each dataset of a series, also of later ones."""
+    cap = Cap(HolderKind.KEY, key_id, float(body.share))
+    return _json_response(await ledger.set_series_cap(key, series, cap))
+
+
+@router.delete("/v1/series/{series}/caps/teams/{team}", status_code=204)
+async def remove_series_team_cap(
+    series: SeriesName, team: Name, key: Key, ledger: TheLedger
+) -> Response:
+    """Remove the cap of a team from a series and from all of its datasets."""
+    await ledger.remove_series_cap(key, series, HolderKind.TEAM, team)
+    return Response(status_code=204)
+
+
+@router.delete("/v1/series/{series}/caps/keys/{key_id}", status_code=204)
+async def remove_series_key_cap(
+    series: SeriesName, key_id: Name, key: Key, ledger: TheLedger
+) -> Response:
+    """Remove the cap of an API key from a series and from all of its datasets."""
+    await ledger.remove_series_cap(key, series, HolderKind.KEY, key_id)
     return Response(status_code=204)
 
 

@@ -98,4 +98,5 @@ def main(key: str, dataset: str, other: str, log: str, ports: list[str]) -> None
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:5], sys.argv[5:])
+    _, key, dataset, other, log, *ports = sys.argv
+    main(key, dataset, other, log, ports)

@@ -725,6 +725,7 @@ _QUOTE: Final = {
 }
 _PROTECTION: Final = {"one": _BUDGET, "all": {"epsilon": 6.0, "delta": 2.11e-04}}
 _MONTH: Final = _DATASET | {"name": "sales-2026-11", "size": 1400, "series": "sales"}
+_SERIES_CAP: Final = {"team": "vision", "key": None, "share": 0.3}
 _SERIES: Final = {
     "name": "sales",
     "budget": _BUDGET,
@@ -735,7 +736,7 @@ _SERIES: Final = {
     "accept_weak": False,
     "dataset_count": 2,
     "last_dataset": "sales-2026-11",
-    "caps": [{"team": "vision", "key": None, "share": 0.3}],
+    "caps": [_SERIES_CAP],
     "created_at": 1795278797.7,
 }
 _MONTH_QUOTE: Final = _QUOTE | {"dataset": "sales-2026-11"}
@@ -764,7 +765,7 @@ EXAMPLES: Final[dict[str, Any]] = {
     "SeriesDatasetRequest": {"size": 1400},
     "SeriesView": _SERIES,
     "SeriesListView": {"items": [_SERIES], "next_cursor": None},
-    "SeriesCapView": _SERIES["caps"][0],
+    "SeriesCapView": _SERIES_CAP,
     "ProtectionView": _PROTECTION,
     "WindowView": {
         "series": "sales",

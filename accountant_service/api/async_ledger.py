@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -413,7 +413,7 @@ class AsyncLedger:
         datasets = await self._read(find, key, names)
         deadline = time.monotonic() + _QUOTES_SECONDS_MAX
         records = sum(dataset.size for dataset in datasets)
-        known: dict[Any, Quote] = {}
+        known: dict[Hashable, Quote] = {}
         parts: list[tuple[Dataset, Quote]] = []
         for at, dataset in enumerate(datasets):
             left = deadline - time.monotonic()
@@ -422,7 +422,7 @@ class AsyncLedger:
                     f"the quotes of {at} datasets took {_QUOTES_SECONDS_MAX:g} s: name fewer"
                 )
             caps = await self._read(self._ledger.find_cap_uses, key, dataset)
-            state = (dataset.policy, dataset.balance, dataset.closed_at, tuple(caps))
+            state = plans.state_of(dataset, caps)
             if state not in known:
                 noise_seconds = min(left / (len(names) - at) / 2, plans.NOISE_SECONDS_MAX)
                 with service.naming_dataset(at, is_joint=True):
@@ -550,6 +550,7 @@ class AsyncLedger:
         """
         deadline = time.monotonic() + _QUOTES_SECONDS_MAX
         records = sum(dataset.size for dataset in datasets)
+        known: dict[Hashable, PlannedCharge] = {}
         planned = []
         for at, dataset in enumerate(datasets):
             if at and time.monotonic() > deadline:
@@ -557,11 +558,13 @@ class AsyncLedger:
                     f"the charges of {at} datasets took {_QUOTES_SECONDS_MAX:g} s: name fewer"
                 )
             caps = await self._read(self._ledger.find_cap_uses, key, dataset)
-            with service.naming_dataset(at, is_joint=is_joint):
-                charge = await self._calculate(
-                    key, plans.compute_charge, dataset, mechanism, caps, records
-                )
-            planned.append((dataset, charge))
+            state = plans.state_of(dataset, caps)
+            if state not in known:
+                with service.naming_dataset(at, is_joint=is_joint):
+                    known[state] = await self._calculate(
+                        key, plans.compute_charge, dataset, mechanism, caps, records
+                    )
+            planned.append((dataset, known[state]))
         return planned
 
     async def _prepare_retry(self, error: CodedError, key: KeyRecord, before: Dataset) -> bool:

@@ -13,7 +13,7 @@ import socket
 import ssl
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from http.client import HTTPException
 from typing import TYPE_CHECKING, Any, Final, TextIO, TypeVar
@@ -427,14 +427,16 @@ class DatabaseAccess(LedgerAccess):
         """Return how much one run would cost each of several datasets; charge nothing."""
         from accountant_service import mechanisms
         from accountant_service.api.ledger_views import joint_quote_view
-        from accountant_service.ledger.plans import quote_plan
+        from accountant_service.ledger.plans import Quote, quote_plan, state_of
 
         mechanism = mechanisms.from_json(body["mechanism"])
         datasets = self._ledger.find_datasets(self._key, names, is_joint=True)
         records = sum(dataset.size for dataset in datasets)
-        return joint_quote_view(
-            [(each, quote_plan(each, mechanism, records=records)) for each in datasets]
-        )
+        known: dict[Hashable, Quote] = {}
+        for each in datasets:
+            if state_of(each) not in known:
+                known[state_of(each)] = quote_plan(each, mechanism, records=records)
+        return joint_quote_view([(each, known[state_of(each)]) for each in datasets])
 
     def reserve(self, names: Sequence[str], body: Json) -> Json:
         """Reserve budget for a plan on a dataset, or on several; return the reservation."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import bisect
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Final
@@ -321,6 +321,15 @@ def compute_charge(
     charge = _compute_capped_charge(policy, plan, taken, caps)
     described = mechanisms.to_json(plan.mechanism)
     return PlannedCharge(described, plan.canonical.hash, charge, policy.tabulated())
+
+
+def state_of(dataset: Dataset, caps: Sequence[CapUse] = ()) -> Hashable:
+    """Return all that a charge or a quote of a plan depends on, besides the plan.
+
+    The datasets of a series that were not used yet have one state: what is computed for one of
+    them holds for all.
+    """
+    return dataset.policy, dataset.balance.taken, dataset.closed_at, tuple(caps)
 
 
 def _compute_capped_charge(

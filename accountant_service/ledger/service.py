@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -425,11 +425,15 @@ class Ledger:
             datasets = self.find_datasets(request.key, names, Scope.RUN, is_joint=is_joint)
             records = sum(dataset.size for dataset in datasets)
             try:
+                known: dict[Hashable, PlannedCharge] = {}
                 planned = []
                 for at, dataset in enumerate(datasets):
                     caps = self.find_cap_uses(request.key, dataset)
-                    with naming_dataset(at, is_joint=is_joint):
-                        planned.append(plans.compute_charge(dataset, mechanism, caps, records))
+                    state = plans.state_of(dataset, caps)
+                    if state not in known:
+                        with naming_dataset(at, is_joint=is_joint):
+                            known[state] = plans.compute_charge(dataset, mechanism, caps, records)
+                    planned.append(known[state])
                 return self.hold_budget(
                     request, list(zip(datasets, planned, strict=True)), lease, purpose,
                     is_joint=is_joint,

@@ -57,7 +57,7 @@ class BudgetBody(_Body):
 
 
 class _TemplateBody(_Body):
-    """What may be said of a new dataset, or of all datasets of a series: the budget, and more."""
+    """The budget of a new dataset, or of all datasets of a series, and how it is counted."""
 
     budget: BudgetBody
     neighbouring_relation: Annotated[NeighbouringRelation, Field(strict=False)] = (
@@ -470,7 +470,7 @@ class SeriesCapView(BaseModel):
 
 
 class ProtectionView(BaseModel):
-    """What several budgets prove together, for a person with one record in each dataset."""
+    """The guarantee of several budgets together, for a person with one record in each dataset."""
 
     one: BudgetView = Field(
         description="for a person with a record in one of the datasets: the largest budget"

@@ -25,7 +25,7 @@ from accountant_service.numerics.floats import rounding
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """What all datasets of a series have in common; it never changes.
+    """The budget of all datasets of a series, and all else that they share; it never changes.
 
     Attributes:
         epsilon, delta: the budget of each dataset.

@@ -425,15 +425,15 @@ class Ledger:
             datasets = self.find_datasets(request.key, names, Scope.RUN, is_joint=is_joint)
             records = sum(dataset.size for dataset in datasets)
             try:
-                known: dict[Hashable, PlannedCharge] = {}
+                charges: dict[Hashable, PlannedCharge] = {}
                 planned = []
                 for at, dataset in enumerate(datasets):
                     caps = self.find_cap_uses(request.key, dataset)
                     state = plans.state_of(dataset, caps)
-                    if state not in known:
+                    if state not in charges:
                         with naming_dataset(at, is_joint=is_joint):
-                            known[state] = plans.compute_charge(dataset, mechanism, caps, records)
-                    planned.append(known[state])
+                            charges[state] = plans.compute_charge(dataset, mechanism, caps, records)
+                    planned.append(charges[state])
                 return self.hold_budget(
                     request, list(zip(datasets, planned, strict=True)), lease, purpose,
                     is_joint=is_joint,

@@ -28,12 +28,12 @@ from accountant_service.ledger.caps import Caps
 from accountant_service.ledger.errors import DatasetClosedError
 from accountant_service.ledger.filters import (
     AdditionFilter,
+    LateMixtureFilter,
     LateReferenceFilter,
     ReferenceFilter,
     RenyiFilter,
 )
 from accountant_service.ledger.filters.reference import ReferenceCharge
-from accountant_service.ledger.filters.renyi_mixture import LateMixtureFilter
 from accountant_service.ledger.repository import KeyRecord, Repository
 from accountant_service.ledger.rules import Cap, HolderKind, NewDataset, State
 from accountant_service.ledger.schema_revision import REVISION

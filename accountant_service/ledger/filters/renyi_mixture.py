@@ -334,7 +334,8 @@ def choose_mixture(
 
     The mixture maximises the geometric mean of 1 + steps over the reference runs of
     `renyi.choose_filter`; the 1 keeps runs from counting that no mixture admits. For a
-    planned mechanism alone its best order is the best mixture (docs/accountants/filters.md), and is returned.
+    planned mechanism alone its best order is the best mixture (docs/accountants/filters.md), and
+    is returned.
 
     Args:
         epsilon: ε of the budget.

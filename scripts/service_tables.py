@@ -1,4 +1,4 @@
-"""Write the tables of the service's settings and of its methods into their pages.
+"""Write the tables of the service's settings, metrics and methods into their pages.
 
 python -m scripts.service_tables           # prints them
 python -m scripts.service_tables --write   # writes them into the pages
@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from typing import Final
+from types import SimpleNamespace
+from typing import Any, Final
 
+from prometheus_client.metrics import MetricWrapperBase
 from pydantic import AliasChoices
 from pydantic.fields import FieldInfo
 
-from accountant_service.api import views
+from accountant_service.api import metrics_endpoint, views
+from accountant_service.metrics import Metrics
 from accountant_service.settings import Settings
 from scripts.page_parts import DOCS, write_part
 
@@ -41,6 +44,24 @@ def _format_default(value: object) -> str:
     return "" if value is None else str(value)
 
 
+def render_metrics() -> Iterator[str]:
+    """Yield a row for each metric: name, labels and meaning."""
+    yield "| metric | labels | meaning |\n|---|---|---|\n"
+    # private: the libraries show a metric's labels only with its samples
+    own = [each for each in vars(Metrics()).values() if isinstance(each, MetricWrapperBase)]
+    described = [(each._type, each._name, each._labelnames, each._documentation) for each in own]
+    state = metrics_endpoint._LedgerState([], [], 0)
+    ledger: Any = SimpleNamespace(read_state=lambda **_: state)
+    sees_all: Any = SimpleNamespace(datasets=None)
+    for each in metrics_endpoint._LedgerCollector(ledger, sees_all, ()).collect():
+        labels = getattr(each, "_labelnames", ())
+        described.append((each.type, each.name, labels, each.documentation))
+    for kind, name, labels, meaning in described:
+        suffix = "_total" if kind == "counter" else ""
+        text = meaning[0].lower() + meaning[1:]
+        yield f"| `{name}{suffix}` | {', '.join(labels)} | {text} |\n"
+
+
 def render_methods() -> Iterator[str]:
     """Yield a row for each accounting method."""
     yield "| method | name | source | applies to | proves |\n|---|---|---|---|---|\n"
@@ -50,17 +71,18 @@ def render_methods() -> Iterator[str]:
 
 
 TABLES: Final[dict[str, tuple[str, Callable[[], Iterator[str]]]]] = {
-    "operations.md": ("settings", render_settings),
-    "accountants/index.md": ("methods", render_methods),
+    "settings": ("operations.md", render_settings),
+    "metrics": ("operations.md", render_metrics),
+    "methods": ("accountants/index.md", render_methods),
 }
 
 
 def main() -> None:
     """Print the tables, or write them into the pages."""
-    for name, (part, render) in TABLES.items():
+    for part, (page, render) in TABLES.items():
         table = "".join(render())
         if "--write" in sys.argv:
-            write_part(DOCS / name, part, table)
+            write_part(DOCS / page, part, table)
         else:
             print(table)
 

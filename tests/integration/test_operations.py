@@ -29,8 +29,7 @@ from accountant_service.app import create_app
 from accountant_service.ledger.api_keys import Scope
 from accountant_service.ledger.webhook_delivery import WebhookDelivery
 from accountant_service.settings import Settings
-from scripts.page_parts import DOCS, read_part
-from scripts.service_tables import render_settings
+from scripts.page_parts import DOCS
 from tests.support.databases import private_server
 
 RUN = {"kind": "dp_sgd", "noise_multiplier": 1.0625, "sample_rate": 0.015625, "steps": 64}
@@ -308,10 +307,6 @@ def test_a_key_is_limited_wherever_it_is_used(tmp_path: Path) -> None:
 
 
 # --- settings
-
-
-def test_the_page_has_every_setting_and_its_default() -> None:
-    assert read_part(DOCS / "operations.md", "settings") == "".join(render_settings()).strip()
 
 
 def test_a_secret_may_come_from_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -121,6 +121,7 @@ def test_a_step_on_layers_waits_once_for_the_accelerator(name: str) -> None:
     assert counts.doubles <= (5 + SIZE) * size
 
 
+@pytest.mark.slow
 def test_adaptive_clipping_waits_once_more_for_the_noisy_count() -> None:
     plan = replace(PLAN, adaptive_clipping=AdaptiveClipping(count_noise=2.0))
     (examples, labels), net = batch(), model()

@@ -33,9 +33,9 @@ MORE_WAITS |= dict.fromkeys(("dp_r_pub", "dp_adam_pub", "pda_dpmd"), 1)
 # sums of up to 64 squares, 10 to 20 for each example, and after a map some powers of two; the sums
 # for damping, of 9,110 squares for each example, are more
 PARTS_IN_DOUBLE_PRECISION, PARTS_AFTER_A_MAP, PARTS_OF_DAMPING = 640, 2000, 9300
-# the parameters, in the moments that scale the noise (AdaDP and Adan have one, DpOpt two), and where
-# a shift is added to a sum (pi_adam): there also inputs, output gradients and biases' gradients of
-# two layers
+# the parameters, in the moments that scale the noise (AdaDP and Adan have one, DpOpt two), and
+# where a shift is added to a sum (pi_adam): there also inputs, output gradients and biases'
+# gradients of two layers
 BATCH = 64
 PARAMETERS = {
     "adadp": 9110,

@@ -1,8 +1,9 @@
 """Every optimizer's claim against an audit with canaries, and broken ones that are found out.
 
 The power, over all optimizers and states whose claim is proven, as the tests below measure it: less
-noise than claimed is found out in all of them if it is an eighth, in four of five or more if it is a
-quarter (DP-RMSprop, whose steps are almost signs, hides most), and in hardly any if it is a half. An ε of a little more than claimed is not seen.
+noise than claimed is found out in all of them if it is an eighth, in four of five or more if it is
+a quarter (DP-RMSprop, whose steps are almost signs, hides most), and in hardly any if it is a half.
+An ε of a little more than claimed is not seen.
 """
 
 from __future__ import annotations

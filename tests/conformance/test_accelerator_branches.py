@@ -15,7 +15,6 @@ import torch
 from torch import nn
 
 from tests.support.accelerator_counts import AcceleratorCounts, no_cpu
-from tests.support.helpers import slow_after
 from tests.support.layer_models import LAYER_MODELS, SIZE, build, to_single_precision
 from tests.support.small_models import batch, model, unbudgeted
 from training_client.lab.models import cross_entropy, mlp
@@ -94,7 +93,8 @@ def counts_of_last_step(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", slow_after(2, CASES, nightly_after=5))
+@pytest.mark.spread(second=5)
+@pytest.mark.parametrize("case", CASES)
 def test_few_numbers_of_a_step_are_read_or_copied_in_double_precision(
     case: tuple[str, str, dict[str, Any]],
 ) -> None:
@@ -110,7 +110,8 @@ def test_few_numbers_of_a_step_are_read_or_copied_in_double_precision(
     assert counts.largest_double == SUM
 
 
-@pytest.mark.parametrize("name", slow_after(0, LAYER_MODELS, nightly_after=3))
+@pytest.mark.spread(first=0, second=3)
+@pytest.mark.parametrize("name", LAYER_MODELS)
 def test_a_step_on_layers_waits_once_for_the_accelerator(name: str) -> None:
     """It waits at its end, for the mean loss.
 

@@ -159,7 +159,7 @@ def bound_loss_in_all(budgets: Sequence[tuple[float, float]]) -> tuple[float, fl
     """Return (ε, δ) that is proved for a person with one record in each of several datasets.
 
     Everything ever released is (εᵢ, δᵢ)-DP in the records of dataset i, whatever the others hold
-    (decision 0027). From one dataset to the next that is group privacy: ε = ε₁ + … + ε_k, and
+    (docs/accountants/filters.md). One dataset after the other, that is group privacy: ε = Σεᵢ, and
     δ = δ₁ + e^ε₁ δ₂ + … + e^(ε₁ + … + ε_{k−1}) δ_k. Addition of the δs alone would be wrong, as
     a run on all of them sees all of the person's records at once.
 

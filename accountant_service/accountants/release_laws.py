@@ -401,6 +401,11 @@ class SimpleCost:
         return self.is_known and self.mu == 0.0
 
     @property
+    def is_gaussian(self) -> bool:
+        """Return whether all releases are charged as Gaussian ones."""
+        return self.is_known and self.loss.epsilon == self.loss.delta == 0
+
+    @property
     def is_pure(self) -> bool:
         """Return whether the releases are ε-DP: no privacy loss exceeds ε."""
         return self.is_bounded and self.loss.delta == 0

@@ -529,9 +529,7 @@ def _solve(
 ) -> float:
     """Find the value closest to `least_private` that meets the target."""
     target.require_reachable(unknown.others, unknown.name)
-    guess = _estimate(
-        target, lambda fast_target: _solve(unknown, fast_target, start, _GUESS_WIDTH)
-    )
+    guess = _estimate(target, lambda fast_target: _solve(unknown, fast_target, start, _GUESS_WIDTH))
     start, ratio = (guess, 1.1) if guess else (start, 4.0)
     trials = _Trials(unknown.with_value, target)
     found = _boundary(trials, unknown, start, ratio, relative_width)

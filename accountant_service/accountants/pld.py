@@ -52,6 +52,7 @@ _RELEASES_MAX: Final = 1200
 _NEARBY: Final = 1e-6  # relative, of a greater δ
 _UNIT: Final = Fraction(1, 1 << 53)  # the rounding of a double, relative
 _OWN_DELTA_ROUNDING_MAX: Final = Fraction(1, 10**9)  # relative
+_FORMULA_ROUNDING: Final = 16 * _UNIT  # relative, of a δ with exponentials
 
 
 class Pld(Accountant):
@@ -216,7 +217,7 @@ def stated_delta(question: Question, delta: float) -> float:
 
     Who computes q·δ or 1 − Π(1 − δᵢ) in floating point may get a number just below the probability
     of an infinite loss, where no finite ε holds. The δ returned is then that probability, rounded
-    up. A δ that no product or difference enters is taken as written.
+    up. A δ that no product, difference or exponential enters is taken as written.
     """
     try:
         Pld().check_assumptions(question)
@@ -233,15 +234,17 @@ def stated_delta(question: Question, delta: float) -> float:
 
 def _rounding_of_own_delta(question: Question, own: Fraction) -> Fraction:
     """Bound the rounding error of a mechanism's own δ if it is computed in floating point."""
-    revealing = [
-        group
+    losses = [
+        (group, release_laws.simple_cost([group], question.relation).loss)
         for group in question.release_groups
-        if release_laws.simple_cost([group], question.relation).loss.delta
     ]
-    factors = sum(group.count for group in revealing)
-    product = 2 * _UNIT * own if factors > 1 or any(each.rate < 1 for each in revealing) else 0
+    revealing = [(group, loss) for group, loss in losses if loss.delta]
+    factors = sum(group.count for group, _ in revealing)
+    product = 2 * _UNIT * own if factors > 1 or any(each.rate < 1 for each, _ in revealing) else 0
     difference = (factors + 1) * _UNIT if factors > 1 else Fraction()
-    return min(product + difference, own * _OWN_DELTA_ROUNDING_MAX)
+    is_formula = any(loss.least_delta < loss.delta for _, loss in revealing)
+    formula = _FORMULA_ROUNDING * own if is_formula else 0
+    return min(product + difference + formula, own * _OWN_DELTA_ROUNDING_MAX)
 
 
 def has_quick_curve(question: Question) -> bool:

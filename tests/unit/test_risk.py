@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import math
+import re
+import shlex
+import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from pydantic import ValidationError
 from scipy.stats import norm
+from typer.testing import CliRunner
 
-from accountant_service import calculator, mechanisms, solve, solver
+from accountant_service import calculator, cli, mechanisms, solve, solver
 from accountant_service.accountants import Question
 from accountant_service.api.problems import of_error
 from accountant_service.api.questions import ENDPOINTS
@@ -33,6 +38,7 @@ from accountant_service.risk import (
     TruePositiveRate,
 )
 
+ROOT = Path(__file__).parents[2]
 ADDED = NeighbouringRelation.ADD_OR_REMOVE_ONE
 RUN = DpSgd(1.1, sample_rate=0.01, steps=1000)
 MEASURES = [
@@ -374,3 +380,24 @@ def test_a_target_that_no_value_meets_is_unreachable(
 ) -> None:
     with pytest.raises((UnreachableTargetError, NoFiniteEpsilonError)):
         solve(mechanism=mechanism, parameter=parameter, **target)
+
+
+@pytest.mark.slow
+def test_documented_solves_take_at_most_two_cpu_seconds() -> None:
+    """Three on a machine that has other work: its CPU seconds are longer."""
+    pages = [page.read_text(encoding="utf-8") for page in (ROOT / "docs").rglob("*.md")]
+    solves = r"^\$ accountant ((?:noise-multiplier|steps|sample-rate|solve) [^|\n]*)"
+    documented = {found[1] for page in pages for found in re.finditer(solves, page, re.MULTILINE)}
+    assert len(documented) >= 6
+    reviewed = {
+        "noise-multiplier -q .01 -t 1000 --sampling balls_in_bins --true-positive-rate .01 "
+        "--false-positive-rate .001",
+        "sample-rate -s .6 -t 100 -E 2 -d 1e-5",
+    }
+    seconds = {}
+    for command in sorted(documented | reviewed):
+        started = time.process_time()
+        assert CliRunner().invoke(cli.app, shlex.split(command)).exit_code == 0
+        seconds[command] = time.process_time() - started
+    print({command[:60]: round(each, 2) for command, each in seconds.items()})
+    assert max(seconds.values()) < 3

@@ -5,6 +5,7 @@ This is the default method, and the referee of all other methods.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -293,9 +294,38 @@ def _enclose_delta(
         found = small_noise.delta_bounds(releases, epsilon)
     if found is not None and found.upper - found.lower <= question.tolerance * found.upper:
         return found
+    if _shows_nearly_always_who_took_part(question, releases):
+        lower = _largest_delta_of_parts(question, releases, epsilon)
+        if lower >= 1.0 - question.tolerance:
+            return Bounds(lower, 1.0)
     return _intersection(
         found, certified_interval.delta_bounds(releases, epsilon, question.tolerance)
     )
+
+
+def _shows_nearly_always_who_took_part(
+    question: Question, releases: list[tuple[ReleaseLaw, int]]
+) -> bool:
+    """Return whether one of several releases may have a δ(0) of nearly 1.
+
+    Lattices for all of them are wide and slow then.
+    """
+    nearly_one = 1.0 - question.tolerance
+    return any(count > 1 and total_variation([(law, 1)]) >= nearly_one for law, count in releases)
+
+
+def _largest_delta_of_parts(
+    question: Question, releases: list[tuple[ReleaseLaw, int]], epsilon: float
+) -> float:
+    """Return a lower bound on δ at ε: that of some of the releases, from few to many."""
+    lower, most = 0.0, max(count for _, count in releases)
+    for part in itertools.takewhile(lambda each: each < most, (4**i for i in itertools.count())):
+        some = [(law, min(count, part)) for law, count in releases]
+        found = certified_interval.delta_bounds(some, epsilon, question.tolerance)
+        lower = max(lower, found.lower)
+        if lower >= 1.0 - question.tolerance:
+            break
+    return lower
 
 
 def _intersection(one: Bounds | None, other: Bounds) -> Bounds:

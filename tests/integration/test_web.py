@@ -1090,6 +1090,14 @@ def test_no_number_is_offered_where_the_other_runs_alone_miss_the_target(visitor
     assert not re.search("Use this (number|noise)", text)
 
 
+def test_the_quote_of_a_batch_size_is_of_the_dataset_s_records(admin: Person) -> None:
+    sizes = "batch_size=100&epochs=2&noise_multiplier=9"
+    text = admin.get(f"/datasets/patients/quote?{sizes}")
+    assert value(text, "dataset_size") == "60000"
+    assert "No quote" not in text
+    assert "ignores it" not in text
+
+
 def test_a_form_that_is_sent_as_a_whole_is_read_by_its_choices() -> None:
     """A browser without scripts sends the fields that it hides, too."""
     texts = dict(run_form.read_run({}).texts)

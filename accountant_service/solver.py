@@ -124,6 +124,7 @@ class SolverTarget(ABC):
         missed = f"the {which} releases alone cost more than {self}"
         try:
             self.guarantee(others)
+            self.risk(others)  # it may be too expensive, which is no proof
         except NoFiniteEpsilonError as error:
             said = f"{missed}: {error.detail}, or leave some of them out"
             raise UnreachableTargetError(said) from None

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Final, Generic, TypeVar
 
@@ -303,7 +303,14 @@ def noise_multiplier(run: DpSgd, target: SolverTarget) -> Solution:
         """Return the run with this noise multiplier."""
         return replace(run, noise_multiplier=sigma)
 
-    unknown = _Unknown(with_noise, NOISE_MAX, NOISE_MIN, "noise multiplier", Repeated(0, run))
+    def with_noise_by_poisson(sigma: float) -> DpSgd:
+        """Return the run with Poisson batches, whose noise is nearly the same and found sooner."""
+        return replace(run, noise_multiplier=sigma, sampling="poisson")
+
+    similar = with_noise_by_poisson if run.sampling == "balls_in_bins" else None
+    unknown = _Unknown(
+        with_noise, NOISE_MAX, NOISE_MIN, "noise multiplier", Repeated(0, run), similar
+    )
     with _pointing_into_request(target):
         sigma = _solve(unknown, target, 1.0)
         return _solution(sigma, with_noise(sigma), target)
@@ -513,6 +520,7 @@ class _Unknown:
         least_private: the one that costs most.
         name: in words.
         others: the mechanism without the releases that this number changes.
+        similar: returns another mechanism, quicker to account for, to guess the number by.
     """
 
     with_value: Callable[[float], Mechanism]
@@ -520,6 +528,7 @@ class _Unknown:
     least_private: float
     name: str
     others: Mechanism
+    similar: Callable[[float], Mechanism] | None = None
 
 
 def _solve(
@@ -531,6 +540,10 @@ def _solve(
     """Find the value closest to `least_private` that meets the target."""
     target.require_reachable(unknown.others, unknown.name)
     guess = _estimate(target, lambda fast_target: _solve(unknown, fast_target, start, _GUESS_WIDTH))
+    if guess is None and unknown.similar is not None:
+        similar = replace(unknown, with_value=unknown.similar, similar=None)
+        with suppress(AccountingError):
+            guess = _solve(similar, target, start, _GUESS_WIDTH)
     start, ratio = (guess, 1.1) if guess else (start, 4.0)
     trials = _Trials(unknown.with_value, target)
     found = _boundary(trials, unknown, start, ratio, relative_width)

@@ -1,33 +1,51 @@
-"""Write the functions `epsilon`, `delta` and `compare` from the models of the API's questions.
+"""Write the package's functions and the client's arguments from the models of the API's questions.
 
-python -m scripts.question_functions           # prints the module
-python -m scripts.question_functions --write   # writes it into the package
+python -m scripts.question_functions           # prints the modules
+python -m scripts.question_functions --write   # writes them into the packages
 """
 
 from __future__ import annotations
 
+import builtins
+import inspect
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, get_type_hints
 
 from pydantic import BaseModel
 
-from accountant_service.api.questions import ENDPOINTS
-from accountant_service.mechanisms.json_form import fields_of
-from accountant_service.mechanisms.kinds import DpSgd
-from accountant_service.questions import arguments
+from accountant_service.api.questions import ENDPOINTS, Endpoint
+from accountant_service.api.schemas import (
+    MECHANISM_PLACEHOLDER,
+    QUALIFIERS,
+    RUN_FIELDS,
+    TARGETS,
+    Question,
+)
+from training_client.client import AccountingService
 
-MODULE: Final = Path(__file__).parents[1] / "accountant_service" / "questions" / "functions.py"
-_NAMES: Final = ("epsilon", "delta", "compare")
+_ROOT: Final = Path(__file__).parents[1]
+_WIDTH: Final = 100
+_INVALID: Final = "an argument is missing or out of range"
 _CHOICES_MAX: Final = 6  # of which a docstring names each
-_TYPES: Final = {"number": "float", "integer": "int", "string": "str", "array": "Sequence[str]"}
-_HEAD: Final = '''"""The functions that ask for ε, for δ, and for a comparison of methods.
+_TYPES: Final = {
+    "number": "float",
+    "integer": "int",
+    "string": "str",
+    "object": "Mapping[str, Any]",
+    "array": "Sequence[Any]",
+}
+_FUNCTIONS: Final = '''"""The functions of the package, one for each question.
+
+Each imports what it needs when it is called. The target or the claim may be the first argument
+without its name. A number may be an array (a list, a tuple, NumPy's or pandas'): the result then is
+`Answers`, with an answer for each element; several arrays are read in parallel.
 
 `python -m scripts.question_functions --write` writes this module from the models in
-`api/schemas.py`: change a question there.
+`api/schemas.py` and `api/plan_schemas.py`: change a question there.
 """
 
 from __future__ import annotations
@@ -40,11 +58,22 @@ from accountant_service.questions.arrays import for_each_element
 
 if TYPE_CHECKING:
 '''
-_RAISES: Final = """
-    Raises:
-        InvalidArgumentError: an argument is missing or out of range; the message names it.
-        AccountingError: the question has no answer, such as no finite ε, or takes more time.
+_ARGUMENTS: Final = '''"""Keyword arguments of the typed client, one class for each question.
+
+`python -m scripts.question_functions --write` writes this module from the models of the service.
 """
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypedDict
+'''
+
+
+def _name_type(schema: Any) -> str:
+    """Return the type in Python of a JSON schema."""
+    is_of_texts = schema.get("items", {}).get("type") == "string"
+    return "Sequence[str]" if is_of_texts else _TYPES[schema["type"]]
 
 
 @dataclass(frozen=True)
@@ -61,80 +90,167 @@ class Argument:
     name: str
     type: str
     about: str
-    required: bool
+    required: bool = False
 
     @classmethod
-    def of_schema(cls, name: str, schema: Any, required: bool) -> Argument:
+    def of_schema(cls, name: str, schema: Any, required: bool = False) -> Argument:
         """Return the argument that a field's JSON schema describes."""
-        several = schema.get("anyOf", [schema])
-        given = next(each for each in several if each.get("type") != "null")
+        several = [each for each in schema.get("anyOf", [schema]) if each.get("type") != "null"]
         about, default = schema.get("description", ""), schema.get("default")
-        choices = given.get("enum", ())
+        choices = several[0].get("enum", ())
         if choices and len(choices) <= _CHOICES_MAX:
             *most, last = (f'"{each}"{" (default)" * (each == default)}' for each in choices)
             about += f": {', '.join(most)} or {last}"
         elif default is not None:
-            about += f'; "{default}" by default' if "enum" in given else f"; {default} by default"
-        return cls(name, _TYPES[given["type"]], about, required)
+            about += f'; "{default}" by default' if choices else f"; {default} by default"
+        return cls(name, " | ".join(map(_name_type, several)), about, required)
 
     def write_parameter(self) -> str:
-        """Return the argument in the signature."""
-        return f"    {self.name}: {self.type}{'' if self.required else ' | None = None'},\n"
+        """Return the argument in a signature."""
+        default = "" if self.required else " | None = None"
+        note = "  # noqa: A002 - the API's name" if hasattr(builtins, self.name) else ""
+        return f"    {self.name}: {self.type}{default},{note}\n"
 
     def write_line(self) -> str:
-        """Return the argument in the docstring."""
+        """Return the argument in a docstring."""
         text = f"{self.name}: {self.about}."
-        return textwrap.fill(text, 100, initial_indent=" " * 8, subsequent_indent=" " * 12) + "\n"
-
-
-def list_arguments(model: type[BaseModel]) -> Iterator[Argument]:
-    """Yield a question's arguments: what is required, a run or mechanism, and the other fields."""
-    document = model.model_json_schema()
-    definitions, schemas = document.get("$defs", {}), document["properties"]
-    own = [name for name in schemas if name in model.__annotations__]
-    names = [*own, *(name for name in schemas if name not in own)]
-    fields = []
-    for name in names:
-        schema = dict(schemas[name])
-        schema |= definitions.get(schema.pop("$ref", "").rsplit("/", 1)[-1], {}) | schema
-        if name != "mechanism":
-            required = name in document["required"]
-            fields.append(Argument.of_schema(name, schema, required))
-    yield from (each for each in fields if each.required)
-    run = fields_of(DpSgd)
-    yield from (Argument.of_schema(name, run[name].schema, False) for name in arguments.RUN)
-    about = "any mechanism as JSON, instead of a run"
-    yield Argument("mechanism", "Mapping[str, Any]", about, False)
-    yield from (each for each in fields if not each.required)
-    about = "most CPU seconds that the computation may take; none by default"
-    yield Argument("time_limit", "float", about, False)
-
-
-def render() -> str:
-    """Return the text of the module."""
-    imports, functions = set(), []
-    for name in _NAMES:
-        endpoint = ENDPOINTS[f"/v1/{name}"]
-        answer = get_type_hints(endpoint.compute)["return"]
-        imports.add(f"    from {answer.__module__} import {answer.__name__}\n")
-        found = list(list_arguments(endpoint.request))
-        first, *others = (each.write_parameter() for each in found)
-        signature = "".join([first, "    *,\n", *others])
-        described = "".join(each.write_line() for each in found)
-        functions.append(
-            f"\n\n@for_each_element\ndef {name}(\n{signature}) -> {answer.__name__}:\n"
-            f'    """{endpoint.request.__doc__}\n\n    Args:\n{described}{_RAISES}    """\n'
-            f'    found: {answer.__name__} = answer("/v1/{name}", locals())\n    return found\n'
+        return (
+            textwrap.fill(text, _WIDTH, initial_indent=" " * 8, subsequent_indent=" " * 12) + "\n"
         )
-    return _HEAD + "".join(sorted(imports)) + "".join(functions)
+
+
+_RUN: Final = [Argument.of_schema(name, each.schema) for name, each in RUN_FIELDS.items()]
+_LAST: Final = Argument(
+    "time_limit", "float", "most CPU seconds that the computation may take; none by default"
+)
+
+
+def _list_fields(model: type[BaseModel]) -> Iterator[tuple[str, Any]]:
+    """Yield the name and the JSON schema of each field of a model, its own fields first."""
+    document = model.model_json_schema()
+    definitions, fields = document.get("$defs", {}), document["properties"]
+    own = [name for name in fields if name in model.__annotations__]
+    for name in dict.fromkeys([*own, *fields]):
+        for schema in (fields[name], *fields[name].get("anyOf", ())):
+            found = definitions.get(schema.pop("$ref", "").rpartition("/")[2], {})
+            schema |= found | schema
+        yield name, fields[name]
+
+
+def list_arguments(model: type[Question]) -> list[Argument]:
+    """Return the arguments of a question.
+
+    What is required or a target comes first, then a run or mechanism, then what else there is.
+    """
+    schemas = dict(_list_fields(model))
+    required = {name for name, field in model.model_fields.items() if field.is_required()}
+    found = {
+        name: Argument.of_schema(name, schema, name in required) for name, schema in schemas.items()
+    }
+    if MECHANISM_PLACEHOLDER in schemas.get("mechanism", {}):
+        about = "any mechanism as JSON, instead of a run"
+        found |= {each.name: each for each in _RUN}
+        found["mechanism"] = Argument("mechanism", "Mapping[str, Any]", about)  # or a run
+    elif hasattr(model, "solved_for"):
+        for name in (model.solved_for, *model.left_out):
+            found.pop(name, None)
+    elif "mechanism" not in found:
+        return sorted(found.values(), key=lambda each: not each.required)
+    first = [name for name in found if found[name].required or name in (*TARGETS, *QUALIFIERS)]
+    first = [name for name in first if name not in RUN_FIELDS]
+    then = [name for name in (*RUN_FIELDS, "mechanism", "earlier", "method") if name in found]
+    return [found[name] for name in dict.fromkeys([*first, *then, *found])]
+
+
+def _list_functions() -> Iterator[tuple[str, str, Endpoint, type]]:
+    """Yield of each question its function's name, its path, its endpoint and what it returns."""
+    for path, endpoint in ENDPOINTS.items():
+        name = path.removeprefix("/v1/").replace("-", "_").replace("import", "import_document")
+        answer = get_type_hints(endpoint.compute)["return"]
+        if not issubclass(answer, BaseModel):  # the others have no function
+            yield name, path, endpoint, answer
+
+
+def write_functions() -> str:
+    """Return the text of the module of functions."""
+    functions: list[str] = []
+    imports: dict[str, list[str]] = {}
+    for name, path, endpoint, answer in _list_functions():
+        model: Any = endpoint.request
+        imports.setdefault(answer.__module__, []).append(answer.__name__)
+        arguments = [*list_arguments(model), _LAST]
+        first, *others = (each.write_parameter() for each in arguments)
+        functions.append(
+            f"\n\n@for_each_element\ndef {name}(\n{first}    *,\n{''.join(others)})"
+            f' -> {answer.__name__}:\n    """{model.__doc__}\n\n    Args:\n'
+            f"{''.join(each.write_line() for each in arguments)}\n    Raises:\n"
+            f'{"".join(each.write_line() for each in _list_errors(model))}    """\n'
+            f'    found: {answer.__name__} = answer("{path}", locals())\n    return found\n'
+        )
+    lines = [_write_import(module, sorted({*imports[module]})) for module in sorted(imports)]
+    return _FUNCTIONS + "".join([*lines, *functions])
+
+
+def _write_import(module: str, names: list[str]) -> str:
+    """Return the import of some names."""
+    line = f"    from {module} import {', '.join(names)}\n"
+    if len(line) <= _WIDTH:
+        return line
+    return f"    from {module} import (\n        " + ",\n        ".join(names) + ",\n    )\n"
+
+
+def _list_errors(model: type[Question]) -> list[Argument]:
+    """Return the errors of a question's function."""
+    about = f"the question has no answer, such as {model.no_answer}, or takes more time"
+    return [
+        Argument("InvalidArgumentError", "", f"{_INVALID}; the message names it"),
+        Argument("AccountingError", "", about),
+    ]
+
+
+def write_arguments() -> str:
+    """Return the text of the module of the typed client's arguments.
+
+    A method names some arguments itself.
+    """
+    about = "Keyword arguments that describe a DP-SGD run; used where no mechanism is given."
+    classes = [_write_class("RunArguments", "TypedDict", about, _RUN)]
+    for name, _, endpoint, _ in _list_functions():
+        model: Any = endpoint.request
+        named = inspect.signature(getattr(AccountingService, name)).parameters
+        found = [each for each in list_arguments(model) if each.name not in named]
+        base = "TypedDict"
+        if {each.name for each in found} >= RUN_FIELDS.keys():
+            base, found = "RunArguments", [each for each in found if each.name not in RUN_FIELDS]
+        title = "".join(word.capitalize() for word in name.split("_")) + "Arguments"
+        about = f"Further keyword arguments of `AccountingService.{name}`."
+        classes.append(_write_class(title, base, about, found))
+    return _ARGUMENTS + "".join(classes)
+
+
+def _write_class(name: str, base: str, about: str, arguments: list[Argument]) -> str:
+    """Return the class of some keyword arguments."""
+    described = "".join(each.write_line() for each in arguments)
+    fields = "".join(f"    {each.name}: {each.type}\n" for each in arguments)
+    return (
+        f'\n\nclass {name}({base}, total=False):\n    """{about}\n\n    Attributes:\n{described}'
+        f'    """\n\n{fields}'
+    )
+
+
+MODULES: Final[Mapping[Path, Any]] = {
+    _ROOT / "accountant_service" / "questions" / "functions.py": write_functions,
+    _ROOT / "training_client" / "arguments.py": write_arguments,
+}
 
 
 def main() -> None:
-    """Print the module, or write it."""
-    if "--write" in sys.argv:
-        MODULE.write_text(render(), encoding="utf-8")
-    else:
-        print(render(), end="")
+    """Print the modules, or write them."""
+    for file, write in MODULES.items():
+        if "--write" in sys.argv:
+            file.write_text(write(), encoding="utf-8")
+        else:
+            print(write(), end="")
 
 
 if __name__ == "__main__":

@@ -43,9 +43,11 @@ class PlanRequest(RelationRequest):
             ]
         }
     )
-    epsilon: TargetField
-    delta: PositiveDeltaField
-    dataset_size: Annotated[int, Field(ge=1, le=COUNT_MAX, description="number of records N")]
+    no_answer = "no noise multiplier that reaches the budget"
+
+    epsilon: Annotated[TargetField, Field(description="ε of the budget, such as 2")]
+    delta: Annotated[PositiveDeltaField, Field(description="δ of the budget, such as 1e-5")]
+    dataset_size: Annotated[int, Field(ge=1, le=COUNT_MAX, description="number of records")]
     epochs: Annotated[
         float | None,
         Field(
@@ -60,19 +62,19 @@ class PlanRequest(RelationRequest):
         Field(
             ge=1,
             le=_EXAMPLES_MAX,
-            description="compute limit: examples processed, batch size times steps",
+            description="compute limit instead of epochs: batch size times steps",
         ),
     ] = None
-    batch_size: Annotated[
-        _SizeField, Field(description="today's choice, which is marked and compared")
-    ] = None
+    batch_size: Annotated[_SizeField, Field(description="today's choice, to compare with")] = None
     steps: Annotated[
         _SizeField,
-        Field(description="today's number of steps; as many as the limit allows by default"),
+        Field(
+            description="today's steps, with `batch_size`; as many as the limit allows by default"
+        ),
     ] = None
     sampling: Annotated[
         Literal["poisson", "balls_in_bins", "both"],
-        Field(description="how batches may be drawn; both are compared by default"),
+        Field(description="how batches may be drawn"),
     ] = "both"
     points: Annotated[
         int,
@@ -82,8 +84,12 @@ class PlanRequest(RelationRequest):
             description="batch sizes for each sampling, beside the recommended one",
         ),
     ] = 20
-    smallest_batch_size: _SizeField = None
-    largest_batch_size: _SizeField = None
+    smallest_batch_size: Annotated[
+        _SizeField, Field(description="smallest batch size to plan; chosen by default")
+    ] = None
+    largest_batch_size: Annotated[
+        _SizeField, Field(description="largest batch size to plan; chosen by default")
+    ] = None
     steps_min: Annotated[
         int,
         Field(ge=1, le=COUNT_MAX, description="fewest steps of a recommended run, if possible"),

@@ -128,7 +128,6 @@ _PARSERS: Final[dict[str, Callable[[str], Any]]] = {
     "sampling": str,
 }
 OTHER_RUNS_POINTER: Final = "/other_runs"  # of a fault in `--and` itself
-TIME_LIMIT_HELP: Final = "Most CPU seconds that the computation may take; none by default."
 OTHER_RUNS_HELP: Final = (
     'Another run on the same data, by its options: --and "-b 256 -e 5 -s 1.5". Repeatable. '
     "Without --dataset-size it has that of the first run."

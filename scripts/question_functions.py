@@ -6,8 +6,8 @@ python -m scripts.question_functions --write   # writes them into the packages
 
 from __future__ import annotations
 
+import ast
 import builtins
-import inspect
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping
@@ -25,9 +25,9 @@ from accountant_service.api.schemas import (
     TARGETS,
     Question,
 )
-from training_client.client import AccountingService
 
 _ROOT: Final = Path(__file__).parents[1]
+_CLIENT: Final = _ROOT / "training_client" / "client.py"  # its methods name some arguments
 _WIDTH: Final = 100
 _INVALID: Final = "an argument is missing or out of range"
 _CHOICES_MAX: Final = 6  # of which a docstring names each
@@ -66,7 +66,7 @@ _ARGUMENTS: Final = '''"""Keyword arguments of the typed client, one class for e
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypedDict
+from typing import Any, Required, TypedDict
 '''
 
 
@@ -209,21 +209,22 @@ def _list_errors(model: type[Question]) -> list[Argument]:
 
 
 def write_arguments() -> str:
-    """Return the text of the module of the typed client's arguments.
-
-    A method names some arguments itself.
-    """
+    """Return the text of the module of the client's arguments: those that no method names."""
     about = "Keyword arguments that describe a DP-SGD run; used where no mechanism is given."
+    methods = {
+        each.name: {argument.arg for argument in each.args.args}
+        for each in ast.walk(ast.parse(_CLIENT.read_text(encoding="utf-8")))
+        if isinstance(each, ast.FunctionDef)
+    }
     classes = [_write_class("RunArguments", "TypedDict", about, _RUN)]
     for name, _, endpoint, _ in _list_functions():
         model: Any = endpoint.request
-        named = inspect.signature(getattr(AccountingService, name)).parameters
-        found = [each for each in list_arguments(model) if each.name not in named]
+        found = [each for each in list_arguments(model) if each.name not in methods[name]]
         base = "TypedDict"
         if {each.name for each in found} >= RUN_FIELDS.keys():
             base, found = "RunArguments", [each for each in found if each.name not in RUN_FIELDS]
         title = "".join(word.capitalize() for word in name.split("_")) + "Arguments"
-        about = f"Further keyword arguments of `AccountingService.{name}`."
+        about = f"Keyword arguments of `AccountingService.{name}`."
         classes.append(_write_class(title, base, about, found))
     return _ARGUMENTS + "".join(classes)
 
@@ -231,7 +232,10 @@ def write_arguments() -> str:
 def _write_class(name: str, base: str, about: str, arguments: list[Argument]) -> str:
     """Return the class of some keyword arguments."""
     described = "".join(each.write_line() for each in arguments)
-    fields = "".join(f"    {each.name}: {each.type}\n" for each in arguments)
+    fields = "".join(
+        f"    {each.name}: {f'Required[{each.type}]' if each.required else each.type}\n"
+        for each in arguments
+    )
     return (
         f'\n\nclass {name}({base}, total=False):\n    """{about}\n\n    Attributes:\n{described}'
         f'    """\n\n{fields}'

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypedDict
+from typing import Any, Required, TypedDict
 
 
 class RunArguments(TypedDict, total=False):
@@ -33,7 +33,7 @@ class RunArguments(TypedDict, total=False):
 
 
 class EpsilonArguments(RunArguments, total=False):
-    """Further keyword arguments of `AccountingService.epsilon`.
+    """Keyword arguments of `AccountingService.epsilon`.
 
     Attributes:
         tolerance: largest allowed width of the proved interval, as a share of max(ε, 0.05), or of δ
@@ -44,7 +44,7 @@ class EpsilonArguments(RunArguments, total=False):
 
 
 class DeltaArguments(RunArguments, total=False):
-    """Further keyword arguments of `AccountingService.delta`.
+    """Keyword arguments of `AccountingService.delta`.
 
     Attributes:
         tolerance: largest allowed width of the proved interval, as a share of max(ε, 0.05), or of δ
@@ -55,9 +55,11 @@ class DeltaArguments(RunArguments, total=False):
 
 
 class NoiseMultiplierArguments(TypedDict, total=False):
-    """Further keyword arguments of `AccountingService.noise_multiplier`.
+    """Keyword arguments of `AccountingService.noise_multiplier`.
 
     Attributes:
+        epsilon: target ε, such as 2; with `delta`.
+        delta: δ of the target; with `mu`, by how much the trade-off curve may miss it.
         advantage: largest membership advantage, such as 0.1, instead of ε.
         attack_success: largest success of guessing membership, such as 0.6, instead of ε.
         prior: with `attack_success`: probability of membership; 0.5 by default.
@@ -72,8 +74,13 @@ class NoiseMultiplierArguments(TypedDict, total=False):
         sampling: how batches are drawn: "poisson" (default), "fixed_size", "balls_in_bins",
             "shuffled" or "none".
         earlier: releases made before, as JSON; all together must meet the target.
+        method: the accounting method; "pld" by default.
+        neighbouring_relation: the neighbouring relation: "add_or_remove_one" (default),
+            "replace_one" or "zero_out_one".
     """
 
+    epsilon: float
+    delta: float
     advantage: float
     attack_success: float
     prior: float
@@ -87,12 +94,16 @@ class NoiseMultiplierArguments(TypedDict, total=False):
     epochs: float
     sampling: str
     earlier: Mapping[str, Any]
+    method: str
+    neighbouring_relation: str
 
 
 class StepsArguments(TypedDict, total=False):
-    """Further keyword arguments of `AccountingService.steps`.
+    """Keyword arguments of `AccountingService.steps`.
 
     Attributes:
+        epsilon: target ε, such as 2; with `delta`.
+        delta: δ of the target; with `mu`, by how much the trade-off curve may miss it.
         advantage: largest membership advantage, such as 0.1, instead of ε.
         attack_success: largest success of guessing membership, such as 0.6, instead of ε.
         prior: with `attack_success`: probability of membership; 0.5 by default.
@@ -106,26 +117,35 @@ class StepsArguments(TypedDict, total=False):
         sampling: how batches are drawn: "poisson" (default), "fixed_size", "balls_in_bins",
             "shuffled" or "none".
         earlier: releases made before, as JSON; all together must meet the target.
+        method: the accounting method; "pld" by default.
+        neighbouring_relation: the neighbouring relation: "add_or_remove_one" (default),
+            "replace_one" or "zero_out_one".
     """
 
+    epsilon: float
+    delta: float
     advantage: float
     attack_success: float
     prior: float
     true_positive_rate: float
     false_positive_rate: float
     mu: float
-    noise_multiplier: float
+    noise_multiplier: Required[float]
     sample_rate: float
     dataset_size: int
     batch_size: int
     sampling: str
     earlier: Mapping[str, Any]
+    method: str
+    neighbouring_relation: str
 
 
 class SampleRateArguments(TypedDict, total=False):
-    """Further keyword arguments of `AccountingService.sample_rate`.
+    """Keyword arguments of `AccountingService.sample_rate`.
 
     Attributes:
+        epsilon: target ε, such as 2; with `delta`.
+        delta: δ of the target; with `mu`, by how much the trade-off curve may miss it.
         advantage: largest membership advantage, such as 0.1, instead of ε.
         attack_success: largest success of guessing membership, such as 0.6, instead of ε.
         prior: with `attack_success`: probability of membership; 0.5 by default.
@@ -135,23 +155,32 @@ class SampleRateArguments(TypedDict, total=False):
         noise_multiplier: σ: standard deviation of the noise over the clip norm.
         steps: T: number of steps.
         earlier: releases made before, as JSON; all together must meet the target.
+        method: the accounting method; "pld" by default.
+        neighbouring_relation: the neighbouring relation: "add_or_remove_one" (default),
+            "replace_one" or "zero_out_one".
     """
 
+    epsilon: float
+    delta: float
     advantage: float
     attack_success: float
     prior: float
     true_positive_rate: float
     false_positive_rate: float
     mu: float
-    noise_multiplier: float
-    steps: int
+    noise_multiplier: Required[float]
+    steps: Required[int]
     earlier: Mapping[str, Any]
+    method: str
+    neighbouring_relation: str
 
 
 class SolveArguments(TypedDict, total=False):
-    """Further keyword arguments of `AccountingService.solve`.
+    """Keyword arguments of `AccountingService.solve`.
 
     Attributes:
+        epsilon: target ε, such as 2; with `delta`.
+        delta: δ of the target; with `mu`, by how much the trade-off curve may miss it.
         advantage: largest membership advantage, such as 0.1, instead of ε.
         attack_success: largest success of guessing membership, such as 0.6, instead of ε.
         prior: with `attack_success`: probability of membership; 0.5 by default.
@@ -159,8 +188,13 @@ class SolveArguments(TypedDict, total=False):
         false_positive_rate: with `true_positive_rate`, such as 0.001.
         mu: target μ of Gaussian DP, up to `delta` if that is given, instead of ε.
         earlier: releases made before, as JSON; all together must meet the target.
+        method: the accounting method; "pld" by default.
+        neighbouring_relation: the neighbouring relation: "add_or_remove_one" (default),
+            "replace_one" or "zero_out_one".
     """
 
+    epsilon: float
+    delta: float
     advantage: float
     attack_success: float
     prior: float
@@ -168,10 +202,12 @@ class SolveArguments(TypedDict, total=False):
     false_positive_rate: float
     mu: float
     earlier: Mapping[str, Any]
+    method: str
+    neighbouring_relation: str
 
 
 class CompareArguments(RunArguments, total=False):
-    """Further keyword arguments of `AccountingService.compare`.
+    """Keyword arguments of `AccountingService.compare`.
 
     Attributes:
         methods: names of methods; all by default.
@@ -184,10 +220,18 @@ class CompareArguments(RunArguments, total=False):
 
 
 class PlanArguments(TypedDict, total=False):
-    """Further keyword arguments of `AccountingService.plan`.
+    """Keyword arguments of `AccountingService.plan`.
 
     Attributes:
+        epsilon: ε of the budget, such as 2.
+        delta: δ of the budget, such as 1e-5.
+        dataset_size: number of records.
+        epochs: compute limit: passes over the dataset; without it, `examples`, or `batch_size`
+            times `steps`.
         examples: compute limit instead of epochs: batch size times steps.
+        batch_size: today's choice, to compare with.
+        steps: today's steps, with `batch_size`; as many as the limit allows by default.
+        sampling: how batches may be drawn: "poisson", "balls_in_bins" or "both" (default).
         points: batch sizes for each sampling, beside the recommended one; 20 by default.
         smallest_batch_size: smallest batch size to plan; chosen by default.
         largest_batch_size: largest batch size to plan; chosen by default.
@@ -196,7 +240,14 @@ class PlanArguments(TypedDict, total=False):
             "replace_one" or "zero_out_one".
     """
 
+    epsilon: Required[float]
+    delta: Required[float]
+    dataset_size: Required[int]
+    epochs: float
     examples: int
+    batch_size: int
+    steps: int
+    sampling: str
     points: int
     smallest_batch_size: int
     largest_batch_size: int
@@ -205,7 +256,7 @@ class PlanArguments(TypedDict, total=False):
 
 
 class ImportDocumentArguments(TypedDict, total=False):
-    """Further keyword arguments of `AccountingService.import_document`.
+    """Keyword arguments of `AccountingService.import_document`.
 
     Attributes:
         format: the tool that wrote the document; found from it by default.

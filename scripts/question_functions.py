@@ -17,6 +17,7 @@ from typing import Any, Final, get_type_hints
 
 from pydantic import BaseModel
 
+from accountant_service.api.question_fields import QuestionField, list_fields
 from accountant_service.api.questions import ENDPOINTS, Endpoint
 from accountant_service.api.schemas import (
     MECHANISM_PLACEHOLDER,
@@ -93,17 +94,16 @@ class Argument:
     required: bool = False
 
     @classmethod
-    def of_schema(cls, name: str, schema: Any, required: bool = False) -> Argument:
-        """Return the argument that a field's JSON schema describes."""
-        several = [each for each in schema.get("anyOf", [schema]) if each.get("type") != "null"]
-        about, default = schema.get("description", ""), schema.get("default")
-        choices = several[0].get("enum", ())
+    def of_field(cls, field: QuestionField) -> Argument:
+        """Return the argument that is a field of a question."""
+        about, choices, default = field.about, field.choices, field.default
         if choices and len(choices) <= _CHOICES_MAX:
             *most, last = (f'"{each}"{" (default)" * (each == default)}' for each in choices)
             about += f": {', '.join(most)} or {last}"
         elif default is not None:
             about += f'; "{default}" by default' if choices else f"; {default} by default"
-        return cls(name, " | ".join(map(_name_type, several)), about, required)
+        types = " | ".join(map(_name_type, field.schemas))
+        return cls(field.name, types, about, field.required)
 
     def write_parameter(self) -> str:
         """Return the argument in a signature."""
@@ -119,22 +119,15 @@ class Argument:
         )
 
 
-_RUN: Final = [Argument.of_schema(name, each.schema) for name, each in RUN_FIELDS.items()]
+_RUN: Final = [
+    Argument.of_field(
+        QuestionField(name, each.about, (each.schema,), each.schema.get("default"), required=False)
+    )
+    for name, each in RUN_FIELDS.items()
+]
 _LAST: Final = Argument(
     "time_limit", "float", "most CPU seconds that the computation may take; none by default"
 )
-
-
-def _list_fields(model: type[BaseModel]) -> Iterator[tuple[str, Any]]:
-    """Yield the name and the JSON schema of each field of a model, its own fields first."""
-    document = model.model_json_schema()
-    definitions, fields = document.get("$defs", {}), document["properties"]
-    own = [name for name in fields if name in model.__annotations__]
-    for name in dict.fromkeys([*own, *fields]):
-        for schema in (fields[name], *fields[name].get("anyOf", ())):
-            found = definitions.get(schema.pop("$ref", "").rpartition("/")[2], {})
-            schema |= found | schema
-        yield name, fields[name]
 
 
 def list_arguments(model: type[Question]) -> list[Argument]:
@@ -142,12 +135,9 @@ def list_arguments(model: type[Question]) -> list[Argument]:
 
     What is required or a target comes first, then a run or mechanism, then what else there is.
     """
-    schemas = dict(_list_fields(model))
-    required = {name for name, field in model.model_fields.items() if field.is_required()}
-    found = {
-        name: Argument.of_schema(name, schema, name in required) for name, schema in schemas.items()
-    }
-    if MECHANISM_PLACEHOLDER in schemas.get("mechanism", {}):
+    fields = list_fields(model)
+    found = {name: Argument.of_field(field) for name, field in fields.items()}
+    if "mechanism" in fields and MECHANISM_PLACEHOLDER in fields["mechanism"].schemas[0]:
         about = "any mechanism as JSON, instead of a run"
         found |= {each.name: each for each in _RUN}
         found["mechanism"] = Argument("mechanism", "Mapping[str, Any]", about)  # or a run

@@ -20,6 +20,7 @@ from pydantic.config import JsonDict, JsonValue
 
 from accountant_service import importing, mechanisms, risk, solver
 from accountant_service.accountants import ACCOUNTANTS, DEFAULT_METHOD
+from accountant_service.api.question_fields import OnPage
 from accountant_service.guarantee import NeighbouringRelation, Status
 from accountant_service.mechanisms import DpSgd, MechanismError, Sampling
 from accountant_service.mechanisms.json_form import fields_of
@@ -65,13 +66,17 @@ def _check_delta(value: float) -> float:
     return value
 
 
+_DELTA_ON_PAGE: Final = OnPage(
+    "1e-5", "Failure probability", "δ", "well below 1 ÷ number of records", (-10, -2)
+)
 DeltaField = Annotated[
     float,
     Field(ge=0, lt=1, description="δ: 0, or from 1e-50 to below 1"),
     AfterValidator(_check_delta),
+    _DELTA_ON_PAGE,
 ]
 PositiveDeltaField = Annotated[
-    float, Field(ge=DELTA_MIN, lt=1, description="δ, from 1e-50 to below 1")
+    float, Field(ge=DELTA_MIN, lt=1, description="δ, from 1e-50 to below 1"), _DELTA_ON_PAGE
 ]
 EpsilonField = Annotated[float, Field(ge=0, le=1e6, description="ε, from 0 to 1e6")]
 TargetField = Annotated[float, Field(gt=0, le=1e6)]
@@ -120,7 +125,9 @@ class RelationRequest(Question):
     """Base of requests that choose a neighbouring relation."""
 
     neighbouring_relation: Annotated[
-        NeighbouringRelation, Field(strict=False, description="the neighbouring relation")
+        NeighbouringRelation,
+        Field(strict=False, description="the neighbouring relation"),
+        OnPage(label="Neighbouring datasets"),
     ] = NeighbouringRelation.ADD_OR_REMOVE_ONE
 
 
@@ -172,7 +179,9 @@ class _TargetRequest(RelationRequest):
     no_answer = "no value that meets the target"
 
     epsilon: Annotated[
-        TargetField | None, Field(description="target ε, such as 2; with `delta`")
+        TargetField | None,
+        Field(description="target ε, such as 2; with `delta`"),
+        OnPage("2", "Target", "ε", "the runs must not exceed it", (-1, 1.3)),
     ] = None
     delta: Annotated[
         DeltaField | None,
@@ -277,12 +286,16 @@ def _of_run(name: str, **limits: Any) -> Any:
 class _RunRequest(_TargetRequest):
     """A DP-SGD run with one unknown parameter, and a target: (ε, δ) or a risk."""
 
-    sampling: Annotated[Sampling, _of_run("sampling")] = "poisson"
-    sample_rate: Annotated[float | None, _of_run("sample_rate")] = None
-    steps: Annotated[int | None, _of_run("steps")] = None
-    dataset_size: Annotated[int | None, _of_run("dataset_size")] = None
-    batch_size: Annotated[int | None, _of_run("batch_size")] = None
-    epochs: Annotated[float | None, _of_run("epochs")] = None
+    sampling: Annotated[Sampling, _of_run("sampling"), OnPage()] = "poisson"
+    sample_rate: Annotated[float | None, _of_run("sample_rate"), OnPage("0.01", slider=(-4, 0))] = (
+        None
+    )
+    steps: Annotated[int | None, _of_run("steps"), OnPage("1000", slider=(0, 6))] = None
+    dataset_size: Annotated[
+        int | None, _of_run("dataset_size"), OnPage("60000", "Records", "N")
+    ] = None
+    batch_size: Annotated[int | None, _of_run("batch_size"), OnPage("600", symbol="B")] = None
+    epochs: Annotated[float | None, _of_run("epochs"), OnPage("10", symbol="E")] = None
 
     solved_for: ClassVar[str]
     placeholder: ClassVar[float]
@@ -328,7 +341,11 @@ class NoiseMultiplierRequest(_RunRequest):
 class _NoisyRunRequest(_RunRequest):
     """Base of requests for a run whose noise multiplier is known."""
 
-    noise_multiplier: Annotated[float, _of_run("noise_multiplier", ge=NOISE_MIN, le=NOISE_MAX)]
+    noise_multiplier: Annotated[
+        float,
+        _of_run("noise_multiplier", ge=NOISE_MIN, le=NOISE_MAX),
+        OnPage("1.1", slider=(-0.5, 1.5)),
+    ]
 
 
 class StepsRequest(_NoisyRunRequest):
@@ -508,24 +525,37 @@ class ImportRequest(Question):
             {"anyOf": [{"type": "string", "enum": list(importing.FORMATS)}, {"type": "null"}]}
         ),
         Field(description="the tool that wrote the document; found from it by default"),
+        OnPage(label="Tool"),
     ] = None
-    delta: Annotated[DeltaField | None, Field(description="δ, if the document names none")] = None
-    epsilon: Annotated[TargetField | None, Field(description="an ε that is claimed")] = None
+    delta: Annotated[
+        DeltaField | None,
+        Field(description="δ, if the document names none"),
+        OnPage("1e-5", "Failure probability", "δ"),
+    ] = None
+    epsilon: Annotated[
+        TargetField | None,
+        Field(description="an ε that is claimed"),
+        OnPage(label="Claimed", symbol="ε"),
+    ] = None
     dataset_size: Annotated[
         int | None,
         Field(ge=1, le=COUNT_MAX, description="number of records, if the document does not say"),
+        OnPage("60000", "Records", "N"),
     ] = None
     batch_size: Annotated[
         int | None,
         Field(ge=1, le=COUNT_MAX, description="expected batch size, if the document does not say"),
+        OnPage(symbol="B"),
     ] = None
     sampling: Annotated[
         Literal["poisson", "fixed_size", "shuffled", "none"] | None,
         Field(description="how batches are drawn, if the document does not say"),
+        OnPage(label="How batches are drawn"),
     ] = None
     neighbouring_relation: Annotated[
         NeighbouringRelation | None,
         Field(strict=False, description="the neighbouring relation, if the document does not say"),
+        OnPage(label="Neighbouring datasets"),
     ] = None
 
     def read(self) -> importing.Imported:

@@ -387,7 +387,7 @@ def plan(
     """Plan a run: batch size, steps and noise within a budget and a compute limit.
 
     Args:
-        epsilon: ε of the budget, such as 2.
+        epsilon: ε that the run must not exceed, such as 2.
         delta: δ of the budget, such as 1e-5.
         dataset_size: number of records.
         epochs: compute limit: passes over the dataset; without it, `examples`, or `batch_size`
@@ -395,7 +395,7 @@ def plan(
         examples: compute limit instead of epochs: batch size times steps.
         batch_size: today's choice, to compare with.
         steps: today's steps, with `batch_size`; as many as the limit allows by default.
-        sampling: how batches may be drawn: "poisson", "balls_in_bins" or "both" (default).
+        sampling: how batches may be drawn: "both" (default), "poisson" or "balls_in_bins".
         points: batch sizes for each sampling, beside the recommended one; 20 by default.
         smallest_batch_size: smallest batch size to plan; chosen by default.
         largest_batch_size: largest batch size to plan; chosen by default.

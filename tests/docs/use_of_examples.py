@@ -145,7 +145,7 @@ def test_the_field_is_known_at_every_edge(api: TestClient) -> None:
     page = api.get("/", params={"purpose": "a paper"}).text
     assert "what the answer is for; may be empty" in page
     assert "≤ ε ≤" in page
-    assert "Purpose must have" in api.get("/", params={"purpose": "x" * 101}).text
+    assert "Purpose must have at most 100" in api.get("/", params={"purpose": "x" * 101}).text
     assert "purpose: what the answer is for" in (EpsilonArguments.__doc__ or "")
 
     def send(request: httpx.Request) -> httpx.Response:

@@ -1,4 +1,4 @@
-"""What the solvers find, as the package's functions return it: a value and its guarantee."""
+"""Results of the package's solvers: a value and its guarantee."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ from accountant_service.api.schemas import (
 )
 
 _ROOT: Final = Path(__file__).parents[1]
-_CLIENT: Final = _ROOT / "training_client" / "client.py"  # its methods name some arguments
+_CLIENT: Final = _ROOT / "training_client" / "client"
 _WIDTH: Final = 100
 _INVALID: Final = "an argument is missing or out of range"
 _CHOICES_MAX: Final = 6  # of which a docstring names each
@@ -203,7 +203,7 @@ def write_arguments() -> str:
     about = "Keyword arguments that describe a DP-SGD run; used where no mechanism is given."
     methods = {
         each.name: {argument.arg for argument in each.args.args}
-        for each in ast.walk(ast.parse(_CLIENT.read_text(encoding="utf-8")))
+        for each in ast.walk(ast.parse((_CLIENT / "__init__.py").read_text(encoding="utf-8")))
         if isinstance(each, ast.FunctionDef)
     }
     classes = [_write_class("RunArguments", "TypedDict", about, _RUN)]
@@ -234,7 +234,7 @@ def _write_class(name: str, base: str, about: str, arguments: list[Argument]) ->
 
 MODULES: Final[Mapping[Path, Any]] = {
     _ROOT / "accountant_service" / "questions" / "functions.py": write_functions,
-    _ROOT / "training_client" / "arguments.py": write_arguments,
+    _CLIENT / "arguments.py": write_arguments,
 }
 
 

@@ -13,7 +13,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class OnPage:
-    """How a form shows a field of a question; it shows no field without this.
+    """The looks of a question's field in a form, which shows only fields that have this.
 
     Attributes:
         initial: the text that the field has at first.

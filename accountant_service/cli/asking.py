@@ -5,7 +5,6 @@ The options are the arguments of the package's function that asks the same, with
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from inspect import Parameter, Signature, signature
 from typing import Any, Final
@@ -16,6 +15,7 @@ from accountant_service.cli import help_of
 from accountant_service.cli.mechanism_options import (
     REQUIRED,
     RUN_FLAGS,
+    describe_arguments,
     parse_count,
     parse_number,
 )
@@ -26,7 +26,6 @@ Json = dict[str, Any]
 Option = tuple[Any, Any]  # its type, and its default, which holds flags and help text
 _FLAGS: Final = RUN_FLAGS | {"epsilon": ("--epsilon", "-E"), "delta": ("--delta", "-d")}
 _NAMES: Final = {"method": METHODS, "format": FORMATS}
-_DESCRIBED: Final = re.compile(r"^        (\w+): (.*(?:\n            .*)*)", re.MULTILINE)
 AS_JSON: Final[Option] = (
     bool,
     typer.Option(False, "--json", help="Print the API's JSON answer, or its problem."),
@@ -38,20 +37,6 @@ def make_option(type_: Any, text: str, *flags: str, **settings: Any) -> Option:
     return type_, typer.Option(None, *flags, help=text, **settings)
 
 
-def describe_arguments(function: Callable[..., Any]) -> dict[str, str]:
-    """Return what the docstring of a function says of its arguments, in words of the command line.
-
-    A sentence each, which names options.
-    """
-    found = {}
-    for name, words in _DESCRIBED.findall(function.__doc__ or ""):
-        text = " ".join(words.replace('"', "").split())
-        text = re.sub("`([^`]*)`", lambda each: "--" + each[1].replace("_", "-"), text)
-        is_symbol = not text[:1].isascii() or text[1:2] == ":"
-        found[name] = text if is_symbol else text[:1].upper() + text[1:]
-    return found
-
-
 def list_options(
     function: Callable[..., Any],
     instead: Mapping[str, Mapping[str, Option]],
@@ -61,8 +46,7 @@ def list_options(
 
     Args:
         function: the function.
-        instead: the options in the place of an argument that is no number and no text; none are
-            for one that is not in it.
+        instead: the options for an argument that is neither number nor text, by its name.
         panels: the panel in the help for some options, by name.
     """
     texts = describe_arguments(function)

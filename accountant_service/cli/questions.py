@@ -21,7 +21,6 @@ from accountant_service import number_format
 from accountant_service.cli.asking import (
     AS_JSON,
     Option,
-    describe_arguments,
     list_options,
     make_command,
     make_option,
@@ -33,6 +32,7 @@ from accountant_service.cli.mechanism_options import (
     OTHER_RUNS_POINTER,
     REQUIRED,
     RUN_FLAGS,
+    describe_arguments,
     find_dataset_size,
     join_mechanisms,
     read_mechanisms,

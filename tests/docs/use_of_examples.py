@@ -22,8 +22,8 @@ from accountant_service.ledger.api_keys import Scope
 from accountant_service.mechanisms import from_json
 from accountant_service.settings import Settings
 from tests.support.training_bench import Bench
-from training_client.arguments import EpsilonArguments
 from training_client.client import AccountingService
+from training_client.client.arguments import EpsilonArguments
 from training_client.errors import ServiceRefusedError
 
 KIND = {"kind": "concentrated_gaussian", "rho": 0.5}

@@ -24,8 +24,8 @@ from urllib.parse import quote
 
 import httpx
 
-from training_client.answers import BudgetPlan, Comparison, Guarantee
-from training_client.arguments import (
+from training_client.client.answers import BudgetPlan, Comparison, Guarantee
+from training_client.client.arguments import (
     CompareArguments,
     DeltaArguments,
     EpsilonArguments,

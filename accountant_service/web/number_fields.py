@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Container, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from pydantic import BaseModel
@@ -38,8 +38,8 @@ class NumberField:
     hint: str
     exponents: tuple[float, float] | None = None
     whole: bool = False
-    required: bool = True
-    is_text: bool = False
+    required: bool = field(default=True, repr=False)
+    is_text: bool = field(default=False, repr=False)
 
     def sentence(self, message: str) -> str:
         """Return a sentence that tells the user of an error in this field."""

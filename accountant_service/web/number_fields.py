@@ -73,9 +73,8 @@ def describe_fields(
 
 
 def _describe_field(field: QuestionField, shown: OnPage, required: bool) -> NumberField:
-    symbol, _, text = (
-        field.about.rpartition(": ") if field.about[1:3] == ": " else ("", "", field.about)
-    )
+    has_symbol = field.about[1:3] == ": "
+    symbol, text = (field.about[0], field.about[3:]) if has_symbol else ("", field.about)
     hint = shown.hint or text.partition(";")[0] + ("" if required else "; may be empty")
     return NumberField(
         shown.label or field.name.replace("_", " ").capitalize(),
@@ -95,11 +94,11 @@ def read_values(
     """Return the values of typed texts, and a sentence for each field that is wrong, by name."""
     values: dict[str, Any] = {}
     problems: dict[str, str] = {}
-    for name, field in fields.items():
+    for name, each in fields.items():
         try:
-            value = field.read(texts[name])
+            value = each.read(texts[name])
         except ValueError as error:
-            problems[name] = field.sentence(str(error))
+            problems[name] = each.sentence(str(error))
         else:
             values |= {} if value is None else {name: value}
     return values, problems

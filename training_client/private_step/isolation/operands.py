@@ -1,0 +1,102 @@
+"""Names the operands of a pass's operations, so that two passes can be compared.
+
+The same operations may be given other tensors: the mean of a batch instead of a constant, another
+layer's weight, the same values with a gradient or without. So a pass is compared operand by
+operand. A name does not depend on the number of examples.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final
+
+import torch
+
+_GRADIENTS_ARE_OFF: Final = "gradients are off"
+_GRADIENTS_ARE_ON: Final = "gradients are on"
+_ANOTHER_PART: Final = "another part of its memory"
+
+Memory = tuple[int, int, torch.Size, tuple[int, ...]]
+
+
+class Operands:
+    """The operands of the operations of a pass, by name.
+
+    What the pass made is named by the number of the last operation that returned a tensor of the
+    same memory: the same storage, offset, shape and strides. What it was given has the numbers −1,
+    −2, …; other tensors have the next ones, in the order in which the pass meets them.
+
+    Attributes:
+        found: for each operation, the name of every operand, followed by whether it requires a
+            gradient; then whether gradients are enabled.
+
+    Args:
+        given: parameters and buffers of the model, then targets and examples.
+        meet: is called with each tensor that is neither made by the pass nor given to it.
+    """
+
+    def __init__(
+        self,
+        given: Iterable[torch.Tensor] = (),
+        meet: Callable[[torch.Tensor], None] | None = None,
+    ) -> None:
+        self.found: list[Any] = []
+        self._meet = meet
+        self._names: dict[Memory, tuple[int, weakref.ref[torch.UntypedStorage]]] = {}
+        self._made: dict[int, tuple[int, weakref.ref[torch.UntypedStorage]]] = {}
+        self._others = 0
+        for each in given:
+            self.name_given(each)
+
+    def name_given(self, tensor: torch.Tensor) -> None:
+        """Name a tensor that the pass did not make, unless an earlier one has the same memory."""
+        self._others -= 1
+        if (known := self._names.get(_memory(tensor))) is None or known[1]() is None:
+            self._name(tensor, self._others)
+
+    def _name(self, tensor: torch.Tensor, number: int) -> weakref.ref[torch.UntypedStorage]:
+        reference = weakref.ref(tensor.untyped_storage())
+        self._names[_memory(tensor)] = number, reference
+        return reference
+
+    def note_result(self, number: int, tensor: torch.Tensor) -> weakref.ref[torch.UntypedStorage]:
+        """Name a result of an operation after its number; return a reference to its storage."""
+        reference = self._name(tensor, number)
+        self._made[id(tensor.untyped_storage())] = number, reference
+        return reference
+
+    def note(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Note the operands of the next operation."""
+        found, names = self.found, self._names
+        for tensor in tensors:
+            storage = tensor.untyped_storage()
+            entry = names.get(_memory(tensor))
+            if entry is not None and entry[1]() is storage:  # and not one at the same address
+                found.append(entry[0])
+            else:
+                self._note_unknown(tensor, storage)
+            found.append(tensor.requires_grad)
+        found.append(_GRADIENTS_ARE_ON if torch.is_grad_enabled() else _GRADIENTS_ARE_OFF)
+
+    def _note_unknown(self, tensor: torch.Tensor, storage: torch.UntypedStorage) -> None:
+        """Note an operand that no operation returned."""
+        made = self._made.get(id(storage))
+        if made is None or made[1]() is not storage:
+            self.name_given(tensor)
+            self.found.append(self._others)
+            if self._meet is not None:
+                self._meet(tensor)
+        else:  # the engine's own layers made it of their results
+            self.found += made[0], _ANOTHER_PART
+
+
+def _memory(tensor: torch.Tensor) -> Memory:
+    """Return what tells a tensor's memory from others' while its storage exists."""
+    return id(tensor.untyped_storage()), tensor.storage_offset(), tensor.size(), tensor.stride()
+
+
+def first_alike(tensors: Sequence[torch.Tensor]) -> list[int]:
+    """Return for each tensor the index of the first one of the same memory."""
+    memory = [_memory(each) for each in tensors]
+    return [memory.index(each) for each in memory]

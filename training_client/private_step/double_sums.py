@@ -28,6 +28,9 @@ class DoubleSums(TorchDispatchMode):  # type: ignore[no-untyped-call]
     is left as it is: so are the layers' own.
     """
 
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:

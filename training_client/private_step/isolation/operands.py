@@ -17,7 +17,7 @@ _GRADIENTS_ARE_OFF: Final = "gradients are off"
 _GRADIENTS_ARE_ON: Final = "gradients are on"
 _ANOTHER_PART: Final = "another part of its memory"
 
-Memory = tuple[int, int, torch.Size, tuple[int, ...]]
+Memory = tuple[int, Any, torch.Size, tuple[int, ...]]  # storage, offset, shape, strides
 
 
 class Operands:

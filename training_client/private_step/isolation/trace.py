@@ -778,8 +778,10 @@ def python_in_backward(losses: torch.Tensor, hooks: int) -> list[str]:
         losses: whose graph it is.
         hooks: that the program registered for it.
     """
-    kinds: list[Any] = [
-        each._forward_cls for each in _nodes_of(losses) if isinstance(each, BackwardCFunction)
+    kinds = [
+        each._forward_cls  # type: ignore[attr-defined]
+        for each in _nodes_of(losses)
+        if isinstance(each, BackwardCFunction)
     ]
     names = [
         "a hook of a module" if kind is BackwardHookFunction else kind.__name__

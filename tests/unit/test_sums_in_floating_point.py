@@ -394,7 +394,7 @@ class Mixed(nn.Module):
 def test_terms_of_an_own_parameter_that_cancel_are_added_up_in_double_precision(
     make: Callable[[], nn.Module],
 ) -> None:
-    """What is left of them is no rounding error, which would depend on the other examples."""
+    """Their rounding errors depend on the other examples, so these must be far below the sum."""
     torch.manual_seed(0)
     big = torch.randn(17, 150, 6) * 1e6
     rows = torch.cat([big, -big + 0.125 * torch.randn(17, 150, 6).sign()], 1)

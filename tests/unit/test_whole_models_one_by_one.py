@@ -201,6 +201,19 @@ def test_a_function_without_state_is_clipped() -> None:
     torch.testing.assert_close(torch.cat([each.flatten() for each in found]), expected)
 
 
+def test_python_code_in_a_backward_pass_that_is_only_tested_is_run_on_each_example_alone() -> None:
+    """There it is proved, if all examples pass the same operations."""
+
+    def use(m: Any, x: torch.Tensor) -> torch.Tensor:
+        found = Kept.apply(chosen(m, m.first(x)), lambda: 2.0)  # type: ignore[no-untyped-call]
+        return m.last(found)  # type: ignore[no-any-return]
+
+    torch.manual_seed(0)
+    model = Uses(use, first=nn.Linear(6, 6), last=nn.Linear(6, 4)).double()
+    with pytest.warns(UserWarning, match=r"Python code \(Kept\), and nothing proves.* alone"):
+        clipped_sum(model, rows(), labels(), cross_entropy, 0.3)
+
+
 class OwnRule(torch.autograd.Function):
     """The identity, vectorised by a rule that subtracts the mean of all examples."""
 

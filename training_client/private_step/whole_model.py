@@ -20,7 +20,9 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Final
 
 import torch
@@ -231,6 +233,9 @@ class WholeModel:
         return followed_alone(owned, given, task.others, task.kept, **options)
 
 
+_is_guarded: ContextVar[bool] = ContextVar("_is_guarded", default=False)
+
+
 @contextmanager
 def _without_own_rules() -> Iterator[None]:
     """Context manager in which no function of the program is vectorised by its own rule.
@@ -240,19 +245,28 @@ def _without_own_rules() -> Iterator[None]:
     Raises:
         RuntimeError: this version of PyTorch applies such rules in another way, or one is applied.
     """
-    original = getattr(autograd_function, _RULE, None)
-    if original is None:
-        raise RuntimeError(f"PyTorch {torch.__version__} has no {_RULE}")
-
-    def refuse(*_: Any, **__: Any) -> Any:
-        """Raise for a function with a rule of its own."""
-        raise RuntimeError("an autograd.Function has a vmap rule of its own")
-
-    setattr(autograd_function, _RULE, refuse)
+    _guard_rules()
+    token = _is_guarded.set(True)
     try:
         yield
     finally:
-        setattr(autograd_function, _RULE, original)
+        _is_guarded.reset(token)
+
+
+@cache
+def _guard_rules() -> None:
+    """Let PyTorch ask whether a program's own rule is allowed before it applies one."""
+    apply = getattr(autograd_function, _RULE, None)
+    if apply is None:
+        raise RuntimeError(f"PyTorch {torch.__version__} has no {_RULE}")
+
+    def apply_if_allowed(*args: Any, **kwargs: Any) -> Any:
+        """Apply a rule; raise where none is allowed."""
+        if _is_guarded.get():
+            raise RuntimeError("an autograd.Function has a vmap rule of its own")
+        return apply(*args, **kwargs)
+
+    setattr(autograd_function, _RULE, apply_if_allowed)
 
 
 @dataclass(frozen=True)

@@ -544,6 +544,17 @@ def test_a_parameter_that_takes_the_place_of_a_constant_is_seen_in_that_step() -
         clipper.clip(*draw(6), loss, Transform(1.0))
 
 
+def test_an_index_of_rows_is_not_taken_for_one_of_columns() -> None:
+    """It is proved anew, on three rows, which have no sixth."""
+    index = torch.arange(WIDTH).roll(1)
+    net = Net(lambda m, h: torch.ops.aten.index(h, [index] if m.step > 1 else [None, index]))
+    clipper = Clipper(net)
+    clipper.clip(*draw(WIDTH), losses_of, Transform(1.0))
+    net.step = 2
+    with pytest.raises(IndexError, match="out of bounds"):
+        clipper.clip(*draw(WIDTH), losses_of, Transform(1.0))
+
+
 def test_gradients_of_zero_are_added_up_again() -> None:
     gate = torch.zeros(1)
     net = Net(lambda m, h: gate * (m.last(h) + functional.linear(h, m.last.weight)))

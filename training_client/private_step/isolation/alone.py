@@ -147,7 +147,7 @@ class Alone(Watcher, TorchDispatchMode):  # type: ignore[no-untyped-call]
             numbers: list[Any] = []
             note_arguments(func, args, kwargs or {}, numbers, numbers)
             self._numbers += self._meanings(numbers)
-            self._operands.note(call.tensors)
+            self._operands.note(args, kwargs)
         result = func(*args, **(kwargs or {}))
         for each in tensors_in([result] if self._is_noted else [], {}):
             self._operands.note_result(len(self._functions), each)

@@ -8,7 +8,7 @@ operand. A name does not depend on the number of examples.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import torch
@@ -16,6 +16,8 @@ import torch
 _GRADIENTS_ARE_OFF: Final = "gradients are off"
 _GRADIENTS_ARE_ON: Final = "gradients are on"
 _ANOTHER_PART: Final = "another part of its memory"
+
+_SEQUENCES: Final = (list, tuple)
 
 Memory = tuple[int, Any, torch.Size, tuple[int, ...]]  # storage, offset, shape, strides
 
@@ -29,7 +31,7 @@ class Operands:
 
     Attributes:
         found: for each operation, the name of every operand, followed by whether it requires a
-            gradient; then whether gradients are enabled.
+            gradient, and None for an argument that is left out; then whether gradients are enabled.
 
     Args:
         given: parameters and buffers of the model, then targets and examples.
@@ -66,18 +68,41 @@ class Operands:
         self._made[id(tensor.untyped_storage())] = number, reference
         return reference
 
-    def note(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Note the operands of the next operation."""
-        found, names = self.found, self._names
-        for tensor in tensors:
-            storage = tensor.untyped_storage()
-            entry = names.get(_memory(tensor))
-            if entry is not None and entry[1]() is storage:  # and not one at the same address
-                found.append(entry[0])
-            else:
-                self._note_unknown(tensor, storage)
-            found.append(tensor.requires_grad)
-        found.append(_GRADIENTS_ARE_ON if torch.is_grad_enabled() else _GRADIENTS_ARE_OFF)
+    def note(self, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> None:
+        """Note the operands of the next operation, and which of its arguments they are.
+
+        Args:
+            args: its arguments; lists among them may have tensors too.
+            kwargs: likewise, by name.
+        """
+        self._note_arguments(args)
+        for name, each in kwargs.items() if kwargs else ():
+            if isinstance(each, (torch.Tensor, *_SEQUENCES)):
+                self.found.append(name)
+                self._note_arguments((each,))
+        self.found.append(_GRADIENTS_ARE_ON if torch.is_grad_enabled() else _GRADIENTS_ARE_OFF)
+
+    def _note_arguments(self, args: Sequence[Any]) -> None:
+        """Note the tensors among arguments, and what is left out before them."""
+        found = self.found
+        for each in args:
+            if isinstance(each, torch.Tensor):
+                self._note_tensor(each)
+            elif each is None:
+                found.append(None)
+            elif type(each) in _SEQUENCES and any(isinstance(e, torch.Tensor) for e in each):
+                found.append(len(each))
+                self._note_arguments(each)
+
+    def _note_tensor(self, tensor: torch.Tensor) -> None:
+        """Note an operand."""
+        storage = tensor.untyped_storage()
+        entry = self._names.get(_memory(tensor))
+        if entry is not None and entry[1]() is storage:  # and not one at the same address
+            self.found.append(entry[0])
+        else:
+            self._note_unknown(tensor, storage)
+        self.found.append(tensor.requires_grad)
 
     def _note_unknown(self, tensor: torch.Tensor, storage: torch.UntypedStorage) -> None:
         """Note an operand that no operation returned."""

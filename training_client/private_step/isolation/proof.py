@@ -366,7 +366,7 @@ class Comparison(TorchDispatchMode):  # type: ignore[no-untyped-call]
         at = len(self.functions)
         self.functions.append(func)
         note_arguments(func, args, kwargs or {}, self.given, self.raw_factors)
-        self.operands.note(tensors_in(args, kwargs or {}))
+        self.operands.note(args, kwargs)
         if self._stale or at in self._acts:
             answer = self._act(at, args, kwargs or {})
             if answer is not None:

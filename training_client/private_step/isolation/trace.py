@@ -414,7 +414,7 @@ class Trace(Watcher, TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.functions.append(func)
             self.made_of_examples.append(False)
             note_arguments(func, args, kwargs, self.given, self.factors)
-            self.operands.note(tensors_in(args, kwargs))
+            self.operands.note(args, kwargs)
         if signature_of(func).is_view:
             result = func(*args, **kwargs)  # of the same storage, so its tag holds
             self._name(result)

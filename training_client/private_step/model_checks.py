@@ -73,7 +73,7 @@ from training_client.private_step.random_state import (
 )
 from training_client.private_step.replayed_layers import Places
 from training_client.private_step.rounding_bounds import rounding_error
-from training_client.private_step.whole_model import WholeModel
+from training_client.private_step.whole_model import WholeModel, python_of_program
 
 LARGE_BATCH: Final = 32
 _CHECK_INTERVAL_FACTOR: Final = 16
@@ -238,8 +238,9 @@ class CheckedModel:
             key = comparison.key
             known = self._known.get(key)
             if fresh is not None and self._is_covered(fresh, batch, comparison):
-                if fresh.is_tested and comparison.python:
-                    raise UnusualUseError(_tested_python(comparison.python, self.unproved))
+                python = fresh.is_tested and python_of_program(self._model, comparison.python)
+                if python:
+                    raise UnusualUseError(_tested_python(python, self.unproved))
                 changes = 0 if known is None else known.changes
                 known = self._known[key] = _Known(fresh, comparison.factors, changes)
                 self._last = comparison, fresh

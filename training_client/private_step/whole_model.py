@@ -18,7 +18,7 @@ is a test of what remains, such as a list of sizes, and no Python code may be in
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -42,12 +42,13 @@ from training_client.private_step.isolation.alone import (
     storages_of,
 )
 from training_client.private_step.isolation.places import is_close
-from training_client.private_step.isolation.trace import python_in_backward
+from training_client.private_step.isolation.trace import HOOK_OF_TENSOR, python_in_backward
 from training_client.private_step.kernels.matmul import full_precision
 from training_client.private_step.model_pass import Loss, ModelPass, parameters_and_buffers
 from training_client.private_step.module_names import describe_tensor
 from training_client.private_step.module_numbers import Numbers, numbers_of, restore_numbers
 from training_client.private_step.random_state import RandomStates, restored_random_state
+from training_client.private_step.trained_parameters import is_sharded_module
 
 _FAILURES: Final = (RuntimeError, TypeError, ValueError, LookupError, NotImplementedError)
 _FEW: Final = 4  # examples that show whether a parameter is used
@@ -192,7 +193,8 @@ class WholeModel:
         self, passes: Sequence[_OnePass], states: Sequence[RandomStates]
     ) -> None:
         """Raise unless examples or random numbers may be why passes differ."""
-        if names := sorted({name for each in passes for name in each.backward}):
+        names = python_of_program(self._model, {n for each in passes for n in each.backward})
+        if names:
             raise UnsupportedModelError(
                 f"the backward pass runs Python code ({', '.join(names)}), and examples pass "
                 "different operations, so nothing shows that it keeps none of them for the next: "
@@ -284,6 +286,17 @@ class _OnePass:
     backward: Sequence[str]
     found: list[torch.Tensor]
     end: Numbers
+
+
+def python_of_program(model: nn.Module, names: Iterable[str]) -> list[str]:
+    """Return the names of the Python code in a backward pass that is not PyTorch's own.
+
+    Args:
+        model: the model; `fully_shard` has hooks on its tensors.
+        names: as `python_in_backward` returns them.
+    """
+    is_sharded = any(map(is_sharded_module, model.modules()))
+    return sorted(set(names) - {HOOK_OF_TENSOR} if is_sharded else set(names))
 
 
 @dataclass(frozen=True)

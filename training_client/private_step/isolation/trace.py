@@ -52,6 +52,7 @@ from training_client.private_step.isolation.rules import (
     rule_for,
 )
 
+HOOK_OF_TENSOR: Final = "a hook of a tensor"
 _SEQUENCES: Final = (list, tuple)
 _PLAIN: Final = (bool, int, float, str, list, type(None))
 # and what PyTorch tags as pointwise
@@ -788,7 +789,7 @@ def python_in_backward(losses: torch.Tensor, hooks: int) -> list[str]:
         for kind in kinds
         if kind is BackwardHookFunction or not kind.__module__.startswith("torch.")
     ]
-    return sorted({*names, *(["a hook of a tensor"] if hooks else [])})
+    return sorted({*names, *([HOOK_OF_TENSOR] if hooks else [])})
 
 
 def _nodes_of(losses: torch.Tensor) -> set[Any]:

@@ -54,18 +54,16 @@ class Operands:
     def name_given(self, tensor: torch.Tensor) -> None:
         """Name a tensor that the pass did not make, unless an earlier one has the same memory."""
         self._others -= 1
-        if (known := self._names.get(_memory(tensor))) is None or known[1]() is None:
-            self._name(tensor, self._others)
-
-    def _name(self, tensor: torch.Tensor, number: int) -> weakref.ref[torch.UntypedStorage]:
-        reference = weakref.ref(tensor.untyped_storage())
-        self._names[_memory(tensor)] = number, reference
-        return reference
+        storage = tensor.untyped_storage()
+        memory = _memory(tensor, storage)
+        if (known := self._names.get(memory)) is None or known[1]() is None:
+            self._names[memory] = self._others, weakref.ref(storage)
 
     def note_result(self, number: int, tensor: torch.Tensor) -> weakref.ref[torch.UntypedStorage]:
         """Name a result of an operation after its number; return a reference to its storage."""
-        reference = self._name(tensor, number)
-        self._made[id(tensor.untyped_storage())] = number, reference
+        storage = tensor.untyped_storage()
+        reference = weakref.ref(storage)
+        self._names[_memory(tensor, storage)] = self._made[id(storage)] = number, reference
         return reference
 
     def note(self, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> None:
@@ -97,7 +95,7 @@ class Operands:
     def _note_tensor(self, tensor: torch.Tensor) -> None:
         """Note an operand."""
         storage = tensor.untyped_storage()
-        entry = self._names.get(_memory(tensor))
+        entry = self._names.get(_memory(tensor, storage))
         if entry is not None and entry[1]() is storage:  # and not one at the same address
             self.found.append(entry[0])
         else:
@@ -116,12 +114,12 @@ class Operands:
             self.found += made[0], _ANOTHER_PART
 
 
-def _memory(tensor: torch.Tensor) -> Memory:
+def _memory(tensor: torch.Tensor, storage: torch.UntypedStorage) -> Memory:
     """Return what tells a tensor's memory from others' while its storage exists."""
-    return id(tensor.untyped_storage()), tensor.storage_offset(), tensor.size(), tensor.stride()
+    return id(storage), tensor.storage_offset(), tensor.size(), tensor.stride()
 
 
 def first_alike(tensors: Sequence[torch.Tensor]) -> list[int]:
     """Return for each tensor the index of the first one of the same memory."""
-    memory = [_memory(each) for each in tensors]
+    memory = [_memory(each, each.untyped_storage()) for each in tensors]
     return [memory.index(each) for each in memory]

@@ -620,7 +620,8 @@ class AccountingService:
         Raises:
             ServiceConfusedError: its own guarantee or risk exceeds the target.
         """
-        answer = self._request(f"/v1/{question.replace('_', '-')}", _without_none(arguments))
+        body = _without_none({"method": PLD, **arguments})  # whatever a service's default is
+        answer = self._request(f"/v1/{question.replace('_', '-')}", body)
         _require_within_target(answer, arguments)
         return _finite_number(answer, unknown or question)
 

@@ -39,7 +39,7 @@ define make_environment
 endef
 
 .PHONY: help install flower-environment lock demo demo-federated look data serve test test-slow test-flower \
-	test-browser test-all test-nightly check docs pictures drawings bench release man clean
+	test-browser test-all test-nightly check site docs pictures drawings bench release man clean
 
 # A line "##@" starts a group, a line "target:  ## text" is an entry of it.
 help:  ## show this list
@@ -85,12 +85,12 @@ data: $(TRY)  ## download the datasets into data/ and check their hashes
 	$(BIN)/accountant-train data --data-dir data
 
 ##@ Check a change
-check: $(READY)  ## formatting, lint, types, import contracts; build the documentation in build/site
+check: $(READY)  ## formatting, lint, types, import contracts; build the documentation
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(SITE) build --strict --quiet --site-dir build/site
+	$(SITE) build --strict --quiet
 
 test: $(READY)  ## the first tier, before every push (three minutes)
 	$(BIN)/python -m pytest $(PARALLEL) $(ORDER_OPTIONS) -m "not slow and not nightly and not browser"
@@ -125,6 +125,9 @@ man: $(READY)  ## write man pages of all commands into build/man
 	$(BIN)/python -m scripts.man_pages build/man
 
 ##@ Write the documentation
+site: $(READY)  ## build the documentation into the service, which serves it at /documentation
+	$(SITE) build --strict --quiet
+
 docs: $(READY)  ## serve the documentation on http://127.0.0.1:8001; reloads on every change
 	$(SITE) serve --dev-addr 127.0.0.1:$(DOCS_PORT)
 
@@ -138,4 +141,4 @@ pictures: $(READY)  ## take the README's screenshots again (needs Chromium)
 ##@ Other
 clean:  ## delete everything that make created, including data/ and runs/
 	rm -f training_client/private_step/kernels/__pycache__/*.nb[ci]
-	rm -rf $(VENV) $(FLOWER) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis build data runs
+	rm -rf accountant_service/web/documentation $(VENV) $(FLOWER) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis build data runs

@@ -25,10 +25,10 @@ SHARED_CHOICES: Final[Mapping[str, Choice]] = {"neighbouring_relation": RELATION
 FIELDS: Final[Mapping[str, NumberField]] = {**run_form.FIELDS, **SHARED_FIELDS}
 CHOICES: Final[Mapping[str, Choice]] = {**run_form.CHOICES, **SHARED_CHOICES}
 _POINTS: Final = 29
-_RATES: Final = 29
+_RATES: Final = [1e-5 * 10 ** (at / 5) if at % 5 else 10.0 ** (at // 5 - 5) for at in range(26)]
 CURVES: Final = ("pld", "subsampled_rdp")
 # The questions of the page by name, and the endpoints that answer them.
-COMPARE, CURVE, TRADE_OFF = "compare", "curve", "trade_off"
+COMPARE, CURVE, FIRST_STEP, TRADE_OFF = "compare", "curve", "first_step", "trade_off"
 NOISE, STEPS, ALONE = "noise_multiplier", "steps", "alone"
 Question = tuple[str, Json]  # path and body
 
@@ -81,11 +81,15 @@ class CalculatorForm:
                 found[f"{ALONE}-{run.number}"] = ("/v1/epsilon", alone)
         found |= {
             COMPARE: ("/v1/compare", common | delta),
-            TRADE_OFF: ("/v1/trade-off", common | {"points": _RATES}),
+            TRADE_OFF: ("/v1/trade-off", common | {"false_positive_rates": _RATES}),
         }
         if len(self.runs) == 1 and self.solved_run:
-            curve = {"methods": list(CURVES), "points": _POINTS}
-            found[CURVE] = ("/v1/curve", common | delta | curve)
+            curve = common | delta | {"methods": list(CURVES), "points": _POINTS}
+            found[CURVE] = ("/v1/curve", curve)
+            if self.runs[0].texts["sampling"] not in ("shuffled", "balls_in_bins"):
+                one = {name: value for name, value in self.mechanism.items() if name != "epochs"}
+                first = curve | {"mechanism": one | {"steps": 1}, "points": 1}
+                found[FIRST_STEP] = ("/v1/curve", first)
         return found | self._solver_questions()
 
     def _solver_questions(self) -> dict[str, Question]:

@@ -27,12 +27,12 @@ from accountant_service.web.sessions import COOKIE
 Json = dict[str, Any]
 _FOLDER: Final = Path(__file__).parent
 
-_POLICY: Final = (
+POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "connect-src 'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
 )
 HEADERS: Final[Mapping[str, str]] = {
-    "Content-Security-Policy": _POLICY,
+    "Content-Security-Policy": POLICY,
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
     "Referrer-Policy": "same-origin",
@@ -144,7 +144,7 @@ def render_page(
         text = _TEMPLATES.get_template(template).render(
             path=request.url.path,
             session=session,
-            documentation=request.app.state.settings.documentation_url,
+            documentation=request.app.state.settings.documentation_url or "/documentation/",
             notes=[*note_unknown_parameters(request.query_params, parameters), *notes],
             **context,
         )

@@ -52,6 +52,17 @@ def format_moment(seconds: float | None) -> str:
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
+def format_duration(seconds: float | None) -> str:
+    """Format a time span in its two largest units, such as "3 h 5 min"; "–" if it is unknown."""
+    if seconds is None:
+        return "–"
+    whole = round(seconds)
+    for name, size, smaller, part in (("d", 86400, "h", 3600), ("h", 3600, "min", 60)):
+        if whole >= size:
+            return f"{whole // size} {name} {whole % size // part} {smaller}"
+    return f"{whole // 60} min" if whole >= 60 else f"{whole} s"
+
+
 def describe_plan(mechanism: Json) -> str:
     """Describe a mechanism in words: one of its steps, and the number of steps."""
     found = mechanisms.from_json(mechanism)
@@ -107,6 +118,7 @@ def _template_environment() -> Environment:
     """Create the Jinja environment, with the filters that templates use."""
     found = create_environment(_FOLDER / "templates")
     found.filters |= {
+        "duration": format_duration,
         "moment": format_moment,
         "plan": describe_plan,
         "sentence": format_sentence,

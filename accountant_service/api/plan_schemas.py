@@ -82,8 +82,12 @@ class PlanRequest(RelationRequest):
             description="batch sizes for each sampling, beside the recommended one",
         ),
     ] = 20
-    smallest_batch_size: _SizeField = None
-    largest_batch_size: _SizeField = None
+    smallest_batch_size: Annotated[
+        _SizeField, Field(description="the plans have no smaller batches")
+    ] = None
+    largest_batch_size: Annotated[
+        _SizeField, Field(description="the plans have no larger batches")
+    ] = None
     steps_min: Annotated[
         int,
         Field(ge=1, le=COUNT_MAX, description="fewest steps of a recommended run, if possible"),

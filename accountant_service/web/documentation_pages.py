@@ -48,6 +48,8 @@ async def redirect_to_first_page() -> Response:
 async def show_documentation(request: Request, path: str) -> Response:
     """Answer with a file of the documentation, or say how to build it."""
     if _FIRST not in _FILES:
+        if path:
+            return RedirectResponse(ADDRESS)
         return await respond_with_static_page(request, "documentation.html", dict)
     file = _FILES.get(path or _FIRST)
     if file is None:

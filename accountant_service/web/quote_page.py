@@ -36,7 +36,10 @@ async def show_quote(
 ) -> Response:
     """Quote the run in the URL on a dataset. Nothing is charged."""
     dataset = await ledger.get_dataset(session.key, name)
-    sent = run_form.read_run(request.query_params)
+    query = _fill_sizes(request.query_params, dataset["size"])
+    sent = run_form.read_run(query)
+    if not request.query_params:
+        sent = replace(sent, filled=())  # an address without a run has nothing to complete
     known = [*run_form.list_parameters([sent]), "choose"]
     faults = [*list_parameter_faults(request.query_params, known), *sent.faults]
     if "choose" in request.query_params and not faults:
@@ -60,6 +63,17 @@ async def show_quote(
         parameters=list(request.query_params),  # the unknown ones are faults
         **context,
     )
+
+
+def _fill_sizes(query: Mapping[str, str], size: int) -> Mapping[str, str]:
+    """Return a run's fields with the dataset's size, and a hundredth of it as the batch size.
+
+    A query that says what a batch is, or has another kind of mechanism, is returned unchanged.
+    """
+    said = {"batches", "dataset_size", "batch_size", "sample_rate", "kind", run_form.MECHANISM}
+    if said & query.keys() or any(run_form.is_generated(name) for name in query):
+        return query
+    return {**query, "dataset_size": str(size), "batch_size": str(max(1, size // 100))}
 
 
 def _check_with_api(run: RunForm) -> tuple[RunForm, Any]:

@@ -78,9 +78,9 @@ def describe_plan(mechanism: Json) -> str:
 
 
 def format_sentence(text: str) -> str:
-    """Capitalise a text's first letter, unless the first word is an identifier."""
+    """Capitalise a text's first letter, unless it is a symbol or begins an identifier."""
     first = text.partition(" ")[0]
-    return text if "_" in first else text[:1].upper() + text[1:]
+    return text if "_" in first or not first.isascii() else text[:1].upper() + text[1:]
 
 
 def format_words(name: str) -> str:

@@ -9,7 +9,9 @@ import json
 import re
 import shlex
 import uuid
+from base64 import b64encode
 from collections.abc import Callable, Iterator
+from hashlib import sha256
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,7 @@ from accountant_service.ledger.plans import StepsLeft
 from accountant_service.settings import Settings
 from accountant_service.web import (
     calculator_form,
+    documentation_pages,
     import_page,
     kind_form,
     ledger_pages,
@@ -173,8 +176,8 @@ def test_problems_of_the_form_alone_stand_beside_what_was_typed(visitor: Person)
     """Other problems are those of the API: see the table of refusals."""
     for query, field, sentence in (
         ({"delta": "nan"}, "delta", "Failure probability must be a number"),
-        ({"length": "epochs"}, "epochs", "To use epochs, choose batches by sizes"),
-        ({"sampling": "fixed_size"}, "sampling", "Fixed size sampling needs"),
+        ({"length": "epochs", "sample_rate": "0.1"}, "epochs", "To use epochs, choose batches by"),
+        ({"sampling": "fixed_size", "sample_rate": "0.1"}, "sampling", "Fixed size sampling needs"),
         ({"noise_multiplier": "9" * 5000}, "noise_multiplier", "Noise multiplier must be"),
     ):
         text = visitor.get("/?" + urlencode(query))
@@ -298,19 +301,48 @@ PAGES = ("/", "/plan", "/import", "/sign-in", "/datasets", "/keys", "/runs/{run}
 def test_every_page_links_to_the_documentation(
     admin: Person, app: Any, run: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """That of the service, and the operator's if there is one."""
-    link = '<a href="https://docs.example.org/">Documentation</a>'
-    variable = "ACCOUNTANT_DOCUMENTATION_URL"
-    for address, is_linked in ((None, False), ("https://docs.example.org/", True)):
+    """That of the service, unless the operator has another address for it."""
+    for address, link in (("", "/documentation/"), ("https://docs.example.org/",) * 2):
         monkeypatch.setattr(app.state.settings, "documentation_url", address)
         for path in PAGES:
             text = admin.get(path.format(run=run))
-            assert (link in text) == is_linked, path
+            assert f'<a href="{link}">Documentation</a>' in text, path
             assert 'href="/help"' in text, path
             assert 'href="/docs"' in text, path
-        text = admin.get("/help")
-        assert "Sign out" in text
-        assert (variable in text) != is_linked, "it is told how to set one"
+
+
+def test_the_documentation_is_served_as_it_was_built(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = tmp_path / "documentation"
+    (site / "how-to").mkdir(parents=True)
+    inline = 'let x = "</div>" && 1'
+    page = f'<style>p {{}}</style><p style="color: red">&amp;<script>{inline}</script>'
+    (site / "index.html").write_text(page)
+    (site / "how-to/csv.html").write_text("text")
+    (site / "secret").symlink_to("/etc/hostname")
+    (tmp_path / "outside").write_text("x")
+    http = TestClient(create_app(Settings(database_url=f"sqlite:///{tmp_path}/ledger.db")))
+    for path in ("", "how-to/csv.html"):
+        monkeypatch.setattr(documentation_pages, "_FILES", {})
+        answer = http.get(f"/documentation/{path}")
+        assert answer.status_code == 200
+        assert "make site" in answer.text
+    monkeypatch.setattr(documentation_pages, "_FILES", documentation_pages.list_files(site))
+    answer = http.get("/documentation")
+    assert answer.url.path == "/documentation/"
+    assert answer.text == page
+    policy = answer.headers["Content-Security-Policy"]
+    for text, place in ((inline, "script-src 'self'"), ("p {}", "style-src 'self'"),
+                        ("color: red", "style-src-attr 'unsafe-hashes'")):  # fmt: skip
+        digest = b64encode(sha256(text.encode()).digest()).decode()
+        assert f"{place} 'sha256-{digest}'" in policy
+    assert "unsafe-inline" not in policy
+    assert http.get("/documentation/how-to/csv.html").text == "text"
+    known = {"If-None-Match": answer.headers["ETag"]}
+    assert http.get("/documentation/", headers=known).status_code == 304
+    for path in ("secret", "../outside", "%2e%2e/outside", "how-to/../../outside", "how-to", "x"):
+        assert http.get(f"/documentation/{path}").status_code == 404, path
 
 
 def test_the_documentation_is_at_a_web_address() -> None:
@@ -377,7 +409,10 @@ def test_signing_out(admin: Person) -> None:
 
 FORMS: dict[str, dict[str, Any]] = {  # of each path, as its page would send it
     "/datasets": {"name": "forged", "size": "5", "epsilon": "1", "delta": "1e-5", "once": "f"},
+    "/datasets/{name}/caps": {"kind": "team", "holder": "vision", "percent": "40"},
     "/datasets/{name}/delete": {"once": "g"},
+    "/runs/{identifier}/release": {"once": "h"},
+    "/datasets/{name}/close": {"once": "i"},
     "/keys": {"name": "forged", "scopes": "admin", "reach": "all", "days": ""},
     "/keys/{identifier}/revoke": {},
     "/import": {"document": import_page.EXAMPLE, "delta": "1e-5"},
@@ -414,13 +449,19 @@ def test_a_form_without_its_token_does_nothing(
     other = Person(TestClient(app))
     other.sign_in(keys["admin"])
     _, victim = app.state.keys.create([Scope.RUN], "victim")
+    post = writer(app, keys["admin"])
+    budget = {"epsilon": 1.0, "delta": 1e-5}
+    post("/v1/datasets", {"name": "kept", "size": 60_000, "budget": budget})
+    reserved = post("/v1/datasets/kept/reservations", {"mechanism": RUN})["id"]
 
     def send(path: str, token: str | None) -> tuple[int, bool]:
         """Return the status of an answer, and whether anything has changed."""
         form = {name: text.replace("{key}", keys["run"]) for name, text in FORMS[path].items()}
         form |= {} if token is None else {"csrf": token}
         before = read_everything(app)
-        sent_to = path.format(identifier=victim.identifier, name="forged")
+        identifier = reserved if path.startswith("/runs/") else victim.identifier
+        name = "kept" if path.endswith("/close") else "forged"
+        sent_to = path.format(identifier=identifier, name=name)
         answer = admin.http.post(sent_to, data=form, follow_redirects=False)
         is_same = read_everything(app) == before and "Set-Cookie" not in answer.headers
         return answer.status_code, not is_same
@@ -494,16 +535,17 @@ def test_shares_are_rounded_as_bounds_are() -> None:
 
 @pytest.mark.slow
 def test_a_budget_is_counted_in_steps(admin: Person, run: str) -> None:
-    assert "Counted in reference steps" in admin.get("/datasets")
     text = admin.get("/datasets/patients")
     assert f'href="/runs/{run}"' in text
-    steps = re.search(r"<strong>(\d+) more steps</strong> like the last run", text)
+    steps = re.search(r"fits?, of 100 steps(?: each)?: (\d+) more steps", text)
     assert steps
     assert "DP-SGD, q = 0.01, σ = 1.1, Poisson sampling" in text
-    budget = re.search(r"budget</dt><dd>(\d+) steps", text)
+    assert "Counted in reference steps" in text
+    budget = re.search(r"budget</dt><dd>(\d+) reference steps", text)
     assert budget
     assert int(steps[1]) + 90 == int(budget[1])
-    spent = re.search(r'spent</dt><dd>90 steps <span class="hint">ε ≤ ([\d.]+)', text)
+    assert "spent</dt><dd>90 reference steps" in text
+    spent = re.search(r'spent</dt><dd>[\d.]+ % <span class="hint">ε ≤ ([\d.]+)', text)
     rows = re.findall(r"<td data-value=[^>]*>[^<]*</td><td>([^<]*)</td><td>([^<]*)</td>", text)
     assert spent
     assert (rows[0], rows[-1]) == (("0", "0"), (spent[1], spent[1]))
@@ -1077,7 +1119,7 @@ def test_an_address_that_cannot_be_used_has_no_answer(admin: Person, run: str) -
 def test_half_of_a_pair_of_sizes_is_an_error_at_the_other(visitor: Person) -> None:
     assert problem(visitor.get("/?dataset_size=900"), "batch_size") == "Batch size is required."
     assert problem(visitor.get("/?batch_size=9&steps=2"), "dataset_size") == "Records is required."
-    assert problem(visitor.get("/?epochs=2"), "epochs").startswith("To use epochs, choose batches")
+    assert "does not say dataset_size, batch_size, noise_multiplier" in visitor.get("/?epochs=2")
 
 
 def test_a_form_that_is_sent_as_a_whole_is_read_by_its_choices() -> None:
@@ -1234,16 +1276,16 @@ def test_what_is_left_is_told_in_runs_rounded_down() -> None:
         )
 
     for steps, sentence, is_warning in (
-        (25_700, "That is about 257 more runs like it, of 100 steps.", False),
-        (399, "That is about 3 more runs like it, of 100 steps.", False),
-        (299, "Only 2 more runs of 100 steps fit.", True),
-        (100, "Only 1 more run of 100 steps fits.", True),
+        (25_700, "<strong>257 more runs</strong> like the last one fit, of 100 steps each", False),
+        (399, "<strong>3 more runs</strong> like the last one fit, of 100 steps each: 399", False),
+        (299, "<strong>Only 2 more runs</strong> like the last one fit, of 100 steps each", True),
+        (100, "<strong>Only 1 more run</strong> like the last one fits, of 100 steps: 100", True),
         (99, "Not one more run of 100 steps fits: the next one must be shorter", True),
-        (0, "Not one more step like the last run's fits.", True),
+        (0, "Not one more step like the last run’s fits.", True),
     ):
         text = render(steps)
         assert sentence in text
-        assert ('class="warning' in text) == is_warning
+        assert ("warning" in text) == is_warning
         assert ("alarm" in text) == (steps < 100)
     text = render(99, is_exact=False)
     assert "At least 99 more steps" in text
@@ -1252,11 +1294,11 @@ def test_what_is_left_is_told_in_runs_rounded_down() -> None:
 
 def test_the_page_of_a_dataset_counts_runs(admin: Person, run: str) -> None:
     text = admin.get("/datasets/patients")
-    steps = re.search(r"<strong>(\d+) more steps</strong>", text)
+    steps = re.search(r"(\d+) more steps", text)
     assert steps
     runs = int(steps[1]) // 100
     assert (f"Only {runs} more" in text) == (0 < runs < 3)
-    assert (f"about {runs} more runs" in text) == (runs >= 3)
+    assert (f"<strong>{runs} more runs" in text) == (runs >= 3)
 
 
 # --- new datasets
@@ -1331,9 +1373,12 @@ def test_the_safe_choices_of_a_key_are_made_at_first(admin: Person, app: Any) ->
     assert re.findall(r'name="scopes" value="(\w+)" checked', text) == ["run"]
     as_shown = {"name": "unchanged", "scopes": "run", "reach": "listed", "days": "90"}
     text = admin.send("/keys", 422, **as_shown)
-    assert problem(text, "datasets") == "Name at least one dataset, or choose all datasets."
+    assert problem(text, "datasets") == (
+        "Choose or name at least one dataset, or choose all datasets."
+    )
     assert "unchanged" not in [key.name for key in app.state.keys.list_keys()]
-    text = admin.send("/keys", 201, **(as_shown | {"datasets": "patients other"}))
+    assert 'name="datasets" value="patients">' in text, "it is in the list"
+    text = admin.send("/keys", 201, **(as_shown | {"datasets": ["patients", "other"]}))
     assert "There is no dataset &#39;other&#39;" in text
     assert "There is no dataset &#39;patients&#39;" not in text
     admin.send("/keys", 201, **(as_shown | {"name": "wide", "reach": "all", "datasets": "x"}))
@@ -1444,7 +1489,7 @@ def test_a_closed_dataset_says_so_and_offers_no_quote(
     assert "<strong>Closed</strong> since" in text
     assert "Quote a run" not in text
     assert " fit" not in text
-    assert "closed since" in admin.get("/datasets")
+    assert '<span class="state">closed</span>' in admin.get("/datasets")
     quote = admin.get("/datasets/survey/quote?noise_multiplier=9&sample_rate=0.01&steps=1")
     assert "No quote" in quote
     assert "closed" in quote

@@ -4,10 +4,10 @@ python -m scripts.release           # into dist/
 python -m scripts.release FOLDER
 
 The folder then holds the wheel and the source archive, both with the documentation, the man pages,
-a CycloneDX bill of the wheel's dependencies, the notes, and SHA256SUMS of these. Two builds of one commit are equal, byte by byte:
-the tools have the versions of constraints.txt, and all dates are the commit's. Where Docker is at
-hand, image.json names the image that was built and its digest; that one depends on Debian's
-packages of the day, so it is not in SHA256SUMS.
+a CycloneDX bill of the wheel's dependencies, the notes, and SHA256SUMS of these. Two builds of one
+commit are equal, byte by byte: the tools have the versions of constraints.txt, and all dates are
+the commit's. Where Docker is at hand, image.json names the image that was built and its digest;
+that one depends on Debian's packages of the day, so it is not in SHA256SUMS.
 """
 
 from __future__ import annotations

@@ -24,8 +24,8 @@ SHARED_FIELDS: Final[Mapping[str, NumberField]] = {
 SHARED_CHOICES: Final[Mapping[str, Choice]] = {"neighbouring_relation": RELATION}
 FIELDS: Final[Mapping[str, NumberField]] = {**run_form.FIELDS, **SHARED_FIELDS}
 CHOICES: Final[Mapping[str, Choice]] = {**run_form.CHOICES, **SHARED_CHOICES}
-_POINTS: Final = 29
-_RATES: Final = [1e-5 * 10 ** (at / 5) if at % 5 else 10.0 ** (at // 5 - 5) for at in range(26)]
+_POINTS: Final = 24
+_RATES: Final = [float(f"{digit}e{power}") for power in range(-5, 0) for digit in (1, 2, 5)] + [1.0]
 CURVES: Final = ("pld", "subsampled_rdp")
 # The questions of the page by name, and the endpoints that answer them.
 COMPARE, CURVE, FIRST_STEP, TRADE_OFF = "compare", "curve", "first_step", "trade_off"

@@ -76,7 +76,7 @@ function legendOf(columns, isLogarithmic) {
 }
 
 function optionsOf(figure, labels, columns, width) {
-  const { x = "plain", y = "plain", band, limit, limitTitle = "budget", yTitle } = figure.dataset;
+  const { x = "plain", y = "plain", diagonal, limit, limitTitle = "budget", yTitle } = figure.dataset;
   const marked = Number(figure.dataset.marks ?? labels.length);
   const legend = legendOf(columns, x === "log");
   const value = (_, found, at) => legend(at, found, short);
@@ -93,7 +93,7 @@ function optionsOf(figure, labels, columns, width) {
       y: y === "log" ? { distr: 3, range: decades } : { range: (_, __, top) => [0, (top || 1) * 1.05] },
     },
     axes: [axis({ space: 80, ...titled(labels[0]), ...AXES[x] }), axis({ size: 52, ...titled(yTitle), ...AXES[y] })],
-    bands: band ? [{ series: band.split(",").map(Number), fill: colour("band") }] : [],
+    bands: diagonal ? [{ series: [1, labels.length - 1], fill: colour("band") }] : [],
     series: [
       { label: labels[0], value: x === "time" ? moment : value },
       ...lines,
@@ -138,7 +138,8 @@ function draw(figure) {
   const columns = columnsOf(table, figure.dataset.x === "log", figure.dataset.y === "log");
   figure.classList.toggle("bare", columns[0].length < 2);
   if (columns[0].length < 2) return; // one point makes no line, and an axis would have no scale
-  const { limit } = figure.dataset;
+  const { limit, diagonal } = figure.dataset;
+  if (diagonal) { columns.push(columns[0]); labels.push(diagonal); }
   if (limit) columns.push(columns[0].map(() => Number(limit)));
   holder.replaceChildren();
   new uPlot(optionsOf(figure, labels, columns, width), columns, holder);

@@ -1,9 +1,9 @@
 """Every optimizer's claim against an audit with canaries, and broken ones that are found out.
 
-The power, of 20 optimizers and states whose claim is proven, as the tests below measure it: less
-noise than claimed is found out in all of them if it is an eighth, in 16 or more if it is a quarter
-(18 when this was written; DP-RMSprop, whose steps are almost signs, hides most), and in hardly any
-if it is a half (none). An ε of a little more than claimed is not seen.
+The power, over all optimizers and states whose claim is proven, as the tests below measure it: less
+noise than claimed is found out in all of them if it is an eighth, in four of five or more if it is
+a quarter (DP-RMSprop, whose steps are almost signs, hides most), and in hardly any if it is a half.
+An ε of a little more than claimed is not seen.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import torch
 from torch import nn
 
 from accountant_service import calculator, mechanisms
-from tests.support.helpers import slow_after
 from training_client.budget import NoBudget
 from training_client.lab.canary_audit import AuditResult, audit_canaries, p_value
 from training_client.lab.federated import Participant, train_federated
@@ -124,7 +123,8 @@ def test_the_claim_is_one_that_the_audit_could_refute() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("of", slow_after(0, STATES, nightly_after=5))
+@pytest.mark.spread(second=5)
+@pytest.mark.parametrize("of", STATES)
 def test_no_optimizer_gives_less_privacy_than_claimed(of: tuple[str, str]) -> None:
     """Unless its state is raw. And an eighth of the noise is found out in all."""
     name, state = of
@@ -185,9 +185,8 @@ def test_the_audit_has_the_stated_power() -> None:
         bounds = [audited(*each, cut=cut, seed=2).epsilon_lower for each in SOUND]
         return sum(bound > claim for bound in bounds)
 
-    assert len(SOUND) == 20
-    assert caught(4.0) >= 16
-    assert caught(2.0) <= 3
+    assert caught(4.0) >= 0.8 * len(SOUND)
+    assert caught(2.0) <= 0.15 * len(SOUND)
 
 
 def test_guessing_blindly_refutes_nothing() -> None:

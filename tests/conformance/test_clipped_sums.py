@@ -32,7 +32,7 @@ from tests.support.clipped_sums import (
     norm_of,
     random_like,
 )
-from tests.support.helpers import nightly, slow_after
+from tests.support.helpers import nightly
 from tests.support.layer_models import (
     LAYER_MODELS,
     POSITIONS,
@@ -181,6 +181,7 @@ def test_a_clipped_sum_of_each_layer_equals_its_definition(name: str, row: dict[
     compare_with_definition(name, **row)
 
 
+@pytest.mark.spread(second=10)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_clipped_sums_equal_their_definition(name: str, subtests: pytest.Subtests) -> None:
@@ -231,7 +232,8 @@ def require_single_precision(kind: str, shape: str, precision: torch.dtype) -> N
         assert norm > 0.99 * transform.bound or shape == "box" or overflows
 
 
-@pytest.mark.parametrize("kind", slow_after(1, NETS))
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", NETS)
 def test_under_autocast_sums_are_clipped_in_single_precision(
     kind: str, subtests: pytest.Subtests
 ) -> None:

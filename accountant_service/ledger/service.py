@@ -187,7 +187,7 @@ class BurnDownPoint:
 
 @dataclass(frozen=True, slots=True)
 class RunOrigin:
-    """Who reserved a run, when, and when it ended; None is what is not known.
+    """A run's origin: the key that reserved it, and its times; None where it is not known.
 
     Attributes:
         holder: the key that reserved.

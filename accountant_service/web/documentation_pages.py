@@ -1,6 +1,6 @@
 """The documentation, which mkdocs has built into a folder beside this file: `make site`.
 
-A release is built with it. Where nobody has built it, every address of it shows how to.
+A release contains it. In a checkout without it, its addresses say how to build it.
 """
 
 from __future__ import annotations

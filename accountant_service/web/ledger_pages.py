@@ -136,7 +136,7 @@ async def datasets(
         "closed": sum(dataset["state"] == "closed" for dataset in shown),
         "low": sum(shares["warn"] for dataset, shares, _ in items if dataset["state"] == "open"),
     }
-    context = {
+    context: Json = {
         "items": items,
         "totals": totals,
         "any": bool(found),

@@ -290,10 +290,10 @@ def test_another_kind_is_described_by_its_fields(open_page: Any) -> None:
 def test_enter_in_a_field_computes_and_removes_no_run(open_page: Any) -> None:
     watched = open_page(java_script_enabled=False)
     watched.go("/?steps-2=5")
-    field = watched.page.get_by_label("Steps T", exact=True).first
+    field = watched.page.get_by_label("Epochs E", exact=True).first
     field.fill("6")
     field.press("Enter")
-    watched.page.wait_for_url("**/?*steps=6*")
+    watched.page.wait_for_url("**/?*epochs=6*")
     assert watched.page.get_by_role("button", name="Remove run 2").count() == 1
 
 
@@ -448,6 +448,7 @@ def test_the_documentation_is_sound(open_page: Any) -> None:
     for path in ("", "api.html", "notebook.html"):
         watched.go(f"/documentation/{path}")
         watched.page.wait_for_load_state("networkidle")
-    watched.page.get_by_placeholder("Search").first.fill("budget")
+    watched.page.get_by_placeholder("Search").first.click()
+    watched.page.keyboard.type("budget")
     watched.page.locator(".md-search-result__item").first.wait_for()
     assert watched.complaints == []

@@ -123,9 +123,10 @@ async def datasets(
     sort: str = "",
 ) -> Response:
     """Show the datasets that the key may see, with their budgets: searched, sorted and counted."""
-    found, following = await _read_datasets(ledger, session, after)
-    shown = [each for each in found if find.strip().lower() in each["name"].lower()]
-    sort = SORT.read(sort)
+    sort, find = SORT.read(sort), find.strip()
+    pages = _PAGES_MAX if find or sort != SORT.initial else 1
+    found, following = await _read_datasets(ledger, session, after, pages)
+    shown = [each for each in found if find.lower() in each["name"].lower()]
     items = [
         (dataset, _compute_budget_shares(dataset), _describe_reference(dataset))
         for dataset in sorted(shown, key=_ORDERS[sort])
@@ -145,6 +146,7 @@ async def datasets(
         "find": find,
         "sort": sort,
         "sort_choice": SORT,
+        "asked": urlencode({"find": find, "sort": sort}) if pages > 1 else "",
     }
     parameters = ("after", "find", "sort")
     return await run_in_threadpool(
@@ -153,12 +155,12 @@ async def datasets(
 
 
 async def _read_datasets(
-    ledger: TheLedger, session: Session, after: str
+    ledger: TheLedger, session: Session, after: str, pages: int
 ) -> tuple[list[Json], str | None]:
-    """Return datasets after a name, as many as one page searches, and a cursor for more."""
+    """Return the datasets after a name on some pages of the API, and the cursor of the next one."""
     found: list[Json] = []
     cursor: str | None = after
-    for _ in range(_PAGES_MAX):
+    for _ in range(pages):
         page = await ledger.list_datasets(session.key, cursor or "")
         found += page["items"]
         cursor = page["next_cursor"]

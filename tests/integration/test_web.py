@@ -32,6 +32,7 @@ from accountant_service.ledger.plans import StepsLeft
 from accountant_service.settings import Settings
 from accountant_service.web import (
     calculator_form,
+    calculator_page,
     documentation_pages,
     import_page,
     kind_form,
@@ -618,6 +619,66 @@ def test_steps_that_need_an_exchange_are_counted_after_the_page(
     assert steps[0] in admin.get("/datasets/exchanged"), "it is remembered"
 
 
+def test_datasets_are_searched_sorted_and_counted(
+    admin: Person, app: Any, keys: dict[str, str]
+) -> None:
+    post = writer(app, keys["admin"])
+    for name, epsilon in (("find-a", 1.0), ("find-b", 2.0)):
+        budget = {"epsilon": epsilon, "delta": 1e-5}
+        post("/v1/datasets", {"name": name, "size": 60_000, "budget": budget})
+    post("/v1/datasets/find-a/close", {})
+    text = admin.get("/datasets?find=FIND-&sort=budget")
+    assert re.findall(r">([\w-]+)</a>(?: <span|</th>)", text) == ["find-b", "find-a"]
+    assert "2 datasets with 120\u202f000 records in all, 1 closed." in text
+    assert "No dataset’s name contains “&lt;x&gt;”" in admin.get("/datasets?find=<x>")
+
+
+def test_a_run_says_who_reserved_it_and_how_long_it_ran(
+    admin: Person, app: Any, keys: dict[str, str], run: str
+) -> None:
+    """Only owners see the names of other keys."""
+    holder = re.search(r"Reserved</dt><dd>by ([\w-]+),", admin.get(f"/runs/{run}"))
+    assert holder
+    assert holder[1] in [key.name for key in app.state.keys.list_keys()]
+    text = admin.get("/datasets/patients")
+    assert f'data-label="Reserved by" class="why">{holder[1]}<' in text
+    assert re.search(r'data-label="Ran for" class="amount">\d+ (s|min)\b', text)
+    other = Person(TestClient(app))
+    other.sign_in(keys["run"])
+    shown = other.get("/datasets/patients")
+    assert "this key" in shown or "another key" in shown
+    assert "Set a cap" not in shown
+    assert [rendering.format_duration(each) for each in (None, 0.4, 59, 60, 3700, 90_000)] == [
+        "–", "0 s", "59 s", "1 min", "1 h 1 min", "1 d 1 h",
+    ]  # fmt: skip
+
+
+def test_a_cap_is_set_and_removed_on_the_page(admin: Person, run: str) -> None:
+    path = "/datasets/patients/caps"
+    cap = {"kind": "team", "holder": "vision", "percent": "40"}
+    for change, field, said in (
+        ({"kind": "key", "holder": "nobody"}, "holder", "There is no key"),
+        ({"holder": "a b"}, "holder", "Enter the identifier"),
+        ({"percent": "nan"}, "percent", "Enter a number from 0 to 100."),
+    ):
+        text = admin.send(path, 422, **(cap | change))
+        assert problem(text, field).startswith(said)
+        assert value(text, "holder") == (cap | change)["holder"]
+    assert "team vision</th>" in admin.send(path, **cap)
+    assert "team vision</th>" not in admin.send(path, **cap, remove="yes")
+
+
+def test_a_curve_begins_at_zero_and_a_rate_in_words_is_never_too_small() -> None:
+    curve = {"steps": [35, 70], "curves": [{"method": "pld", "epsilon": [0.4, 0.6]}]}
+    first = {"steps": [1], "curves": [{"method": "pld", "epsilon": [0.1]}]}
+    shown = calculator_page._begin_at_zero(curve, first)
+    assert shown is not None
+    assert (shown["steps"], shown["curves"][0]["epsilon"]) == ([0, 1, 35, 70], [0, 0.1, 0.4, 0.6])
+    rates = {1 / 296.5: "1 in 296", 0.1: "1 in 10", 0.1001: "11 in 100", 1.0: "100 in 100"}
+    for rate, words in rates.items():
+        assert calculator_page.describe_rate_rounded_up(rate) == words
+
+
 def test_the_record_is_paged(admin: Person, run: str) -> None:
     text = admin.get("/datasets/patients")
     numbers = [int(found) for found in re.findall(r'<th scope="row" class="amount">(\d+)', text)]
@@ -775,6 +836,8 @@ def test_the_reference_names_every_call_and_loads_nothing_from_elsewhere(app: An
         for method in operations:
             assert f"<code>{method.upper()} {path}</code></h3>" in answer.text
     assert not re.findall(r'(?:src|href)="(?:https?:)?//', answer.text)
+    assert not re.findall(r"<dd>\W*</dd>", answer.text), "each parameter has a meaning"
+    assert "-d '{\n  &#34;" in answer.text or "-d &#39;{\n  &#34;" in answer.text
     assert "script-src 'self'" in answer.headers["Content-Security-Policy"]
     assert http.get("/redoc").status_code == 404
 

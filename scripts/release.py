@@ -34,6 +34,7 @@ ROOT: Final = Path(__file__).parents[1]
 NAME: Final = "privacy-accountant"
 CHECKSUMS: Final = "SHA256SUMS"
 IMAGE: Final = "image.json"
+_SERVED_SITE: Final = "accountant_service/web/documentation"
 _QUESTION: Final = "epsilon -q 0.01 -s 1.1 -t 1000 -d 1e-5 --json"
 
 
@@ -91,7 +92,8 @@ def write_checksums(folder: Path) -> None:
 def build_documentation(source: Path, seconds: int) -> None:
     """Build the documentation of a folder into its package, dated in seconds since 1970."""
     dated = os.environ | {"SOURCE_DATE_EPOCH": str(seconds), "NO_MKDOCS_2_WARNING": "1"}
-    run(sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", cwd=source, env=dated)
+    mkdocs = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet"]
+    run(*mkdocs, "--site-dir", _SERVED_SITE, cwd=source, env=dated)
 
 
 def build_packages(source: Path, folder: Path, seconds: int) -> None:

@@ -128,14 +128,13 @@ async def datasets(
     found, following = await _read_datasets(ledger, session, after, pages)
     shown = [each for each in found if find.lower() in each["name"].lower()]
     items = [
-        (dataset, _compute_budget_shares(dataset), _describe_reference(dataset))
-        for dataset in sorted(shown, key=_ORDERS[sort])
+        (dataset, _compute_budget_shares(dataset)) for dataset in sorted(shown, key=_ORDERS[sort])
     ]
     totals = {
         "all": len(shown),
         "records": sum(dataset["size"] for dataset in shown),
         "closed": sum(dataset["state"] == "closed" for dataset in shown),
-        "low": sum(shares["warn"] for dataset, shares, _ in items if dataset["state"] == "open"),
+        "low": sum(shares["warn"] for dataset, shares in items if dataset["state"] == "open"),
     }
     context: Json = {
         "items": items,

@@ -66,14 +66,18 @@ async def show_quote(
 
 
 def _fill_sizes(query: Mapping[str, str], size: int) -> Mapping[str, str]:
-    """Return a run's fields with the dataset's size, and a hundredth of it as the batch size.
+    """Return a run's fields with the dataset's size where they do not say it.
 
-    A query that says what a batch is, or has another kind of mechanism, is returned unchanged.
+    Where they say nothing of batches, and have no other kind of mechanism, a batch has a hundredth
+    of it.
     """
     said = {"batches", "dataset_size", "batch_size", "sample_rate", "kind", run_form.MECHANISM}
+    known = {"dataset_size": str(size)}
+    if "batch_size" in query:
+        return known | {**query}
     if said & query.keys() or any(run_form.is_generated(name) for name in query):
         return query
-    return {**query, "dataset_size": str(size), "batch_size": str(max(1, size // 100))}
+    return {**query, **known, "batch_size": str(max(1, size // 100))}
 
 
 def _check_with_api(run: RunForm) -> tuple[RunForm, Any]:

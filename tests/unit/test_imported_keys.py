@@ -599,6 +599,9 @@ def test_the_total_of_a_budget_accountant_is_a_claim() -> None:
     assert answer.mechanism == {"kind": "composed", "mechanisms": [spent]}
     text = "BudgetAccountant(epsilon=1.5, spent_budget=[(1.0, 0), (0.25, 0)])"
     assert lint(text, delta=1e-9).verdict == "holds"
+    pure = lint(text)  # at δ = 0, which the spends have
+    assert (pure.verdict, pure.guarantee and pure.guarantee.epsilon) == ("holds", 1.25)
+    assert "at δ = 0 holds" in pure.summary
 
 
 # --- the verdict

@@ -131,6 +131,21 @@ CALLS: Final[list[tuple[str, str, Any]]] = [
         "/v1/reservations",
         {"datasets": ["patients", "patients-2027"], "mechanism": SHORT},
     ),
+    ("POST", "/v1/quotes", {"datasets": ["patients", "patients-2027"], "mechanism": SHORT}),
+    ("PUT", "/v1/series/{series}", {"budget": {"epsilon": 1.0, "delta": 1e-9}}),
+    ("PUT", "/v1/series/{series}/datasets/{label}", {"size": 1400}),
+    ("PUT", "/v1/series/{series}/caps/teams/{team}", {"share": 0.3}),
+    ("PUT", "/v1/series/{series}/caps/keys/{key_id}", {"share": 0.2}),
+    ("GET", "/v1/series", None),
+    ("GET", "/v1/series/{series}", None),
+    ("GET", "/v1/series/{series}/window", None),
+    (
+        "POST",
+        "/v1/series/{series}/quotes",
+        {"last": 1, "mechanism": {"kind": "laplace", "noise_multiplier": 10.0}},
+    ),
+    ("DELETE", "/v1/series/{series}/caps/teams/{team}", None),
+    ("DELETE", "/v1/series/{series}/caps/keys/{key_id}", None),
     ("POST", "/v1/datasets/{name}/close", {}),
     ("DELETE", "/v1/datasets/{name}", None),
     (
@@ -151,12 +166,12 @@ Every call, what it takes and what it answers. `scripts/api_reference.py` makes 
 this page. The service shows the same as OpenAPI at `/openapi.json`, and as a page at `/docs`.
 
 * **Bodies** are JSON with finite numbers. Unknown and repeated names are refused.
-* **Keys.** Calls under `/v1/datasets`, `/v1/reservations`, `/v1/keys`, `/v1/entries` and
-  `/v1/events` need `Authorization: Bearer <key>`, with [the right
+* **Keys.** Calls under `/v1/datasets`, `/v1/series`, `/v1/reservations`, `/v1/keys`, `/v1/entries`
+  and `/v1/events` need `Authorization: Bearer <key>`, with [the right
   scope](how-to/rotating-keys.md). Computations need one, of the scope `compute`, only if the
   service runs with `ACCOUNTANT_OPEN_COMPUTATION=false`.
 * **Writes** to the ledger need an `Idempotency-Key`: a new random value for each, the same one for
-  a repeat. Calls that set a cap need none: a repeat sets the same again.
+  a repeat. `PUT` and `PATCH` need none: a repeat changes nothing more.
 * **Failures** are problems with a stable code and one of the statuses 400, 401, 403, 404, 409, 413,
   422, 429 and 503: [errors](errors.md).
 * **Amounts.** `share` is the used part of a budget. The `epsilon` beside it is the guarantee of
@@ -183,7 +198,13 @@ class ReferencePage:
         self._token = token
         self._document: dict[str, Any] = client.get("/openapi.json").json()
         self._schemas = self._document["components"]["schemas"]
-        self._known = {"name": "patients", "team": "vision", "key_id": token.split("_")[1]}
+        self._known = {
+            "name": "patients",
+            "team": "vision",
+            "key_id": token.split("_")[1],
+            "series": "sales",
+            "label": "2026-10",
+        }
         self._writes = 0
         self._fields: dict[str, str] = {}  # rows of tables that were shown, and their calls
         # Fields of answers and of objects in them, and the calls that showed them first.
@@ -270,6 +291,8 @@ class ReferencePage:
         if (method, path) == ("DELETE", "/v1/datasets/{name}"):
             path = "/v1/datasets/mistake"
             self._send("POST", "/v1/datasets", DATASET | {"name": "mistake"})
+        if path.endswith("/window"):
+            path += "?last=1"
         answer = self._send(method, path, body)
         if path.endswith("/release"):
             self._send("POST", "/v1/datasets/{name}/reservations", {"mechanism": SHORT})

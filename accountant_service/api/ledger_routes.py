@@ -604,7 +604,7 @@ async def quote_jointly(body: bodies.JointQuoteRequest, key: Key, ledger: TheLed
 
 @router.put("/v1/series/{series}/caps/teams/{team}", response_model=bodies.SeriesView)
 async def set_series_team_cap(
-    series: SeriesName, team: Name, body: bodies.CapRequest, key: Key, ledger: TheLedger
+    series: SeriesName, team: Team, body: bodies.CapRequest, key: Key, ledger: TheLedger
 ) -> Response:
     """Limit what a team may take of each dataset of a series, also of later ones."""
     cap = Cap(HolderKind.TEAM, team, float(body.share))
@@ -613,7 +613,7 @@ async def set_series_team_cap(
 
 @router.put("/v1/series/{series}/caps/keys/{key_id}", response_model=bodies.SeriesView)
 async def set_series_key_cap(
-    series: SeriesName, key_id: Name, body: bodies.CapRequest, key: Key, ledger: TheLedger
+    series: SeriesName, key_id: KeyIdentifier, body: bodies.CapRequest, key: Key, ledger: TheLedger
 ) -> Response:
     """Limit what an API key may take of each dataset of a series, also of later ones."""
     cap = Cap(HolderKind.KEY, key_id, float(body.share))
@@ -622,7 +622,7 @@ async def set_series_key_cap(
 
 @router.delete("/v1/series/{series}/caps/teams/{team}", status_code=204)
 async def remove_series_team_cap(
-    series: SeriesName, team: Name, key: Key, ledger: TheLedger
+    series: SeriesName, team: Team, key: Key, ledger: TheLedger
 ) -> Response:
     """Remove the cap of a team from a series and from all of its datasets."""
     await ledger.remove_series_cap(key, series, HolderKind.TEAM, team)
@@ -631,7 +631,7 @@ async def remove_series_team_cap(
 
 @router.delete("/v1/series/{series}/caps/keys/{key_id}", status_code=204)
 async def remove_series_key_cap(
-    series: SeriesName, key_id: Name, key: Key, ledger: TheLedger
+    series: SeriesName, key_id: KeyIdentifier, key: Key, ledger: TheLedger
 ) -> Response:
     """Remove the cap of an API key from a series and from all of its datasets."""
     await ledger.remove_series_cap(key, series, HolderKind.KEY, key_id)

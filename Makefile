@@ -24,6 +24,8 @@ EXTRAS := train,postgres,dev
 FLOWER_EXTRAS := train,flower,postgres
 LOCKED := train postgres dev images opacus lightning huggingface lora mlflow wandb
 SITE := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs
+# Part of the package; moved there when it is whole, as an image may be built at the same time
+SERVED_SITE := accountant_service/web/documentation
 
 # An environment with what its constraints say: folder, constraints, packages
 define make_environment
@@ -39,7 +41,7 @@ define make_environment
 endef
 
 .PHONY: help install flower-environment lock demo demo-federated look data serve test test-slow test-flower \
-	test-browser test-all test-nightly check docs pictures drawings bench release man clean
+	test-browser test-all test-nightly check site docs pictures drawings bench release man clean
 
 # A line "##@" starts a group, a line "target:  ## text" is an entry of it.
 help:  ## show this list
@@ -85,12 +87,12 @@ data: $(TRY)  ## download the datasets into data/ and check their hashes
 	$(BIN)/accountant-train data --data-dir data
 
 ##@ Check a change
-check: $(READY)  ## formatting, lint, types, import contracts; build the documentation in build/site
+check: $(READY)  ## formatting, lint, types, import contracts; build the documentation
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(SITE) build --strict --quiet --site-dir build/site
+	@$(MAKE) --no-print-directory site
 
 test: $(READY)  ## the first tier, before every push (three minutes)
 	$(BIN)/python -m pytest $(PARALLEL) $(ORDER_OPTIONS) -m "not slow and not nightly and not browser"
@@ -125,6 +127,10 @@ man: $(READY)  ## write man pages of all commands into build/man
 	$(BIN)/python -m scripts.man_pages build/man
 
 ##@ Write the documentation
+site: $(READY)  ## build the documentation into the service, which serves it at /documentation
+	$(SITE) build --strict --quiet
+	rm -rf $(SERVED_SITE) && mv build/site $(SERVED_SITE)
+
 docs: $(READY)  ## serve the documentation on http://127.0.0.1:8001; reloads on every change
 	$(SITE) serve --dev-addr 127.0.0.1:$(DOCS_PORT)
 
@@ -138,4 +144,4 @@ pictures: $(READY)  ## take the README's screenshots again (needs Chromium)
 ##@ Other
 clean:  ## delete everything that make created, including data/ and runs/
 	rm -f training_client/private_step/kernels/__pycache__/*.nb[ci]
-	rm -rf $(VENV) $(FLOWER) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis build data runs
+	rm -rf $(SERVED_SITE) $(VENV) $(FLOWER) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis build data runs

@@ -51,6 +51,9 @@ proved interval around the true value.
 """
 
 
+_MECHANISM = "what is released: a run of DP-SGD, or a mechanism of another kind"
+
+
 def create_app(settings: Settings | None = None) -> FastAPI:
     """Create the FastAPI application of the service.
 
@@ -185,6 +188,7 @@ def _build_openapi(app: FastAPI) -> dict[str, Any]:
         for name, example in (EXAMPLES | ledger_schemas.EXAMPLES).items():
             components[name].setdefault("examples", [example])
         components |= mechanisms.json_schema()
+        components["Mechanism"].setdefault("description", _MECHANISM)
         app.openapi_schema = _set_problem_media_type(_resolve_placeholders(document))
     return app.openapi_schema
 

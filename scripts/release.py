@@ -3,11 +3,11 @@
 python -m scripts.release           # into dist/
 python -m scripts.release FOLDER
 
-The folder then holds the wheel, the source archive, the man pages, a CycloneDX bill of the wheel's
-dependencies, the notes, and SHA256SUMS of these. Two builds of one commit are equal, byte by byte:
-the tools have the versions of constraints.txt, and all dates are the commit's. Where Docker is at
-hand, image.json names the image that was built and its digest; that one depends on Debian's
-packages of the day, so it is not in SHA256SUMS.
+The folder then holds the wheel and the source archive, both with the documentation, the man pages,
+a CycloneDX bill of the wheel's dependencies, the notes, and SHA256SUMS of these. Two builds of one
+commit are equal, byte by byte: the tools have the versions of constraints.txt, and all dates are
+the commit's. Where Docker is at hand, image.json names the image that was built and its digest;
+that one depends on Debian's packages of the day, so it is not in SHA256SUMS.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ ROOT: Final = Path(__file__).parents[1]
 NAME: Final = "privacy-accountant"
 CHECKSUMS: Final = "SHA256SUMS"
 IMAGE: Final = "image.json"
+_SERVED_SITE: Final = "accountant_service/web/documentation"
 _QUESTION: Final = "epsilon -q 0.01 -s 1.1 -t 1000 -d 1e-5 --json"
 
 
@@ -86,6 +87,13 @@ def write_checksums(folder: Path) -> None:
     files = sorted(each for each in folder.iterdir() if each.name not in (CHECKSUMS, IMAGE))
     lines = (f"{hashlib.sha256(each.read_bytes()).hexdigest()}  {each.name}\n" for each in files)
     (folder / CHECKSUMS).write_text("".join(lines))
+
+
+def build_documentation(source: Path, seconds: int) -> None:
+    """Build the documentation of a folder into its package, dated in seconds since 1970."""
+    dated = os.environ | {"SOURCE_DATE_EPOCH": str(seconds), "NO_MKDOCS_2_WARNING": "1"}
+    mkdocs = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet"]
+    run(*mkdocs, "--site-dir", _SERVED_SITE, cwd=source, env=dated)
 
 
 def build_packages(source: Path, folder: Path, seconds: int) -> None:
@@ -159,17 +167,19 @@ def build(folder: Path) -> None:
         source = Path(made, "source")
         export(commit, source)
         notes = read_notes((source / "CHANGELOG.md").read_text(), __version__)
-        print("1 of 4: the wheel and the source archive", flush=True)
+        print("1 of 5: the documentation", flush=True)
+        build_documentation(source, seconds)
+        print("2 of 5: the wheel and the source archive", flush=True)
         build_packages(source, folder, seconds)
-        print("2 of 4: the man pages", flush=True)
+        print("3 of 5: the man pages", flush=True)
         pages = Path(made, f"{NAME}-{__version__}-man")
         man_pages.write_all(pages)
         pack(pages, folder / f"{pages.name}.tar.gz", seconds)
-        print("3 of 4: the wheel in a new environment, and its bill of materials", flush=True)
+        print("4 of 5: the wheel in a new environment, and its bill of materials", flush=True)
         write_bill(folder, Path(made, "environment"))
         (folder / "NOTES.md").write_text(f"# {NAME} {__version__}\n\n{notes}\n")
         write_checksums(folder)
-        print("4 of 4: the image", flush=True)
+        print("5 of 5: the image", flush=True)
         if (image := build_image(source, commit)) is None:
             print("No Docker daemon answers here: there is no image")
         else:

@@ -14,7 +14,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response, StreamingResponse
 
 from accountant_service.api import ledger_schemas as bodies
-from accountant_service.api.ledger_routes import PROBLEMS, Key, Name
+from accountant_service.api.ledger_routes import CURSOR, PROBLEMS, Key, Name
 from accountant_service.api.routes import StrictRoute
 from accountant_service.ledger import exporting
 from accountant_service.ledger.api_keys import Scope, require_scope, require_unbound
@@ -65,8 +65,10 @@ Actions = Annotated[
     list[Name] | None,
     Query(alias="action", description="such as key-created, dataset-closed; repeatable"),
 ]
-EntryCursorField = Annotated[str, Query(pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]*:\d{1,18})?$")]
-EventCursorField = Annotated[str, Query(pattern=r"^(\d{1,18}:[0-9a-f]{32})?$")]
+EntryCursorField = Annotated[
+    str, Query(pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]*:\d{1,18})?$", description=CURSOR)
+]
+EventCursorField = Annotated[str, Query(pattern=r"^(\d{1,18}:[0-9a-f]{32})?$", description=CURSOR)]
 
 
 @router.get("/v1/entries", response_model=bodies.EntriesView, responses=_ANSWERS)

@@ -86,17 +86,44 @@ async def require_any_scope(key: Annotated[KeyRecord, Depends(authenticate)]) ->
 
 _IDEMPOTENCY_LENGTH_MAX: Final = 200
 Key = Annotated[KeyRecord, Depends(authenticate)]
-Name = Annotated[str, Path(max_length=200, pattern=bodies.NAME_PATTERN)]
+
+
+def _name_in_path(description: str) -> Any:
+    """Return the declaration of a name in a path."""
+    return Path(max_length=200, pattern=bodies.NAME_PATTERN, description=description)
+
+
+CURSOR: Final = "`next_cursor` of the page before; empty for the first page"
+Name = Annotated[str, _name_in_path("name of the dataset")]
+RunIdentifier = Annotated[str, _name_in_path("identifier of the reservation")]
+KeyIdentifier = Annotated[str, _name_in_path("identifier of the API key")]
 SeriesName = Annotated[
-    str, Path(max_length=bodies.SERIES_NAME_LENGTH_MAX, pattern=bodies.NAME_PATTERN)
+    str,
+    Path(
+        max_length=bodies.SERIES_NAME_LENGTH_MAX,
+        pattern=bodies.NAME_PATTERN,
+        description="name of the series",
+    ),
 ]
-Label = Annotated[str, Path(max_length=bodies.LABEL_LENGTH_MAX, pattern=bodies.NAME_PATTERN)]
-DatasetCursor = Annotated[str, Query(max_length=200, pattern=f"({bodies.NAME_PATTERN})|^$")]
-CapCursor = Annotated[str, Query(max_length=205, pattern=r"^((key|team):[A-Za-z0-9._-]+)?$")]
-RunCursor = Annotated[str, Query(pattern=ledger_views.RUN_CURSOR)]
-EntryCursor = Annotated[str, Query(pattern=r"^\d{0,18}$")]
-KeyCursor = Annotated[str, Query(pattern=r"^(\d{1,18}:[0-9a-f]{1,32})?$")]
-_NAME: Final[TypeAdapter[str]] = TypeAdapter(Name)
+Label = Annotated[
+    str,
+    Path(
+        max_length=bodies.LABEL_LENGTH_MAX,
+        pattern=bodies.NAME_PATTERN,
+        description="label of the dataset within its series",
+    ),
+]
+Team = Annotated[str, _name_in_path("name of the team")]
+DatasetCursor = Annotated[
+    str, Query(max_length=200, pattern=f"({bodies.NAME_PATTERN})|^$", description=CURSOR)
+]
+CapCursor = Annotated[
+    str, Query(max_length=205, pattern=r"^((key|team):[A-Za-z0-9._-]+)?$", description=CURSOR)
+]
+RunCursor = Annotated[str, Query(pattern=ledger_views.RUN_CURSOR, description=CURSOR)]
+EntryCursor = Annotated[str, Query(pattern=r"^\d{0,18}$", description=CURSOR)]
+KeyCursor = Annotated[str, Query(pattern=r"^(\d{1,18}:[0-9a-f]{1,32})?$", description=CURSOR)]
+_NAME: Final[TypeAdapter[str]] = TypeAdapter(RunIdentifier)
 TheLedger = Annotated[AsyncLedger, Depends(ledger_of)]
 Idempotency = Annotated[
     str | None,
@@ -328,13 +355,13 @@ async def reserve_jointly(
 
 
 @router.get("/v1/reservations/{identifier}", response_model=bodies.ReservationView)
-async def reservation(identifier: Name, key: Key, ledger: TheLedger) -> Response:
+async def reservation(identifier: RunIdentifier, key: Key, ledger: TheLedger) -> Response:
     """Get a reservation."""
     return _json_response(await ledger.get_reservation(key, identifier))
 
 
 @router.get("/v1/reservations/{identifier}/certificate", response_model=dict[str, Any])
-async def certificate(identifier: Name, key: Key, ledger: TheLedger) -> Response:
+async def certificate(identifier: RunIdentifier, key: Key, ledger: TheLedger) -> Response:
     """Get the certificate of a run that has ended; check it with `accountant verify FILE`."""
     return _json_response(await ledger.issue_certificate(key, identifier))
 
@@ -343,7 +370,7 @@ async def certificate(identifier: Name, key: Key, ledger: TheLedger) -> Response
     "/v1/reservations/{identifier}/report", response_model=dict[str, Any], responses=_FORMATS
 )
 async def run_report(
-    identifier: Name,
+    identifier: RunIdentifier,
     key: Key,
     ledger: TheLedger,
     wanted: Wanted = Format.JSON,
@@ -354,7 +381,7 @@ async def run_report(
 
 
 async def grant(
-    identifier: Name,
+    identifier: RunIdentifier,
     body: bodies.GrantRequest,
     request: Request,
     key: Key,
@@ -409,7 +436,7 @@ router.add_api_route(
 
 @router.post("/v1/reservations/{identifier}/commit", response_model=bodies.ReservationView)
 async def commit(
-    identifier: Name,
+    identifier: RunIdentifier,
     body: bodies.CommitRequest,
     request: Request,
     key: Key,
@@ -424,7 +451,7 @@ async def commit(
 
 @router.post("/v1/reservations/{identifier}/release", response_model=bodies.ReservationView)
 async def release(
-    identifier: Name,
+    identifier: RunIdentifier,
     body: bodies.NothingRequest,
     request: Request,
     key: Key,
@@ -441,7 +468,7 @@ async def release(
 
 @router.post("/v1/reservations/{identifier}/renew", response_model=bodies.ReservationView)
 async def renew(
-    identifier: Name,
+    identifier: RunIdentifier,
     body: bodies.RenewRequest,
     request: Request,
     key: Key,
@@ -467,7 +494,7 @@ async def caps(name: Name, key: Key, ledger: TheLedger, cursor: CapCursor = "") 
 
 @router.put("/v1/datasets/{name}/caps/teams/{team}", response_model=bodies.CapView)
 async def set_team_cap(
-    name: Name, team: Name, body: bodies.CapRequest, key: Key, ledger: TheLedger
+    name: Name, team: Team, body: bodies.CapRequest, key: Key, ledger: TheLedger
 ) -> Response:
     """Limit what the keys of a team may take together. Replaces the team's earlier cap."""
     cap = Cap(HolderKind.TEAM, team, float(body.share))
@@ -476,7 +503,7 @@ async def set_team_cap(
 
 @router.put("/v1/datasets/{name}/caps/keys/{key_id}", response_model=bodies.CapView)
 async def set_key_cap(
-    name: Name, key_id: Name, body: bodies.CapRequest, key: Key, ledger: TheLedger
+    name: Name, key_id: KeyIdentifier, body: bodies.CapRequest, key: Key, ledger: TheLedger
 ) -> Response:
     """Limit what an API key may take. Replaces the key's earlier cap."""
     cap = Cap(HolderKind.KEY, key_id, float(body.share))
@@ -484,14 +511,16 @@ async def set_key_cap(
 
 
 @router.delete("/v1/datasets/{name}/caps/teams/{team}", status_code=204)
-async def remove_team_cap(name: Name, team: Name, key: Key, ledger: TheLedger) -> Response:
+async def remove_team_cap(name: Name, team: Team, key: Key, ledger: TheLedger) -> Response:
     """Remove the cap of a team."""
     await ledger.remove_cap(key, name, HolderKind.TEAM, team)
     return Response(status_code=204)
 
 
 @router.delete("/v1/datasets/{name}/caps/keys/{key_id}", status_code=204)
-async def remove_key_cap(name: Name, key_id: Name, key: Key, ledger: TheLedger) -> Response:
+async def remove_key_cap(
+    name: Name, key_id: KeyIdentifier, key: Key, ledger: TheLedger
+) -> Response:
     """Remove the cap of an API key."""
     await ledger.remove_cap(key, name, HolderKind.KEY, key_id)
     return Response(status_code=204)
@@ -575,7 +604,7 @@ async def quote_jointly(body: bodies.JointQuoteRequest, key: Key, ledger: TheLed
 
 @router.put("/v1/series/{series}/caps/teams/{team}", response_model=bodies.SeriesView)
 async def set_series_team_cap(
-    series: SeriesName, team: Name, body: bodies.CapRequest, key: Key, ledger: TheLedger
+    series: SeriesName, team: Team, body: bodies.CapRequest, key: Key, ledger: TheLedger
 ) -> Response:
     """Limit what a team may take of each dataset of a series, also of later ones."""
     cap = Cap(HolderKind.TEAM, team, float(body.share))
@@ -584,7 +613,7 @@ async def set_series_team_cap(
 
 @router.put("/v1/series/{series}/caps/keys/{key_id}", response_model=bodies.SeriesView)
 async def set_series_key_cap(
-    series: SeriesName, key_id: Name, body: bodies.CapRequest, key: Key, ledger: TheLedger
+    series: SeriesName, key_id: KeyIdentifier, body: bodies.CapRequest, key: Key, ledger: TheLedger
 ) -> Response:
     """Limit what an API key may take of each dataset of a series, also of later ones."""
     cap = Cap(HolderKind.KEY, key_id, float(body.share))
@@ -593,7 +622,7 @@ async def set_series_key_cap(
 
 @router.delete("/v1/series/{series}/caps/teams/{team}", status_code=204)
 async def remove_series_team_cap(
-    series: SeriesName, team: Name, key: Key, ledger: TheLedger
+    series: SeriesName, team: Team, key: Key, ledger: TheLedger
 ) -> Response:
     """Remove the cap of a team from a series and from all of its datasets."""
     await ledger.remove_series_cap(key, series, HolderKind.TEAM, team)
@@ -602,7 +631,7 @@ async def remove_series_team_cap(
 
 @router.delete("/v1/series/{series}/caps/keys/{key_id}", status_code=204)
 async def remove_series_key_cap(
-    series: SeriesName, key_id: Name, key: Key, ledger: TheLedger
+    series: SeriesName, key_id: KeyIdentifier, key: Key, ledger: TheLedger
 ) -> Response:
     """Remove the cap of an API key from a series and from all of its datasets."""
     await ledger.remove_series_cap(key, series, HolderKind.KEY, key_id)
@@ -637,7 +666,9 @@ def list_keys(request: Request, key: Key, cursor: KeyCursor = "") -> Response:
 
 
 @router.patch("/v1/keys/{identifier}", response_model=bodies.KeyView, tags=["keys"])
-def change_key(identifier: Name, body: bodies.KeyChange, request: Request, key: Key) -> Response:
+def change_key(
+    identifier: KeyIdentifier, body: bodies.KeyChange, request: Request, key: Key
+) -> Response:
     """Set or remove the quota of an API key. It counts from now on."""
     require_unbound(key)
     record = keys_of(request).set_quota(identifier, body.requests_per_minute, by=key.identifier)
@@ -645,7 +676,7 @@ def change_key(identifier: Name, body: bodies.KeyChange, request: Request, key: 
 
 
 @router.delete("/v1/keys/{identifier}", response_model=bodies.KeyView, tags=["keys"])
-def revoke_key(identifier: Name, request: Request, key: Key) -> Response:
+def revoke_key(identifier: KeyIdentifier, request: Request, key: Key) -> Response:
     """Revoke an API key."""
     require_unbound(key)
     record = keys_of(request).revoke(identifier, by=key.identifier)

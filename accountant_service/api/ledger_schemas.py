@@ -59,10 +59,11 @@ class BudgetBody(_Body):
 class _TemplateBody(_Body):
     """The budget of a new dataset, or of all datasets of a series, and how it is counted."""
 
-    budget: BudgetBody
-    neighbouring_relation: Annotated[NeighbouringRelation, Field(strict=False)] = (
-        NeighbouringRelation.ADD_OR_REMOVE_ONE
-    )
+    budget: Annotated[BudgetBody, Field(description="ε and δ for all runs that ever use it")]
+    neighbouring_relation: Annotated[
+        NeighbouringRelation,
+        Field(strict=False, description="in what two datasets differ that must look alike"),
+    ] = NeighbouringRelation.ADD_OR_REMOVE_ONE
     privacy_unit: Annotated[
         str, Field(min_length=1, max_length=1000, pattern=_TEXT, description=_UNIT)
     ] = "record"
@@ -104,7 +105,7 @@ SizeField = Annotated[int, Field(ge=1, le=10**15, description="number of records
 class DatasetRequest(_TemplateBody):
     """A new dataset with its privacy budget."""
 
-    name: NameField
+    name: Annotated[NameField, Field(description="name of the dataset, which must be new")]
     size: SizeField
 
     def to_new_dataset(self) -> NewDataset:
@@ -189,7 +190,9 @@ class ReservationRequest(_Body):
 
     mechanism: MechanismField
     lease_seconds: LeaseField = LEASE_SECONDS
-    purpose: Annotated[str, Field(max_length=1000, pattern=_TEXT)] = ""
+    purpose: Annotated[
+        str, Field(max_length=1000, pattern=_TEXT, description="what the run is for, in your words")
+    ] = ""
 
 
 DATASETS_MAX: Final = 36  # of one run: each is locked while the others are charged
@@ -313,14 +316,24 @@ QuotaField = Annotated[
 class KeyRequest(_Body):
     """A new API key."""
 
-    scopes: Annotated[list[Annotated[Scope, Field(strict=False)]], Field(min_length=1)]
-    name: Annotated[str, Field(max_length=200, pattern=_TEXT)] = ""
-    datasets: list[NameField] | None = None
+    scopes: Annotated[
+        list[Annotated[Scope, Field(strict=False)]],
+        Field(min_length=1, description="what the key may do"),
+    ]
+    name: Annotated[
+        str, Field(max_length=200, pattern=_TEXT, description="who or what uses the key")
+    ] = ""
+    datasets: Annotated[
+        list[NameField] | None, Field(description="names of the only datasets it is for")
+    ] = None
     team: Annotated[
         NameField | None,
         Field(description="team whose runs and caps the key shares; it cannot be changed"),
     ] = None
-    expires_in_seconds: Annotated[float, Field(gt=0, le=10 * 365 * 86400)] | None = None
+    expires_in_seconds: Annotated[
+        Annotated[float, Field(gt=0, le=10 * 365 * 86400)] | None,
+        Field(description="seconds until the key expires; without it, it never does"),
+    ] = None
     requests_per_minute: QuotaField = None
 
 

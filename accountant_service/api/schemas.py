@@ -460,8 +460,12 @@ class CurveRequest(RelationRequest):
     )
     mechanism: MechanismField
     delta: DeltaField
-    methods: _Methods = Field(default_factory=lambda: [DEFAULT_METHOD])
-    points: Annotated[int, Field(ge=1, le=200)] = 50
+    methods: _Methods = Field(
+        default_factory=lambda: [DEFAULT_METHOD], description="the accounting methods"
+    )
+    points: Annotated[
+        int, Field(ge=1, le=200, description="number of step counts, evenly spaced")
+    ] = 50
 
     @model_validator(mode="after")
     def _check_mechanism_is_run(self) -> CurveRequest:
@@ -478,8 +482,13 @@ class TradeOffRequest(RelationRequest):
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"mechanism": _RUN, "prior": 0.5}]})
     mechanism: MechanismField
-    prior: Annotated[float, Field(ge=1e-9, le=1 - 1e-9)] = 0.5
-    points: Annotated[int, Field(ge=2, le=1000)] = 101
+    prior: Annotated[
+        float,
+        Field(ge=1e-9, le=1 - 1e-9, description="probability that a record in question was used"),
+    ] = 0.5
+    points: Annotated[
+        int, Field(ge=2, le=1000, description="number of false-positive rates, from 0 to 1")
+    ] = 101
     false_positive_rates: Annotated[
         list[Annotated[float, Field(ge=0, le=1)]] | None,
         Field(
@@ -602,7 +611,10 @@ class BatchRequest(_StrictModel):
             ]
         }
     )
-    requests: Annotated[list[BatchItem], Field(min_length=1, max_length=1000)]
+    requests: Annotated[
+        list[BatchItem],
+        Field(min_length=1, max_length=1000, description="the questions, each with its path"),
+    ]
 
 
 # --- answers, built by `views`

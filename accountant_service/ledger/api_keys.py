@@ -277,13 +277,18 @@ def require_control(key: KeyRecord, run: Owned) -> None:
     A run belongs to the key that reserved it and to that key's team. Owners and admins may change
     every run that they see.
     """
-    if {Scope.OWNER.value, Scope.ADMIN.value} & key.scopes or key.identifier == run.key:
-        return
-    if key.team is None or key.team != run.team:
+    if not may_control(key, run):
         raise ForbiddenError(
             "this run belongs to another key: use the key that reserved it, a key of the same "
             "team, or a key with scope owner"
         )
+
+
+def may_control(key: KeyRecord, run: Owned) -> bool:
+    """Return whether the API key may change this run."""
+    if {Scope.OWNER.value, Scope.ADMIN.value} & key.scopes or key.identifier == run.key:
+        return True
+    return key.team is not None and key.team == run.team
 
 
 def is_visible(key: KeyRecord, dataset: str) -> bool:

@@ -119,6 +119,8 @@ _READ_ONLY_REASONS: Final[dict[Any, str]] = {
     sqlite3.SQLITE_NOTADB: "its file is damaged",
 }
 _BACKENDS: Final = ("sqlite", "postgresql")
+_RESERVATIONS_SEARCHED: Final = 200  # the latest entries in which the times of runs are found
+_BODY_SEARCHED_MAX: Final = 20_000  # characters of such an entry, most of which is the plan
 _NO_SUCH_SQLSTATES: Final = ("42P01", "42703")  # of a table, of a column
 _NO_SUCH: Final = ("no such table", "no such column", "has no column named")  # SQLite's words
 _UNDECODABLE: Final = "Could not decode to UTF-8"  # of SQLite's driver, with the column's name
@@ -1126,6 +1128,36 @@ class Transaction:
             .where(ENTRY.c.number == run.ended_entry)
         ).first()
         return None if row is None else read_entry(dataset.name, row.number, row.body)
+
+    def find_run_times(
+        self, dataset: Dataset, runs: Sequence[Reservation]
+    ) -> dict[str, tuple[int | None, int | None]]:
+        """Return when runs were reserved and when they ended, by identifier.
+
+        Times are in microseconds since 1970. None is a time that is not known, that has not come,
+        or that of a reservation before the dataset's latest ones.
+        """
+        reserved: dict[str, int] = {}
+        newest = (
+            select(ENTRY.c.number, ENTRY.c.body)
+            .where(ENTRY.c.dataset == dataset.identifier, ENTRY.c.kind == EntryKind.RESERVE.value)
+            .order_by(ENTRY.c.number.desc())
+            .limit(_RESERVATIONS_SEARCHED)
+            .subquery()
+        )
+        small = func.length(newest.c.body) <= _BODY_SEARCHED_MAX
+        for number, body in self.connection.execute(select(newest).where(small)):
+            entry = read_entry(dataset.name, number, body)
+            reserved[entry["reservation"]] = entry["at"]
+        numbers = [run.ended_entry for run in runs if run.ended_entry is not None]
+        query = select(ENTRY.c.number, ENTRY.c.at).where(
+            ENTRY.c.dataset == dataset.identifier, ENTRY.c.number.in_(numbers)
+        )
+        ended = {row.number: row.at for row in self.connection.execute(query)}
+        return {
+            run.identifier: (reserved.get(run.identifier), ended.get(run.ended_entry))
+            for run in runs
+        }
 
     def list_reservations(self, dataset: Dataset) -> list[Reservation]:
         """Return all reservations of a dataset."""

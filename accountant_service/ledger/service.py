@@ -184,6 +184,21 @@ class BurnDownPoint:
     taken: float
 
 
+@dataclass(frozen=True, slots=True)
+class RunOrigin:
+    """A run's origin: the key that reserved it, and its times; None where it is not known.
+
+    Attributes:
+        holder: the key that reserved.
+        reserved_at: microseconds since 1970.
+        ended_at: microseconds since 1970; None also while the run is open.
+    """
+
+    holder: KeyRecord | None
+    reserved_at: int | None
+    ended_at: int | None
+
+
 def _ignore_write(_: EntryKind, __: int) -> None:
     """Do nothing with a write: the default callback."""
 
@@ -595,6 +610,15 @@ class Ledger:
         dataset = self.find_dataset(key, name)
         with self._repository.reading() as reading:
             return dataset, *reading.list_reservations_page(dataset, after, limit)
+
+    def read_run_origins(
+        self, dataset: Dataset, runs: Sequence[Reservation]
+    ) -> dict[str, RunOrigin]:
+        """Return who reserved runs of a dataset, when, and when they ended; by identifier."""
+        with self._repository.reading() as reading:
+            times = reading.find_run_times(dataset, runs)
+            holders = {run.key: reading.find_key(run.key) for run in runs}
+        return {run.identifier: RunOrigin(holders[run.key], *times[run.identifier]) for run in runs}
 
     def read_runs(
         self, key: KeyRecord, name: str, limit: int | None = None

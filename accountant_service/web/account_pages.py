@@ -25,6 +25,7 @@ from accountant_service.ledger.caps import Caps
 from accountant_service.ledger.errors import UnauthenticatedError, UnknownSubjectError
 from accountant_service.ledger.repository import KeyRecord, now
 from accountant_service.ledger.rules import HolderKind
+from accountant_service.ledger.service import Ledger
 from accountant_service.web.rendering import render_page
 from accountant_service.web.session_checks import (
     Fields,
@@ -39,7 +40,12 @@ from accountant_service.web.sessions import COOKIE, VISITOR, set_cookie
 
 _SEE_OTHER: Final = 303
 _DAY: Final = 86400.0
-_BLANK: Final[dict[str, Any]] = {"scopes": [Scope.RUN.value], "reach": "listed", "days": "90"}
+_BLANK: Final[dict[str, Any]] = {
+    "scopes": [Scope.RUN.value],
+    "datasets": [],
+    "reach": "listed",
+    "days": "90",
+}
 _SCOPES: Final = {
     Scope.RUN.value: "see datasets, reserve budget and train: for a training job",
     Scope.COMPUTE.value: "compute only, and see no dataset",
@@ -111,6 +117,8 @@ def _render_keys_page(
     request: Request, status: int = 200, after: str = "", **context: Any
 ) -> Response:
     """Render the page of API keys, with the form for a new one."""
+    ledger: Ledger = request.app.state.ledger
+    datasets = ledger.list_datasets(request.state.session.key, "", LIST_PAGE_SIZE)
     blank: Any = {"texts": _BLANK, "problems": {}, "token": None, "warnings": ()}
     found = keys_of(request).list_keys(parse_key_cursor(after), LIST_PAGE_SIZE + 1)
     keys = found[:LIST_PAGE_SIZE]
@@ -124,6 +132,7 @@ def _render_keys_page(
         following=write_key_cursor(keys[-1]) if len(found) > LIST_PAGE_SIZE else None,
         caps=_describe_caps(request.app.state.caps, keys),
         scopes=_SCOPES,
+        known_datasets=[each.name for each in datasets],
         at=now(),
         **{**blank, **context},
     )
@@ -168,15 +177,20 @@ def create_key(request: Request, holder: FormKey, sent: SentFields) -> Response:
 
 def _check_reach(sent: Fields) -> dict[str, str]:
     """Return an error message if a key is to be limited to datasets, but none is named."""
-    if first_value(sent, "reach") == "listed" and not first_value(sent, "datasets"):
-        return {"datasets": "Name at least one dataset, or choose all datasets."}
+    if first_value(sent, "reach") == "listed" and not _list_dataset_names(sent):
+        return {"datasets": "Choose or name at least one dataset, or choose all datasets."}
     return {}
+
+
+def _list_dataset_names(sent: Fields) -> list[str]:
+    """Return the datasets that were chosen from the list, and those that were typed."""
+    return list(dict.fromkeys(name for text in sent.get("datasets", ()) for name in text.split()))
 
 
 def _build_key_body(sent: Fields) -> dict[str, Any]:
     """Return the submitted form for a new key as a request body of the API."""
     reach, days = first_value(sent, "reach"), first_value(sent, "days")
-    names = [] if reach == "all" else first_value(sent, "datasets").split()
+    names = [] if reach == "all" else _list_dataset_names(sent)
     body: dict[str, Any] = {"name": first_value(sent, "name"), "scopes": sent.get("scopes", [])}
     body |= {"datasets": names} if names else {}
     body |= {"team": team} if (team := first_value(sent, "team")) else {}
@@ -188,8 +202,9 @@ def _build_key_body(sent: Fields) -> dict[str, Any]:
 
 def _get_typed_texts(sent: Fields) -> dict[str, Any]:
     """Return the form's texts as typed, to show the form again."""
-    typed = {name: first_value(sent, name) for name in ("name", "datasets", "team", "days")}
-    return typed | {"scopes": sent.get("scopes", []), "reach": first_value(sent, "reach")}
+    typed: dict[str, Any] = {name: first_value(sent, name) for name in ("name", "team", "days")}
+    lists = {"scopes": sent.get("scopes", []), "datasets": _list_dataset_names(sent)}
+    return typed | lists | {"reach": first_value(sent, "reach")}
 
 
 _FIELD_PROBLEMS: Final = {

@@ -28,11 +28,11 @@ SHARED_FIELDS: Final[Mapping[str, NumberField]] = {
 SHARED_CHOICES: Final[Mapping[str, Choice]] = describe_choices(CompareRequest)
 FIELDS: Final[Mapping[str, NumberField]] = {**run_form.FIELDS, **SHARED_FIELDS}
 CHOICES: Final[Mapping[str, Choice]] = {**run_form.CHOICES, **SHARED_CHOICES}
-_POINTS: Final = 29
-_RATES: Final = 29
+_POINTS: Final = 24
+_RATES: Final = [float(f"{digit}e{power}") for power in range(-5, 0) for digit in (1, 2, 5)] + [1.0]
 CURVES: Final = ("pld", "subsampled_rdp")
 # The questions of the page by name, and the endpoints that answer them.
-COMPARE, CURVE, TRADE_OFF = "compare", "curve", "trade_off"
+COMPARE, CURVE, FIRST_STEP, TRADE_OFF = "compare", "curve", "first_step", "trade_off"
 NOISE, STEPS, ALONE = "noise_multiplier", "steps", "alone"
 Question = tuple[str, Json]  # path and body
 
@@ -86,11 +86,15 @@ class CalculatorForm:
                 found[f"{ALONE}-{run.number}"] = ("/v1/epsilon", alone)
         found |= {
             COMPARE: ("/v1/compare", common | delta),
-            TRADE_OFF: ("/v1/trade-off", common | {"points": _RATES}),
+            TRADE_OFF: ("/v1/trade-off", common | {"false_positive_rates": _RATES}),
         }
         if len(self.runs) == 1 and self.solved_run:
-            curve = {"methods": list(CURVES), "points": _POINTS}
-            found[CURVE] = ("/v1/curve", common | delta | curve)
+            curve = common | delta | {"methods": list(CURVES), "points": _POINTS}
+            found[CURVE] = ("/v1/curve", curve)
+            if self.runs[0].texts["sampling"] not in ("shuffled", "balls_in_bins"):
+                one = {name: value for name, value in self.mechanism.items() if name != "epochs"}
+                first = curve | {"mechanism": one | {"steps": 1}, "points": 1}
+                found[FIRST_STEP] = ("/v1/curve", first)
         found |= self._solver_questions()
         return {
             name: (path, body | self._select_further(path)) for name, (path, body) in found.items()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from dataclasses import replace
 from typing import Any, Final
 from urllib.parse import urlencode
@@ -21,8 +22,10 @@ from accountant_service.api.questions import ENDPOINTS
 from accountant_service.api.routes import StrictRoute, client_address
 from accountant_service.api.schemas import UnreadBody
 from accountant_service.errors import AccountingError
+from accountant_service.number_format import group_digits
+from accountant_service.numerics.floats import rounding
 from accountant_service.web import calculator_form, run_form, snippets
-from accountant_service.web.calculator_form import ALONE, CalculatorForm
+from accountant_service.web.calculator_form import ALONE, FIRST_STEP, CalculatorForm
 from accountant_service.web.rendering import list_parameter_faults, render_page
 from accountant_service.web.session_checks import optional_session, required_session
 
@@ -30,6 +33,7 @@ Json = dict[str, Any]
 _TITLES: Final = {name: each.title for name, each in ACCOUNTANTS.items()}
 _CHANGES: Final = ("add", "remove", "choose")  # parameters that change the runs
 _LOOSE_FROM: Final = 2.0  # an ε this many times the proved one is of little use
+_FALSE_ALARMS: Final = 0.001  # the rate at which the page says in words what an attacker finds
 _SEE_OTHER: Final = 303
 
 router = APIRouter(route_class=StrictRoute, include_in_schema=False)
@@ -93,6 +97,8 @@ def _template_context(request: Request, form: CalculatorForm, answers: Json) -> 
         "titles": _TITLES,
         "answers": answers or None,
         "alone": [answers.get(f"{ALONE}-{run.number}") for run in form.runs],
+        "curve": _begin_at_zero(answers.get(calculator_form.CURVE), answers.get(FIRST_STEP)),
+        "attack": _describe_attack(answers.get(calculator_form.TRADE_OFF)),
         "methods": _sort_methods(answers[calculator_form.COMPARE]) if answers else {},
         "snippets": _snippets(request, form) if answers else {},
         "with_values": lambda **changes: _link_with_values(form, changes),
@@ -119,6 +125,48 @@ def _sort_methods(comparison: Json) -> Json:
         )
         found["loose" if is_loose else "near"].append(claim)
     return found
+
+
+def _begin_at_zero(curve: Json | None, first: Json | None) -> Json | None:
+    """Return a curve's answer with ε = 0 before the first step, and ε after it if it is known.
+
+    A line drawn from 0 to the first of a few points would lie below the bound between them.
+    """
+    if curve is None or "steps" not in curve:
+        return curve
+    starts = {each["method"]: each.get("epsilon") for each in (first or {}).get("curves", [])}
+    known = curve["steps"][0] > 1 and bool(starts)
+    lines = [
+        each | {"epsilon": [0.0, *(starts[each["method"]] or [None] if known else []), *values]}
+        if (values := each.get("epsilon")) is not None
+        else each
+        for each in curve["curves"]
+    ]
+    return curve | {"steps": [0, *([1] if known else []), *curve["steps"]], "curves": lines}
+
+
+def _describe_attack(trade_off: Json | None) -> Json | None:
+    """Return a trade-off's answer with its rates as rows, and one of them in words."""
+    if trade_off is None or "code" in trade_off:
+        return trade_off
+    rows = [
+        (rate, min(1.0, rounding.up(1.0 - lower)), max(0.0, rounding.down(1.0 - upper)))
+        for rate, lower, upper in zip(
+            trade_off["false_positive_rates"],
+            trade_off["false_negative_rates_lower"],
+            trade_off["false_negative_rates_upper"],
+            strict=True,
+        )
+    ]
+    found = next(most for rate, most, _ in rows if rate == _FALSE_ALARMS)
+    return trade_off | {"rows": rows, "found": describe_rate_rounded_up(found)}
+
+
+def describe_rate_rounded_up(rate: float) -> str:
+    """Return a rate in words, never less than it is: "1 in 90", or "35 in 100" if it is large."""
+    if rate > 0.1:
+        return f"{math.ceil(100 * rate)} in 100"
+    return f"1 in {group_digits(math.floor(1 / rate))}" if rate else "none"
 
 
 def _check_with_api(form: CalculatorForm) -> CalculatorForm:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import re
+import uuid
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final
 from urllib.parse import quote, urlencode
@@ -12,7 +14,7 @@ from urllib.parse import quote, urlencode
 from fastapi import APIRouter, Request
 from pydantic_core import to_json
 from starlette.concurrency import run_in_threadpool
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 
 from accountant_service import mechanisms
 from accountant_service.api import ledger_views
@@ -23,16 +25,29 @@ from accountant_service.api.ledger_routes import (
     Wanted,
     report_response,
 )
-from accountant_service.api.ledger_schemas import DATASETS_MAX
+from accountant_service.api.ledger_schemas import DATASETS_MAX, NAME_PATTERN
 from accountant_service.api.routes import StrictRoute
 from accountant_service.api.schemas import UnreadBody
 from accountant_service.disclosure.formats import Format
+from accountant_service.ledger.api_keys import Scope, may_control, require_unbound
+from accountant_service.ledger.errors import UnknownSubjectError
+from accountant_service.ledger.filters.base import subtract
 from accountant_service.ledger.plans import BudgetPreview, StepsLeft
-from accountant_service.ledger.service import Ledger
+from accountant_service.ledger.repository import now
+from accountant_service.ledger.rules import Cap, Dataset, HolderKind, Reservation
+from accountant_service.ledger.service import Ledger, RunOrigin, WriteRequest
 from accountant_service.web import run_form
 from accountant_service.web.calculator_page import answer_or_problem
+from accountant_service.web.choices import Choice
 from accountant_service.web.rendering import HEADERS, render_page
-from accountant_service.web.session_checks import TheLedger, TheSession
+from accountant_service.web.session_checks import (
+    Fields,
+    FormKey,
+    SentFields,
+    TheLedger,
+    TheSession,
+    first_value,
+)
 from accountant_service.web.sessions import Session
 
 Json = dict[str, Any]
@@ -42,6 +57,18 @@ _ENTRIES: Final = 25
 _RUNS: Final = 20
 _WINDOW: Final = 12  # datasets of a series
 _POINTS: Final = 120  # of the plot of ε over time
+_KEYS_OFFERED: Final = 500  # in the list of whom a cap may limit
+_PAGES_MAX: Final = 5  # of the API's list that one page of datasets searches and sorts
+_SEE_OTHER: Final = 303
+_IDEMPOTENCY_KEY_MAX: Final = 200
+SORT: Final = Choice(
+    "Order", {"name": "by name", "left": "least left first", "budget": "largest ε first"}
+)
+_ORDERS: Final[Mapping[str, Callable[[Json], Any]]] = {
+    "name": lambda dataset: dataset["name"],
+    "left": lambda dataset: (dataset["state"] == "closed", dataset["remaining"]["share"]),
+    "budget": lambda dataset: -dataset["budget"]["epsilon"],
+}
 
 router = APIRouter(route_class=StrictRoute, include_in_schema=False)
 
@@ -95,18 +122,57 @@ def _describe_entry(entry: Json) -> Json:
 
 @router.get("/datasets")
 async def datasets(
-    request: Request, session: TheSession, ledger: TheLedger, after: DatasetCursor = ""
+    request: Request,
+    session: TheSession,
+    ledger: TheLedger,
+    after: DatasetCursor = "",
+    find: str = "",
+    sort: str = "",
 ) -> Response:
-    """Show a page of the datasets that the key may see, with their budgets."""
-    found = await ledger.list_datasets(session.key, after)
+    """Show the datasets that the key may see, with their budgets: searched, sorted and counted."""
+    sort, find = SORT.read(sort), find.strip()
+    pages = _PAGES_MAX if find or sort != SORT.initial else 1
+    found, following = await _read_datasets(ledger, session, after, pages)
+    shown = [each for each in found if find.lower() in each["name"].lower()]
     items = [
-        (dataset, _compute_budget_shares(dataset), _describe_reference(dataset))
-        for dataset in found["items"]
+        (dataset, _compute_budget_shares(dataset)) for dataset in sorted(shown, key=_ORDERS[sort])
     ]
-    context = {"items": items, "after": after, "following": found["next_cursor"]}
+    totals = {
+        "all": len(shown),
+        "records": sum(dataset["size"] for dataset in shown),
+        "closed": sum(dataset["state"] == "closed" for dataset in shown),
+        "low": sum(shares["warn"] for dataset, shares in items if dataset["state"] == "open"),
+    }
+    context: Json = {
+        "items": items,
+        "totals": totals,
+        "any": bool(found),
+        "after": after,
+        "following": following,
+        "find": find,
+        "sort": sort,
+        "sort_choice": SORT,
+        "asked": urlencode({"find": find, "sort": sort}) if pages > 1 else "",
+    }
+    parameters = ("after", "find", "sort")
     return await run_in_threadpool(
-        partial(render_page, request, "datasets.html", parameters=("after",), **context)
+        partial(render_page, request, "datasets.html", parameters=parameters, **context)
     )
+
+
+async def _read_datasets(
+    ledger: TheLedger, session: Session, after: str, pages: int
+) -> tuple[list[Json], str | None]:
+    """Return the datasets after a name on some pages of the API, and the cursor of the next one."""
+    found: list[Json] = []
+    cursor: str | None = after
+    for _ in range(pages):
+        page = await ledger.list_datasets(session.key, cursor or "")
+        found += page["items"]
+        cursor = page["next_cursor"]
+        if cursor is None:
+            break
+    return found, cursor
 
 
 @router.get("/series")
@@ -146,9 +212,25 @@ async def dataset(
     runs: str = "",
 ) -> Response:
     """Show a dataset: budget, runs, ε over time, and entries with the newest first."""
+    return await _show_dataset(request, session, ledger, name, before, runs)
+
+
+async def _show_dataset(
+    request: Request,
+    session: Session,
+    ledger: TheLedger,
+    name: str,
+    before: str = "",
+    runs: str = "",
+    cap: Json | None = None,
+) -> Response:
+    """Show a dataset's page; `cap` has the texts and the problem of a cap that was refused."""
     found = await ledger.get_dataset(session.key, name)
     left, preview = await _measure_what_fits(session, ledger, found)
+    caps = (await ledger.list_caps(session.key, name))["items"]
     budget = {
+        "caps": caps,
+        "cap": cap or {},
         "dataset": found,
         "shares": _compute_budget_shares(found),
         "reference": _describe_reference(found),
@@ -176,7 +258,16 @@ async def dataset_report(
     name: Name, session: TheSession, ledger: TheLedger, wanted: Wanted = Format.HTML
 ) -> Response:
     """Show the report of a dataset, or download it in another format."""
-    return report_response(await ledger.report_on_dataset(session.key, name, wanted, 3), wanted)
+    report = await ledger.report_on_dataset(session.key, name, wanted, 3)
+    return _respond_with_report(report, wanted, f"/datasets/{quote(name)}", name)
+
+
+def _respond_with_report(report: bytes, wanted: Format, back: str, title: str) -> Response:
+    """Answer with a report; one that a browser shows leads back to the page it came from."""
+    if wanted is Format.HTML:
+        link = f'<nav class="back" aria-label="Back"><a href="{back}">Back to {title}</a></nav>'
+        report = report.replace(b"<main>", link.encode() + b"<main>", 1)
+    return report_response(report, wanted)
 
 
 @router.get("/datasets/{name}/steps-left")
@@ -202,12 +293,23 @@ def _render_dataset_page(
         runs if re.fullmatch(ledger_views.RUN_CURSOR, runs) else ""
     )
     owner, shown, following = ledger.list_reservations(session.key, name, after, _RUNS)
-    views = [ledger_views.reservation_view(owner, run) for run in shown]
+    origins = ledger.read_run_origins(owner, shown)
+    views = [
+        ledger_views.reservation_view(owner, run)
+        | _describe_origin(session, owner, run, origins[run.identifier])
+        for run in shown
+    ]
+    keys = request.app.state.keys.list_keys(limit=_KEYS_OFFERED) if session.is_admin else []
     return render_page(
         request,
         "dataset.html",
+        422 if budget["cap"] else 200,
+        key_names={key.identifier: key.name for key in keys},
+        teams=sorted({key.team for key in keys if key.team}),
+        valid_keys=[key for key in keys if key.revoked_at is None],
         parameters=("before", "runs"),
         **budget,
+        paged=bool(before),
         quote_link=_quote_link(name, views),
         runs=views,
         has_runs_before=after is not None,
@@ -215,6 +317,32 @@ def _render_dataset_page(
         points=ledger_views.burn_down_view(ledger.compute_burn_down(session.key, name, _POINTS)),
         **_read_entries_page(ledger, session, found, _parse_count(before, found["version"] + 1)),
     )
+
+
+def _describe_origin(
+    session: Session, dataset: Dataset, run: Reservation, origin: RunOrigin
+) -> Json:
+    """Return who reserved a run, when, how long it ran, and an upper bound on its ε so far."""
+    end = origin.ended_at or min(now(), run.expires_at)
+    spent = subtract(run.taken, run.held) if run.ended_entry is None else run.taken
+    epsilon = min(dataset.policy.epsilon_of(spent), dataset.policy.epsilon)
+    began = origin.reserved_at
+    return {
+        "holder": _name_holder(session, run, origin),
+        "reserved_at": None if began is None else began / 1e6,
+        "seconds": None if began is None else max(end - began, 0) / 1e6,
+        "epsilon": epsilon,
+    }
+
+
+def _name_holder(session: Session, run: Reservation, origin: RunOrigin) -> str:
+    """Name who reserved a run: only owners see the names of other keys."""
+    if session.is_owner:
+        name = (origin.holder.name if origin.holder else "") or run.key
+        return f"{name}, team {run.team}" if run.team else name
+    if run.key == session.key.identifier:
+        return "this key"
+    return f"team {run.team}" if run.team and run.team == session.key.team else "another key"
 
 
 def _quote_link(name: str, runs: list[Json]) -> str:
@@ -251,17 +379,26 @@ async def run(
     claim = await answer_or_problem(
         request, "/v1/epsilon", await run_in_threadpool(_build_plan_request, found, delta)
     )
+    origin = await run_in_threadpool(_read_origin, request.app.state.ledger, session, identifier)
     return await run_in_threadpool(
         partial(
             render_page,
             request,
             "run.html",
-            run=found,
+            run=found | origin,
             charges=found.get("charges") or {found["dataset"]: found["charge"]},
             delta=delta,
             claim=claim,
         )
     )
+
+
+def _read_origin(ledger: Ledger, session: Session, identifier: str) -> Json:
+    """Return who reserved a run and when, its ε so far, and whether this session may end it."""
+    dataset, run = ledger.find_run(session.key, identifier)[0]
+    origin = ledger.read_run_origins(dataset, [run])[run.identifier]
+    shown = _describe_origin(session, dataset, run, origin)
+    return shown | {"may_end": may_control(session.key, run)}
 
 
 def _build_plan_request(run: Json, delta: float) -> UnreadBody:
@@ -274,12 +411,99 @@ def _build_plan_request(run: Json, delta: float) -> UnreadBody:
     return UnreadBody(to_json(body))
 
 
+def _write_request(key: Any, sent: Fields, call: str) -> WriteRequest:
+    """Return a form's write request, with its field `once` as the idempotency key."""
+    return WriteRequest(key, first_value(sent, "once")[:_IDEMPOTENCY_KEY_MAX], call, {})
+
+
+@router.get("/datasets/{name}/close")
+async def ask_to_close(
+    request: Request, name: Name, session: TheSession, ledger: TheLedger
+) -> Response:
+    """Ask whether to close a dataset, and show the consequences."""
+    require_unbound(session.key, Scope.OWNER)
+    found = await ledger.get_dataset(session.key, name)
+    return await run_in_threadpool(
+        partial(render_page, request, "close_dataset.html", dataset=found, once=uuid.uuid4().hex)
+    )
+
+
+@router.post("/datasets/{name}/close")
+async def close_dataset(
+    name: Name, holder: FormKey, sent: SentFields, ledger: TheLedger
+) -> Response:
+    """Close a dataset for good."""
+    await ledger.close_dataset(_write_request(holder, sent, f"POST /datasets/{name}/close"), name)
+    return RedirectResponse(f"/datasets/{quote(name)}", _SEE_OTHER)
+
+
+@router.post("/datasets/{name}/caps")
+async def change_cap(
+    request: Request,
+    name: Name,
+    session: TheSession,
+    holder: FormKey,
+    sent: SentFields,
+    ledger: TheLedger,
+) -> Response:
+    """Set the cap of a key or team, or remove it if the form says so."""
+    limited = first_value(sent, "holder")
+    kind = HolderKind.TEAM if first_value(sent, "kind") == "team" else HolderKind.KEY
+    back = RedirectResponse(f"/datasets/{quote(name)}#caps", _SEE_OTHER)
+    if "remove" in sent:
+        await ledger.remove_cap(holder, name, kind, limited)
+        return back
+    text = first_value(sent, "percent")
+    problem = _find_cap_problem(limited, text)
+    if problem is None:
+        try:
+            await ledger.set_cap(holder, name, Cap(kind, limited, float(text) / 100))
+            return back
+        except UnknownSubjectError as error:
+            problem = {"holder": f"{error.detail[:1].upper()}{error.detail[1:]}."}
+    typed = {"kind": kind.value, "holder": limited, "percent": text, "problems": problem}
+    return await _show_dataset(request, session, ledger, name, cap=typed)
+
+
+def _find_cap_problem(holder: str, percent: str) -> Json | None:
+    """Return a sentence about the field of a cap's form that is wrong; None if both are right."""
+    if not re.fullmatch(NAME_PATTERN, holder):
+        return {"holder": "Enter the identifier of a key, or the name of a team."}
+    try:
+        is_share = 0 <= float(percent) <= 100
+    except ValueError:
+        is_share = False
+    return None if is_share else {"percent": "Enter a number from 0 to 100."}
+
+
+@router.get("/runs/{identifier}/release")
+async def ask_to_release(
+    request: Request, identifier: Name, session: TheSession, ledger: TheLedger
+) -> Response:
+    """Ask whether to release a run, and show the consequences."""
+    found = await ledger.get_reservation(session.key, identifier)
+    return await run_in_threadpool(
+        partial(render_page, request, "release_run.html", run=found, once=uuid.uuid4().hex)
+    )
+
+
+@router.post("/runs/{identifier}/release")
+async def release_run(
+    identifier: Name, holder: FormKey, sent: SentFields, ledger: TheLedger
+) -> Response:
+    """End a run; what it has not used returns to the budget."""
+    write = _write_request(holder, sent, f"POST /runs/{identifier}/release")
+    await ledger.release(write, identifier)
+    return RedirectResponse(f"/runs/{identifier}", _SEE_OTHER)
+
+
 @router.get("/runs/{identifier}/report")
 async def run_report(
     identifier: Name, session: TheSession, ledger: TheLedger, wanted: Wanted = Format.HTML
 ) -> Response:
     """Show the report of a run that has ended, or download it in another format."""
-    return report_response(await ledger.report_on_run(session.key, identifier, wanted, 3), wanted)
+    report = await ledger.report_on_run(session.key, identifier, wanted, 3)
+    return _respond_with_report(report, wanted, f"/runs/{identifier}", f"run {identifier[:8]}")
 
 
 @router.get("/runs/{identifier}/certificate")

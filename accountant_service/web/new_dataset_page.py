@@ -163,7 +163,8 @@ def _write_request(
 
 def _read_planned_run(sent: Fields) -> RunForm:
     """Return the run in the form that is planned for the new dataset."""
-    return run_form.read_run({name: first_value(sent, name) for name in sent})
+    counted = {"batches": "rate", "length": "steps"}  # at first: the form has the size elsewhere
+    return run_form.read_run(counted | {name: first_value(sent, name) for name in sent})
 
 
 def _is_planned(sent: Fields) -> bool:

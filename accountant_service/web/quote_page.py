@@ -36,10 +36,10 @@ async def show_quote(
 ) -> Response:
     """Quote the run in the URL on a dataset. Nothing is charged."""
     dataset = await ledger.get_dataset(session.key, name)
-    asked = dict(request.query_params)
-    if "batch_size" in asked:  # the sizes of a batch and of this dataset
-        asked.setdefault("dataset_size", str(dataset["size"]))
-    sent = run_form.read_run(asked)
+    query = _fill_sizes(request.query_params, dataset["size"])
+    sent = run_form.read_run(query)
+    if not request.query_params:
+        sent = replace(sent, filled=())  # an address without a run has nothing to complete
     known = [*run_form.list_parameters([sent]), "choose"]
     faults = [*list_parameter_faults(request.query_params, known), *sent.faults]
     if "choose" in request.query_params and not faults:
@@ -63,6 +63,21 @@ async def show_quote(
         parameters=list(request.query_params),  # the unknown ones are faults
         **context,
     )
+
+
+def _fill_sizes(query: Mapping[str, str], size: int) -> Mapping[str, str]:
+    """Return a run's fields with the dataset's size where they do not say it.
+
+    Where they say nothing of batches, and have no other kind of mechanism, a batch has a hundredth
+    of it.
+    """
+    said = {"batches", "dataset_size", "batch_size", "sample_rate", "kind", run_form.MECHANISM}
+    known = {"dataset_size": str(size)}
+    if "batch_size" in query:
+        return known | {**query}
+    if said & query.keys() or any(run_form.is_generated(name) for name in query):
+        return query
+    return {**query, **known, "batch_size": str(max(1, size // 100))}
 
 
 def _check_with_api(run: RunForm) -> tuple[RunForm, Any]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -11,10 +13,12 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from accountant_service.api.routes import StrictRoute
+from accountant_service.number_format import shorten_exponents
 from accountant_service.web.rendering import respond_with_static_page
 
 Node = Mapping[str, Any]
 _REFERENCE: Final = "#/components/schemas/"
+_EXAMPLES: Final = {"string": "…", "integer": 1, "number": 0.5, "boolean": True, "null": None}
 _TITLES: Final = {"computation": "Computing", "ledger": "The ledger", "health": "Health"}
 
 router = APIRouter(route_class=StrictRoute, include_in_schema=False)
@@ -46,7 +50,8 @@ class Operation:
         path: the path, with parameters in braces.
         description: what the operation does.
         parameters: parameters in the URL, the headers and the body.
-        example: an example of the body as JSON; empty if there is none.
+        request: a curl command that makes an example of the request.
+        example: an example of the answer as JSON; empty if it is not JSON.
         answers: status codes and their meanings.
     """
 
@@ -54,6 +59,7 @@ class Operation:
     path: str
     description: str
     parameters: tuple[Parameter, ...]
+    request: str
     example: str
     answers: tuple[tuple[str, str], ...]
 
@@ -80,17 +86,59 @@ def operations_by_tag(document: Node) -> dict[str, list[Operation]]:
 def _build_operation(document: Node, method: str, path: str, operation: Node) -> Operation:
     """Return an operation of an OpenAPI document, prepared for the page."""
     body = _resolve_reference(document, _get_json_schema(operation.get("requestBody", {})))
-    examples = body.get("examples", [])
+    success = next(each for code, each in operation["responses"].items() if code < "300")
+    answer = _get_json_schema(success)
     return Operation(
         method.upper(),
         path,
         operation.get("description") or operation["summary"],
         (*_url_and_header_parameters(document, operation), *_body_parameters(document, body)),
-        json.dumps(examples[0], indent=2, ensure_ascii=False) if examples else "",
+        _write_request(document, method, path, operation, body),
+        _dump(make_example(document, answer)) if answer else "",
         tuple(
             (status, _describe_response(each)) for status, each in operation["responses"].items()
         ),
     )
+
+
+def _write_request(document: Node, method: str, path: str, operation: Node, body: Node) -> str:
+    """Return a curl command for an operation; names in capitals are to be replaced."""
+    address = re.sub(r"\{(\w+)\}", lambda found: found[1].upper(), path)
+    verb = "" if method in ("get", "post") else f" -X {method.upper()}"
+    words = [f'curl -s{verb} "$ACCOUNTANT_URL{address}"']
+    if operation["tags"][0] == "ledger":
+        words.append('-H "Authorization: Bearer $ACCOUNTANT_API_KEY"')
+    if any(each["name"] == "Idempotency-Key" for each in operation.get("parameters", ())):
+        words.append('-H "Idempotency-Key: $(uuidgen)"')
+    if body:
+        words.append("-H 'Content-Type: application/json'")
+        words.append(f"-d {shlex.quote(_dump(make_example(document, body)))}")
+    return " \\\n  ".join(words)
+
+
+def _dump(example: Any) -> str:
+    """Return an example as JSON text."""
+    return shorten_exponents(json.dumps(example, indent=2, ensure_ascii=False))
+
+
+def make_example(document: Node, schema: Node, depth: int = 6) -> Any:
+    """Return an example of a schema: its own one, or its fields with a value of each type."""
+    schema = _resolve_reference(document, schema)
+    if "examples" in schema:
+        return schema["examples"][0]
+    if "const" in schema or "enum" in schema:
+        return schema.get("const", schema.get("enum", [None])[0])
+    if schema.get("default") is not None:
+        return schema["default"]
+    several = schema.get("anyOf") or schema.get("oneOf")
+    if several:
+        return make_example(document, several[0], depth)
+    if schema.get("type") == "array":
+        return [make_example(document, schema["items"], depth - 1)] if depth else []
+    if "properties" in schema and depth:
+        fields = schema["properties"].items()
+        return {name: make_example(document, each, depth - 1) for name, each in fields}
+    return _EXAMPLES.get(schema.get("type", ""), {})
 
 
 def _describe_response(answer: Node) -> str:
@@ -127,9 +175,16 @@ def _body_parameters(document: Node, body: Node) -> Iterator[Parameter]:
     """Yield the fields of an operation's request body."""
     required = body.get("required", ())
     for name, schema in body.get("properties", {}).items():
-        yield Parameter(
-            name, _describe_type(document, schema), name in required, schema.get("description", "")
-        )
+        meaning = schema.get("description") or _find_meaning(document, name, schema)
+        yield Parameter(name, _describe_type(document, schema), name in required, meaning)
+
+
+def _find_meaning(document: Node, name: str, schema: Node) -> str:
+    """Return what a field without a description means: what the schema or a run says of it."""
+    of_each = _resolve_reference(document, schema.get("items", schema))
+    described: str = of_each.get("description", "")
+    run = document["components"]["schemas"]["DpSgdMechanism"]["properties"]
+    return described.partition("\n")[0] or run.get(name, {}).get("description", "")
 
 
 def _describe_type(document: Node, schema: Node) -> str:

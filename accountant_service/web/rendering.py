@@ -27,12 +27,12 @@ from accountant_service.web.sessions import COOKIE
 Json = dict[str, Any]
 _FOLDER: Final = Path(__file__).parent
 
-_POLICY: Final = (
+POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "connect-src 'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
 )
 HEADERS: Final[Mapping[str, str]] = {
-    "Content-Security-Policy": _POLICY,
+    "Content-Security-Policy": POLICY,
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
     "Referrer-Policy": "same-origin",
@@ -52,6 +52,17 @@ def format_moment(seconds: float | None) -> str:
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
+def format_duration(seconds: float | None) -> str:
+    """Format a time span in its two largest units, such as "3 h 5 min"; "–" if it is unknown."""
+    if seconds is None:
+        return "–"
+    whole = round(seconds)
+    for name, size, smaller, part in (("d", 86400, "h", 3600), ("h", 3600, "min", 60)):
+        if whole >= size:
+            return f"{whole // size} {name} {whole % size // part} {smaller}"
+    return f"{whole // 60} min" if whole >= 60 else f"{whole} s"
+
+
 def describe_plan(mechanism: Json) -> str:
     """Describe a mechanism in words: one of its steps, and the number of steps."""
     found = mechanisms.from_json(mechanism)
@@ -67,9 +78,9 @@ def describe_plan(mechanism: Json) -> str:
 
 
 def format_sentence(text: str) -> str:
-    """Capitalise a text's first letter, unless the first word is an identifier."""
+    """Capitalise a text's first letter, unless it is a symbol or begins an identifier."""
     first = text.partition(" ")[0]
-    return text if "_" in first else text[:1].upper() + text[1:]
+    return text if "_" in first or not first.isascii() else text[:1].upper() + text[1:]
 
 
 def format_words(name: str) -> str:
@@ -107,6 +118,7 @@ def _template_environment() -> Environment:
     """Create the Jinja environment, with the filters that templates use."""
     found = create_environment(_FOLDER / "templates")
     found.filters |= {
+        "duration": format_duration,
         "moment": format_moment,
         "plan": describe_plan,
         "sentence": format_sentence,
@@ -144,7 +156,7 @@ def render_page(
         text = _TEMPLATES.get_template(template).render(
             path=request.url.path,
             session=session,
-            documentation=request.app.state.settings.documentation_url,
+            documentation=request.app.state.settings.documentation_url or "/documentation/",
             notes=[*note_unknown_parameters(request.query_params, parameters), *notes],
             **context,
         )

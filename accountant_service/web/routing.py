@@ -17,6 +17,7 @@ from accountant_service.ledger.errors import UnauthenticatedError
 from accountant_service.web import (
     account_pages,
     calculator_page,
+    documentation_pages,
     help_page,
     import_page,
     ledger_pages,
@@ -34,6 +35,7 @@ _FAILURES: Final = (CodedError, RequestValidationError, HTTPException, Exception
 _PAGES: Final = (
     account_pages,
     calculator_page,
+    documentation_pages,
     help_page,
     import_page,
     ledger_pages,

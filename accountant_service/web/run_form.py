@@ -27,8 +27,8 @@ _SHOWN: Final = describe_fields(StepsRequest, required=RUN_FIELDS)
 FIELDS: Final = {name: _SHOWN[name] for name in RUN_FIELDS if name in _SHOWN}
 CHOICES: Final[Mapping[str, Choice]] = {
     "kind": Choice("Kind", {"dp_sgd": "DP-SGD run", "fields": "another kind", "json": "JSON"}),
-    "batches": Choice("Batches", {"rate": "by sample rate", "sizes": "by sizes"}),
-    "length": Choice("Length", {"steps": "by steps", "epochs": "by epochs"}),
+    "batches": Choice("Batches", {"sizes": "by sizes", "rate": "by sample rate"}),
+    "length": Choice("Length", {"epochs": "by epochs", "steps": "by steps"}),
     "sampling": describe_choices(StepsRequest)["sampling"],
 }
 MECHANISM: Final = "mechanism"  # the text field with a mechanism as JSON
@@ -191,10 +191,13 @@ def _take_own(query: Mapping[str, str], suffix: str) -> dict[str, str]:
 
 def _decide(sent: Mapping[str, str]) -> dict[str, str]:
     """Return the option of each choice: the one that was sent, or that the sent fields need."""
+    by_rate = sent.get("batches", "rate" if "sample_rate" in sent else "sizes") == "rate"
+    by_rate = by_rate and not sent.keys() & set(_SIZES)
+    by_steps = "epochs" not in sent and ("steps" in sent or by_rate)
     needed = {
         "kind": _decide_kind(sent),
-        "batches": "sizes" if sent.keys() & set(_SIZES) else "rate",
-        "length": "epochs" if "epochs" in sent else "steps",
+        "batches": "rate" if by_rate else "sizes",
+        "length": "steps" if by_steps else "epochs",
         "sampling": CHOICES["sampling"].initial,
     }
     return {

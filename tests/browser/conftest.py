@@ -40,7 +40,8 @@ SEVERAL_RUNS = {
 PAGES = {
     "calculator": "/",
     "calculator-problems": "/?sample_rate=&steps=many&noise_multiplier=1e9&delta=2",
-    "calculator-sizes": "/?batches=sizes&length=epochs&sampling=shuffled",
+    "calculator-shuffled": "/?sampling=shuffled",
+    "calculator-rate": "/?sample_rate=0.02&steps=500",
     "calculator-runs": "/?" + urlencode(SEVERAL_RUNS),
     "calculator-kind": "/?kind=fields&release_kind=composed&release_mechanisms_0_kind=rdp"
     "&release_mechanisms_0_orders=2, 1&release_mechanisms_1_kind=private_selection",
@@ -56,6 +57,8 @@ PAGES = {
     "dataset": "/datasets/patients",
     "dataset-new": "/datasets/survey-2026",
     "delete-dataset": "/datasets/survey-2026/delete",
+    "close-dataset": "/datasets/survey-2026/close",
+    "release-run": "/runs/{open_run}/release",
     "quote": "/datasets/patients/quote?noise_multiplier=1.1&sample_rate=0.01&steps=3000",
     "quote-fits": "/datasets/survey-2026/quote?kind=json",
     "run-open": "/runs/{open_run}",
@@ -270,7 +273,7 @@ def check_plots(watched: Watched, name: str) -> None:
     watched.page.add_init_script(DRAWN)
     watched.sign_in("admin")
     titles = {
-        "/": {"step", "ε, upper bound", "false-positive rate", "false-negative rate"},
+        "/": {"step", "ε, upper bound", "false-positive rate", "true-positive rate"},
         "/plan?epochs=5&sampling=poisson": {"batch size", "% of full batches"},
         "/datasets/patients": {"time (UTC)", "ε, upper bound"},
     }

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.browser.conftest import HTML_NAME, ONE_OF_EACH, WIDTHS, Site, check_plots
+from accountant_service.web import documentation_pages
+from tests.browser.conftest import HTML_NAME, ONE_OF_EACH, RUN, WIDTHS, Site, check_plots
 
 pytestmark = [
     pytest.mark.browser,
@@ -45,9 +46,9 @@ def test_a_problem_stands_beside_its_field_and_goes_away(open_page: Any) -> None
     watched = open_page()
     page = watched.page
     watched.go("/")
-    field = page.get_by_label("Steps T", exact=True)
+    field = page.get_by_label("Batch size B", exact=True)
     field.fill("many")
-    page.get_by_text("Steps must be a whole number").wait_for()
+    page.get_by_text("Batch size must be a whole number").wait_for()
     assert field.input_value() == "many"
     assert field.get_attribute("aria-invalid") == "true"
     field.fill("500")
@@ -105,9 +106,9 @@ def test_the_planner_by_keyboard(open_page: Any) -> None:
 def test_without_javascript_the_form_works(open_page: Any) -> None:
     watched = open_page(java_script_enabled=False)
     watched.go("/")
-    watched.page.get_by_label("Steps T", exact=True).fill("77")
+    watched.page.get_by_label("Epochs E", exact=True).fill("7")
     watched.page.get_by_role("button", name="Compute").click()
-    watched.page.wait_for_url("**steps=77**")
+    watched.page.wait_for_url("**epochs=7**")
     assert "≤ ε ≤" in str(watched.page.locator("#proved").text_content())
 
 
@@ -210,9 +211,9 @@ def test_keys_are_made_and_revoked(open_page: Any) -> None:
     watched.go("/keys")
     page.get_by_label("Name", exact=True).fill("for the night")
     page.get_by_role("button", name="Create key").click()
-    page.get_by_text("Name at least one dataset").wait_for()
+    page.get_by_text("name at least one dataset").wait_for()
     watched.complaints.clear()  # Chromium complains of the status 422
-    page.get_by_label("Names of datasets").fill("patients")
+    page.get_by_label("patients", exact=True).check()
     page.get_by_role("button", name="Create key").click()
     assert page.locator("#token").inner_text().startswith("pa_")
     page.get_by_role("link", name="Revoke for the night").click()
@@ -254,7 +255,7 @@ def test_runs_are_added_and_removed_by_keyboard(open_page: Any) -> None:
         '{"kind": "laplace", "noise_multiplier": 90}'
     )
     page.locator("#result").get_by_text("for all 3 runs").wait_for()
-    assert "steps-2" in page.url
+    assert "epochs-2" in page.url
     assert "mechanism-2" not in page.url, "what is not shown is not in the address"
     page.get_by_role("button", name="Remove run 2").press("Enter")
     page.wait_for_url("**#run-1")
@@ -289,10 +290,10 @@ def test_another_kind_is_described_by_its_fields(open_page: Any) -> None:
 def test_enter_in_a_field_computes_and_removes_no_run(open_page: Any) -> None:
     watched = open_page(java_script_enabled=False)
     watched.go("/?steps-2=5")
-    field = watched.page.get_by_label("Steps T", exact=True).first
+    field = watched.page.get_by_label("Epochs E", exact=True).first
     field.fill("6")
     field.press("Enter")
-    watched.page.wait_for_url("**/?*steps=6*")
+    watched.page.wait_for_url("**/?*epochs=6*")
     assert watched.page.get_by_role("button", name="Remove run 2").count() == 1
 
 
@@ -304,7 +305,7 @@ def test_waiting_is_shown_with_its_seconds(open_page: Any) -> None:
     page.route("**/?*", lambda route: held.append(route))
     working = page.locator(".working")
     assert not working.is_visible()
-    page.get_by_label("Steps T", exact=True).fill("50")
+    page.get_by_label("Epochs E", exact=True).fill("5")
     working.get_by_text("Computing …").wait_for()
     working.get_by_text("1 s").wait_for()
     held[0].continue_()
@@ -385,14 +386,69 @@ def test_tables_are_stacked_or_have_a_cue_on_a_phone(open_page: Any) -> None:
     watched = open_page(390)
     watched.sign_in("admin")
     cut = "table => table.scrollWidth > table.parentElement.clientWidth"
-    for path in ("/keys", "/datasets/patients"):
+    for path in ("/keys", "/datasets/patients", "/datasets"):
         watched.go(path)
-        stacked = watched.page.locator("table.stack")
-        assert stacked.count() == 1
+        stacked = watched.page.locator("table.stack").first
         assert not stacked.evaluate(cut)
         label = "cell => getComputedStyle(cell, '::before').content"
-        assert stacked.locator("td").first.evaluate(label) in ('"Identifier"', '"Purpose"')
+        assert stacked.locator("td").first.evaluate(label) in ('"Scopes"', '"Purpose"', '"Left"')
+    watched.go("/datasets/patients")
+    watched.page.get_by_text("Show the record").click()
     entries = watched.page.get_by_role("region", name="Table of entries")
     assert entries.locator("table").evaluate(cut)
     style = entries.evaluate("region => getComputedStyle(region).backgroundAttachment")
     assert style == "local, local, scroll, scroll", "shadows at the edges"
+
+
+def test_the_answer_stays_in_sight(open_page: Any) -> None:
+    for width in WIDTHS:
+        watched = open_page(width)
+        page = watched.page
+        watched.go("/")
+        result = page.locator("#result")
+        for place in ("h1", "#sampling", "#snippet-3"):
+            page.locator(place).scroll_into_view_if_needed()
+            box = result.bounding_box()
+            assert box is not None
+            assert 0 <= box["y"] < 900 - box["height"], (width, place)
+
+
+def test_a_budget_is_capped_and_closed_and_a_run_released_by_keyboard(
+    open_page: Any, site: Site
+) -> None:
+    watched = open_page(WIDTHS[0])
+    page = watched.page
+    budget = {"epsilon": 2, "delta": 1e-5}
+    site.post("/v1/datasets", {"name": "to-close", "size": 60_000, "budget": budget})
+    run = site.post("/v1/datasets/to-close/reservations", {"mechanism": RUN})["id"]
+    watched.sign_in("admin")
+    watched.go("/datasets/to-close")
+    page.get_by_text("Set a cap", exact=True).press("Enter")
+    page.get_by_label("a team", exact=True).check()
+    page.get_by_label("Key or team").fill("vision")
+    page.get_by_label("Percent of the budget").fill("40")
+    page.get_by_role("button", name="Set cap").press("Enter")
+    page.get_by_role("row").filter(has_text="team vision").get_by_text("40 %").wait_for()
+    page.get_by_role("link", name=run[:8]).press("Enter")
+    page.get_by_role("link", name="release the run").press("Enter")
+    page.get_by_role("button", name="Release the run").press("Enter")
+    page.get_by_text("released", exact=True).wait_for()
+    page.get_by_role("link", name="to-close").press("Enter")
+    page.get_by_role("link", name="Close …").press("Enter")
+    page.get_by_role("button", name="Close the dataset").press("Enter")
+    page.get_by_text("it takes no further run").wait_for()
+    assert watched.complaints == []
+
+
+def test_the_documentation_is_sound(open_page: Any) -> None:
+    """The first page, a reference and the notebook, whose scripts and styles are their own."""
+    watched = open_page()
+    if not documentation_pages.list_files(documentation_pages.SITE):
+        pytest.skip("the documentation was not built: make site")
+    for path in ("", "api.html", "notebook.html"):
+        watched.go(f"/documentation/{path}")
+        watched.page.wait_for_load_state("networkidle")
+    watched.page.get_by_placeholder("Search").first.click()
+    watched.page.keyboard.type("budget")
+    watched.page.locator(".md-search-result__item").first.wait_for()
+    assert watched.complaints == []

@@ -69,6 +69,8 @@ def test_two_releases_of_a_commit_are_equal(tmp_path: Path) -> None:
         done = run("make", "release", cwd=clone)
         assert done.returncode == 0, done.stderr[-2000:]
         sums.append((clone / "dist" / release.CHECKSUMS).read_text())
+        with zipfile.ZipFile(next((clone / "dist").glob("*.whl"))) as wheel:
+            assert "accountant_service/web/documentation/index.html" in wheel.namelist()
     assert sums[0] == sums[1]
     assert len(sums[0].splitlines()) == 5
     assert run("make", "man", cwd=tmp_path / "two").returncode == 0

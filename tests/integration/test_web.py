@@ -9,7 +9,9 @@ import json
 import re
 import shlex
 import uuid
+from base64 import b64encode
 from collections.abc import Callable, Iterator
+from hashlib import sha256
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,8 @@ from accountant_service.ledger.plans import StepsLeft
 from accountant_service.settings import Settings
 from accountant_service.web import (
     calculator_form,
+    calculator_page,
+    documentation_pages,
     import_page,
     kind_form,
     ledger_pages,
@@ -173,8 +177,8 @@ def test_problems_of_the_form_alone_stand_beside_what_was_typed(visitor: Person)
     """Other problems are those of the API: see the table of refusals."""
     for query, field, sentence in (
         ({"delta": "nan"}, "delta", "Failure probability must be a number"),
-        ({"length": "epochs"}, "epochs", "To use epochs, choose batches by sizes"),
-        ({"sampling": "fixed_size"}, "sampling", "Fixed size sampling needs"),
+        ({"length": "epochs", "sample_rate": "0.1"}, "epochs", "To use epochs, choose batches by"),
+        ({"sampling": "fixed_size", "sample_rate": "0.1"}, "sampling", "Fixed size sampling needs"),
         ({"noise_multiplier": "9" * 5000}, "noise_multiplier", "Noise multiplier must be"),
     ):
         text = visitor.get("/?" + urlencode(query))
@@ -299,19 +303,48 @@ PAGES = ("/", "/plan", "/import", "/sign-in", "/datasets", "/keys", "/runs/{run}
 def test_every_page_links_to_the_documentation(
     admin: Person, app: Any, run: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """That of the service, and the operator's if there is one."""
-    link = '<a href="https://docs.example.org/">Documentation</a>'
-    variable = "ACCOUNTANT_DOCUMENTATION_URL"
-    for address, is_linked in ((None, False), ("https://docs.example.org/", True)):
+    """That of the service, unless the operator has another address for it."""
+    for address, link in (("", "/documentation/"), ("https://docs.example.org/",) * 2):
         monkeypatch.setattr(app.state.settings, "documentation_url", address)
         for path in PAGES:
             text = admin.get(path.format(run=run))
-            assert (link in text) == is_linked, path
+            assert f'<a href="{link}">Documentation</a>' in text, path
             assert 'href="/help"' in text, path
             assert 'href="/docs"' in text, path
-        text = admin.get("/help")
-        assert "Sign out" in text
-        assert (variable in text) != is_linked, "it is told how to set one"
+
+
+def test_the_documentation_is_served_as_it_was_built(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = tmp_path / "documentation"
+    (site / "how-to").mkdir(parents=True)
+    inline = 'let x = "</div>" && 1'
+    page = f'<style>p {{}}</style><p style="color: red">&amp;<script>{inline}</script>'
+    (site / "index.html").write_text(page)
+    (site / "how-to/csv.html").write_text("text")
+    (site / "secret").symlink_to("/etc/hostname")
+    (tmp_path / "outside").write_text("x")
+    http = TestClient(create_app(Settings(database_url=f"sqlite:///{tmp_path}/ledger.db")))
+    for path in ("", "how-to/csv.html"):
+        monkeypatch.setattr(documentation_pages, "_FILES", {})
+        answer = http.get(f"/documentation/{path}")
+        assert answer.status_code == 200
+        assert "make site" in answer.text
+    monkeypatch.setattr(documentation_pages, "_FILES", documentation_pages.list_files(site))
+    answer = http.get("/documentation")
+    assert answer.url.path == "/documentation/"
+    assert answer.text == page
+    policy = answer.headers["Content-Security-Policy"]
+    for text, place in ((inline, "script-src 'self'"), ("p {}", "style-src 'self'"),
+                        ("color: red", "style-src-attr 'unsafe-hashes'")):  # fmt: skip
+        digest = b64encode(sha256(text.encode()).digest()).decode()
+        assert f"{place} 'sha256-{digest}'" in policy
+    assert "unsafe-inline" not in policy
+    assert http.get("/documentation/how-to/csv.html").text == "text"
+    known = {"If-None-Match": answer.headers["ETag"]}
+    assert http.get("/documentation/", headers=known).status_code == 304
+    for path in ("secret", "../outside", "%2e%2e/outside", "how-to/../../outside", "how-to", "x"):
+        assert http.get(f"/documentation/{path}").status_code == 404, path
 
 
 def test_the_documentation_is_at_a_web_address() -> None:
@@ -378,7 +411,10 @@ def test_signing_out(admin: Person) -> None:
 
 FORMS: dict[str, dict[str, Any]] = {  # of each path, as its page would send it
     "/datasets": {"name": "forged", "size": "5", "epsilon": "1", "delta": "1e-5", "once": "f"},
+    "/datasets/{name}/caps": {"kind": "team", "holder": "vision", "percent": "40"},
     "/datasets/{name}/delete": {"once": "g"},
+    "/runs/{identifier}/release": {"once": "h"},
+    "/datasets/{name}/close": {"once": "i"},
     "/keys": {"name": "forged", "scopes": "admin", "reach": "all", "days": ""},
     "/keys/{identifier}/revoke": {},
     "/import": {"document": import_page.EXAMPLE, "delta": "1e-5"},
@@ -415,13 +451,19 @@ def test_a_form_without_its_token_does_nothing(
     other = Person(TestClient(app))
     other.sign_in(keys["admin"])
     _, victim = app.state.keys.create([Scope.RUN], "victim")
+    post = writer(app, keys["admin"])
+    budget = {"epsilon": 1.0, "delta": 1e-5}
+    post("/v1/datasets", {"name": "kept", "size": 60_000, "budget": budget})
+    reserved = post("/v1/datasets/kept/reservations", {"mechanism": RUN})["id"]
 
     def send(path: str, token: str | None) -> tuple[int, bool]:
         """Return the status of an answer, and whether anything has changed."""
         form = {name: text.replace("{key}", keys["run"]) for name, text in FORMS[path].items()}
         form |= {} if token is None else {"csrf": token}
         before = read_everything(app)
-        sent_to = path.format(identifier=victim.identifier, name="forged")
+        identifier = reserved if path.startswith("/runs/") else victim.identifier
+        name = "kept" if path.endswith("/close") else "forged"
+        sent_to = path.format(identifier=identifier, name=name)
         answer = admin.http.post(sent_to, data=form, follow_redirects=False)
         is_same = read_everything(app) == before and "Set-Cookie" not in answer.headers
         return answer.status_code, not is_same
@@ -495,16 +537,17 @@ def test_shares_are_rounded_as_bounds_are() -> None:
 
 @pytest.mark.slow
 def test_a_budget_is_counted_in_steps(admin: Person, run: str) -> None:
-    assert "Counted in reference steps" in admin.get("/datasets")
     text = admin.get("/datasets/patients")
     assert f'href="/runs/{run}"' in text
-    steps = re.search(r"<strong>(\d+) more steps</strong> like the last run", text)
+    steps = re.search(r"(\d+) more steps", text)
     assert steps
     assert "DP-SGD, q = 0.01, σ = 1.1, Poisson sampling" in text
-    budget = re.search(r"budget</dt><dd>(\d+) steps", text)
+    assert "Counted in reference steps" in text
+    budget = re.search(r"budget</dt><dd>(\d+) reference steps", text)
     assert budget
     assert int(steps[1]) + 90 == int(budget[1])
-    spent = re.search(r'spent</dt><dd>90 steps <span class="hint">ε ≤ ([\d.]+)', text)
+    assert "spent</dt><dd>90 reference steps" in text
+    spent = re.search(r'spent</dt><dd>[\d.]+ % <span class="hint">ε ≤ ([\d.]+)', text)
     rows = re.findall(r"<td data-value=[^>]*>[^<]*</td><td>([^<]*)</td><td>([^<]*)</td>", text)
     assert spent
     assert (rows[0], rows[-1]) == (("0", "0"), (spent[1], spent[1]))
@@ -570,10 +613,70 @@ def test_steps_that_need_an_exchange_are_counted_after_the_page(
     text = admin.get("/datasets/exchanged")
     assert 'hx-get="/datasets/exchanged/steps-left"' in text
     part = admin.get("/datasets/exchanged/steps-left")
-    steps = re.search(r"<strong>At least ([\d\u202f]+) more steps</strong>", part)
+    steps = re.search(r"(?i)at least ([\d\u202f]+) more steps", part)
     assert steps
     assert int(steps[1].replace("\u202f", "")) > 420, "more noise, more steps"
     assert steps[0] in admin.get("/datasets/exchanged"), "it is remembered"
+
+
+def test_datasets_are_searched_sorted_and_counted(
+    admin: Person, app: Any, keys: dict[str, str]
+) -> None:
+    post = writer(app, keys["admin"])
+    for name, epsilon in (("find-a", 1.0), ("find-b", 2.0)):
+        budget = {"epsilon": epsilon, "delta": 1e-5}
+        post("/v1/datasets", {"name": name, "size": 60_000, "budget": budget})
+    post("/v1/datasets/find-a/close", {})
+    text = admin.get("/datasets?find=FIND-&sort=budget")
+    assert re.findall(r">([\w-]+)</a>(?: <span|</th>)", text) == ["find-b", "find-a"]
+    assert "2 datasets with 120\u202f000 records in all, 1 closed." in text
+    assert "No dataset’s name contains “&lt;x&gt;”" in admin.get("/datasets?find=<x>")
+
+
+def test_a_run_says_who_reserved_it_and_how_long_it_ran(
+    admin: Person, app: Any, keys: dict[str, str], run: str
+) -> None:
+    """Only owners see the names of other keys."""
+    holder = re.search(r"Reserved</dt><dd>by ([\w-]+),", admin.get(f"/runs/{run}"))
+    assert holder
+    assert holder[1] in [key.name for key in app.state.keys.list_keys()]
+    text = admin.get("/datasets/patients")
+    assert f'data-label="Reserved by" class="why">{holder[1]}<' in text
+    assert re.search(r'data-label="Ran for" class="amount">\d+ (s|min)\b', text)
+    other = Person(TestClient(app))
+    other.sign_in(keys["run"])
+    shown = other.get("/datasets/patients")
+    assert "this key" in shown or "another key" in shown
+    assert "Set a cap" not in shown
+    assert [rendering.format_duration(each) for each in (None, 0.4, 59, 60, 3700, 90_000)] == [
+        "–", "0 s", "59 s", "1 min", "1 h 1 min", "1 d 1 h",
+    ]  # fmt: skip
+
+
+def test_a_cap_is_set_and_removed_on_the_page(admin: Person, run: str) -> None:
+    path = "/datasets/patients/caps"
+    cap = {"kind": "team", "holder": "vision", "percent": "40"}
+    for change, field, said in (
+        ({"kind": "key", "holder": "nobody"}, "holder", "There is no key"),
+        ({"holder": "a b"}, "holder", "Enter the identifier"),
+        ({"percent": "nan"}, "percent", "Enter a number from 0 to 100."),
+    ):
+        text = admin.send(path, 422, **(cap | change))
+        assert problem(text, field).startswith(said)
+        assert value(text, "holder") == (cap | change)["holder"]
+    assert "team vision</th>" in admin.send(path, **cap)
+    assert "team vision</th>" not in admin.send(path, **cap, remove="yes")
+
+
+def test_a_curve_begins_at_zero_and_a_rate_in_words_is_never_too_small() -> None:
+    curve = {"steps": [35, 70], "curves": [{"method": "pld", "epsilon": [0.4, 0.6]}]}
+    first = {"steps": [1], "curves": [{"method": "pld", "epsilon": [0.1]}]}
+    shown = calculator_page._begin_at_zero(curve, first)
+    assert shown is not None
+    assert (shown["steps"], shown["curves"][0]["epsilon"]) == ([0, 1, 35, 70], [0, 0.1, 0.4, 0.6])
+    rates = {1 / 296.5: "1 in 296", 0.1: "1 in 10", 0.1001: "11 in 100", 1.0: "100 in 100"}
+    for rate, words in rates.items():
+        assert calculator_page.describe_rate_rounded_up(rate) == words
 
 
 def test_the_record_is_paged(admin: Person, run: str) -> None:
@@ -733,6 +836,8 @@ def test_the_reference_names_every_call_and_loads_nothing_from_elsewhere(app: An
         for method in operations:
             assert f"<code>{method.upper()} {path}</code></h3>" in answer.text
     assert not re.findall(r'(?:src|href)="(?:https?:)?//', answer.text)
+    assert not re.findall(r"<dd>\W*</dd>", answer.text), "each parameter has a meaning"
+    assert "-d '{\n  &#34;" in answer.text or "-d &#39;{\n  &#34;" in answer.text
     assert "script-src 'self'" in answer.headers["Content-Security-Policy"]
     assert http.get("/redoc").status_code == 404
 
@@ -843,7 +948,7 @@ def test_the_snippets_of_several_runs_ask_the_same_question(visitor: Person) -> 
     printed = CliRunner().invoke(cli.app, shlex.split(command)[1:])
     assert f"≤ {number_format.round_up(upper(text))}" in printed.output
     assert command.startswith(
-        "accountant compare -s 1.1 -q 0.01 -t 500 --and '-s 2 -t 1000 -n 60000 -b 600 "
+        "accountant compare -s 1.1 -t 500 -n 60000 -b 600 --and '-s 2 -n 60000 -b 600 -e 10 "
     )
     said = io.StringIO()
     with contextlib.redirect_stdout(said):
@@ -1078,7 +1183,9 @@ def test_an_address_that_cannot_be_used_has_no_answer(admin: Person, run: str) -
 def test_half_of_a_pair_of_sizes_is_an_error_at_the_other(visitor: Person) -> None:
     assert problem(visitor.get("/?dataset_size=900"), "batch_size") == "Batch size is required."
     assert problem(visitor.get("/?batch_size=9&steps=2"), "dataset_size") == "Records is required."
-    assert problem(visitor.get("/?epochs=2"), "epochs").startswith("To use epochs, choose batches")
+    said = re.search(r"The address does not say ([^:]*):", visitor.get("/?epochs=2"))
+    assert said
+    assert {"dataset_size", "batch_size"} < set(said[1].split(", "))
 
 
 def test_no_number_is_offered_where_the_other_runs_alone_miss_the_target(visitor: Person) -> None:
@@ -1252,16 +1359,16 @@ def test_what_is_left_is_told_in_runs_rounded_down() -> None:
         )
 
     for steps, sentence, is_warning in (
-        (25_700, "That is about 257 more runs like it, of 100 steps.", False),
-        (399, "That is about 3 more runs like it, of 100 steps.", False),
-        (299, "Only 2 more runs of 100 steps fit.", True),
-        (100, "Only 1 more run of 100 steps fits.", True),
+        (25_700, "<strong>257 more runs</strong> like the last one fit, of 100 steps each", False),
+        (399, "<strong>3 more runs</strong> like the last one fit, of 100 steps each: 399", False),
+        (299, "<strong>Only 2 more runs</strong> like the last one fit, of 100 steps each", True),
+        (100, "<strong>Only 1 more run</strong> like the last one fits, of 100 steps: 100", True),
         (99, "Not one more run of 100 steps fits: the next one must be shorter", True),
-        (0, "Not one more step like the last run's fits.", True),
+        (0, "Not one more step like the last run’s fits.", True),
     ):
         text = render(steps)
         assert sentence in text
-        assert ('class="warning' in text) == is_warning
+        assert ("warning" in text) == is_warning
         assert ("alarm" in text) == (steps < 100)
     text = render(99, is_exact=False)
     assert "At least 99 more steps" in text
@@ -1270,11 +1377,11 @@ def test_what_is_left_is_told_in_runs_rounded_down() -> None:
 
 def test_the_page_of_a_dataset_counts_runs(admin: Person, run: str) -> None:
     text = admin.get("/datasets/patients")
-    steps = re.search(r"<strong>(\d+) more steps</strong>", text)
+    steps = re.search(r"(\d+) more steps", text)
     assert steps
     runs = int(steps[1]) // 100
     assert (f"Only {runs} more" in text) == (0 < runs < 3)
-    assert (f"about {runs} more runs" in text) == (runs >= 3)
+    assert (f"<strong>{runs} more runs" in text) == (runs >= 3)
 
 
 # --- new datasets
@@ -1349,9 +1456,12 @@ def test_the_safe_choices_of_a_key_are_made_at_first(admin: Person, app: Any) ->
     assert re.findall(r'name="scopes" value="(\w+)" checked', text) == ["run"]
     as_shown = {"name": "unchanged", "scopes": "run", "reach": "listed", "days": "90"}
     text = admin.send("/keys", 422, **as_shown)
-    assert problem(text, "datasets") == "Name at least one dataset, or choose all datasets."
+    assert problem(text, "datasets") == (
+        "Choose or name at least one dataset, or choose all datasets."
+    )
     assert "unchanged" not in [key.name for key in app.state.keys.list_keys()]
-    text = admin.send("/keys", 201, **(as_shown | {"datasets": "patients other"}))
+    assert 'name="datasets" value="patients">' in text, "it is in the list"
+    text = admin.send("/keys", 201, **(as_shown | {"datasets": ["patients", "other"]}))
     assert "There is no dataset &#39;other&#39;" in text
     assert "There is no dataset &#39;patients&#39;" not in text
     admin.send("/keys", 201, **(as_shown | {"name": "wide", "reach": "all", "datasets": "x"}))
@@ -1462,7 +1572,7 @@ def test_a_closed_dataset_says_so_and_offers_no_quote(
     assert "<strong>Closed</strong> since" in text
     assert "Quote a run" not in text
     assert " fit" not in text
-    assert "closed since" in admin.get("/datasets")
+    assert '<span class="state">closed</span>' in admin.get("/datasets")
     quote = admin.get("/datasets/survey/quote?noise_multiplier=9&sample_rate=0.01&steps=1")
     assert "No quote" in quote
     assert "closed" in quote

@@ -4,6 +4,7 @@
 const DIGITS = 6; // as in the table that a plot is drawn from: a bound is not rounded once more
 const HEIGHT = 280;
 const TICK_WIDTH = 64; // pixels that a tick of a logarithmic axis needs
+const TICK_HEIGHT = 36;
 const MINUTE = 60;
 const AXIS_FONT = "13px system-ui, sans-serif";
 
@@ -18,10 +19,12 @@ function numberOf(cell) {
   return Number.isFinite(value) ? value : null;
 }
 
-function columnsOf(table, positiveOnly) {
+// The columns of a table as numbers; a logarithmic axis has no place for 0.
+function columnsOf(table, positiveOnly, positiveValues) {
   const rows = [...table.tBodies[0].rows].map((row) => [...row.cells].map(numberOf));
   const kept = rows.filter((row) => !positiveOnly || row[0] > 0);
-  return [...table.tHead.rows[0].cells].map((_, at) => kept.map((row) => row[at]));
+  const shown = (value, at) => (at && positiveValues && value <= 0 ? null : value);
+  return [...table.tHead.rows[0].cells].map((_, at) => kept.map((row) => shown(row[at], at)));
 }
 
 function axis(more) {
@@ -29,9 +32,9 @@ function axis(more) {
   return { stroke: colour("muted"), grid, ticks: grid, ...more };
 }
 
-function lineOf(label, at, stepped) {
+function lineOf(label, at, { steps, smooth }) {
   const stroke = colour(["accent", "second", "third"][at % 3]);
-  const paths = stepped ? uPlot.paths.stepped({ align: 1 }) : undefined;
+  const paths = steps ? uPlot.paths.stepped({ align: 1 }) : smooth ? uPlot.paths.spline() : undefined;
   return { label, stroke, width: 2, paths, spanGaps: true, points: { show: false }, dash: at === 2 ? [4, 4] : [] };
 }
 
@@ -41,15 +44,15 @@ function marksOf(label, at) {
   return { label, stroke, paths: () => null, points: { show: true, size: 13, width: 2.5, fill: colour("paper") } };
 }
 
-function limitLine(limit) {
+function limitLine(limit, label) {
   const stroke = colour("bad");
-  return { label: "budget", stroke, width: 1.5, dash: [6, 4], points: { show: false }, value: () => short(Number(limit)) };
+  return { label, stroke, width: 1.5, dash: [6, 4], points: { show: false }, value: () => short(Number(limit)) };
 }
 
 const AXES = {
   plain: { values: (_, ticks) => ticks.map(grouped) },
   log: {
-    splits: (plot, _, low, high) => powersBetween(low, high, plot.width / TICK_WIDTH),
+    splits: (plot, at, low, high) => powersBetween(low, high, at ? plot.height / TICK_HEIGHT : plot.width / TICK_WIDTH),
     filter: (_, ticks) => ticks, // all: uPlot would leave out some, as null
     values: (_, ticks) => ticks.map(short),
   },
@@ -61,6 +64,10 @@ function timeRange(_, low, high) {
   return [low, Math.max(high, low + MINUTE)];
 }
 
+function decades(_, low, high) {
+  return [low, high].map((end, at) => 10 ** (at ? Math.ceil : Math.floor)(Math.log10(end)));
+}
+
 // Until the pointer is over the plot, the legend has the last values, or that of a single point.
 function legendOf(columns, isLogarithmic) {
   const known = columns.map((column) => column.filter((value) => value != null));
@@ -69,12 +76,12 @@ function legendOf(columns, isLogarithmic) {
 }
 
 function optionsOf(figure, labels, columns, width) {
-  const { x = "plain", steps, limit, yTitle } = figure.dataset;
+  const { x = "plain", y = "plain", diagonal, limit, limitTitle = "budget", yTitle } = figure.dataset;
   const marked = Number(figure.dataset.marks ?? labels.length);
   const legend = legendOf(columns, x === "log");
   const value = (_, found, at) => legend(at, found, short);
   const moment = (_, found, at) => legend(at, found, (seconds) => clock(seconds, 0));
-  const series = (label, at) => (at + 1 < marked ? lineOf(label, at, steps) : marksOf(label, at));
+  const series = (label, at) => (at + 1 < marked ? lineOf(label, at, figure.dataset) : marksOf(label, at));
   const lines = labels.slice(1).map((label, at) => ({ ...series(label, at), value }));
   const titled = (label) => (label ? { label, labelSize: 22, labelFont: AXIS_FONT } : {});
   return {
@@ -83,13 +90,14 @@ function optionsOf(figure, labels, columns, width) {
     tzDate: (seconds) => uPlot.tzDate(new Date(1000 * seconds), "Etc/UTC"),
     scales: {
       x: { time: x === "time", distr: x === "log" ? 3 : 1, ...(x === "time" ? { range: timeRange } : {}) },
-      y: { range: (_, __, top) => [0, (top || 1) * 1.05] },
+      y: y === "log" ? { distr: 3, range: decades } : { range: (_, __, top) => [0, (top || 1) * 1.05] },
     },
-    axes: [axis({ space: 80, ...titled(labels[0]), ...AXES[x] }), axis({ size: 52, ...titled(yTitle), ...AXES.plain })],
+    axes: [axis({ space: 80, ...titled(labels[0]), ...AXES[x] }), axis({ size: 52, ...titled(yTitle), ...AXES[y] })],
+    bands: diagonal ? [{ series: [1, labels.length - 1], fill: colour("band") }] : [],
     series: [
       { label: labels[0], value: x === "time" ? moment : value },
       ...lines,
-      ...(limit ? [limitLine(limit)] : []),
+      ...(limit ? [limitLine(limit, limitTitle)] : []),
     ],
     cursor: { drag: { x: false, y: false } },
   };
@@ -127,10 +135,11 @@ function draw(figure) {
   const width = holder.parentElement.clientWidth;
   if (!table || !width) return;
   const labels = [...table.tHead.rows[0].cells].map((cell) => cell.textContent);
-  const columns = columnsOf(table, figure.dataset.x === "log");
+  const columns = columnsOf(table, figure.dataset.x === "log", figure.dataset.y === "log");
   figure.classList.toggle("bare", columns[0].length < 2);
   if (columns[0].length < 2) return; // one point makes no line, and an axis would have no scale
-  const { limit } = figure.dataset;
+  const { limit, diagonal } = figure.dataset;
+  if (diagonal) { columns.push(columns[0]); labels.push(diagonal); }
   if (limit) columns.push(columns[0].map(() => Number(limit)));
   holder.replaceChildren();
   new uPlot(optionsOf(figure, labels, columns, width), columns, holder);

@@ -1,9 +1,8 @@
 """Every optimizer's claim against an audit with canaries, and broken ones that are found out.
 
-The power, of 20 optimizers and states whose claim is proven, as the tests below measure it: less
-noise than claimed is found out in all of them if it is an eighth, in 16 or more if it is a quarter
-(18 when this was written; DP-RMSprop, whose steps are almost signs, hides most), and in hardly any
-if it is a half (none). An ε of a little more than claimed is not seen.
+The power, over all optimizers and states whose claim is proven, as the tests below measure it: less
+noise than claimed is found out in all of them if it is an eighth, in four of five or more if it is a
+quarter (DP-RMSprop, whose steps are almost signs, hides most), and in hardly any if it is a half. An ε of a little more than claimed is not seen.
 """
 
 from __future__ import annotations
@@ -185,9 +184,8 @@ def test_the_audit_has_the_stated_power() -> None:
         bounds = [audited(*each, cut=cut, seed=2).epsilon_lower for each in SOUND]
         return sum(bound > claim for bound in bounds)
 
-    assert len(SOUND) == 20
-    assert caught(4.0) >= 16
-    assert caught(2.0) <= 3
+    assert caught(4.0) >= 0.8 * len(SOUND)
+    assert caught(2.0) <= 0.15 * len(SOUND)
 
 
 def test_guessing_blindly_refutes_nothing() -> None:

@@ -181,6 +181,7 @@ def test_a_clipped_sum_of_each_layer_equals_its_definition(name: str, row: dict[
     compare_with_definition(name, **row)
 
 
+@pytest.mark.spread(second=10)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_clipped_sums_equal_their_definition(name: str, subtests: pytest.Subtests) -> None:
@@ -231,6 +232,7 @@ def require_single_precision(kind: str, shape: str, precision: torch.dtype) -> N
         assert norm > 0.99 * transform.bound or shape == "box" or overflows
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", slow_after(1, NETS))
 def test_under_autocast_sums_are_clipped_in_single_precision(
     kind: str, subtests: pytest.Subtests

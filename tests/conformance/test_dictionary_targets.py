@@ -26,6 +26,7 @@ def with_weights(labels: torch.Tensor) -> dict[str, Any]:
     return {"label": labels, "weights": torch.ones(len(labels), 2).double() / 2, "scale": 2.0}
 
 
+@pytest.mark.spread(first=5)
 @pytest.mark.parametrize("physical_batch_size", [None, 3])
 @pytest.mark.parametrize(
     ("name", "state", "options"),

@@ -101,6 +101,7 @@ def compare_with_rule(name: str, rule: Rule, **options: Any) -> None:
     require_equal(private, plain)
 
 
+@pytest.mark.spread(first=3)
 @pytest.mark.parametrize("own_squares", [False, True])
 @pytest.mark.parametrize("kind", ["adam", "rmsprop", "adagrad"])
 def test_without_noise_and_clipping_pigdo_equals_its_row_of_table_1(
@@ -138,6 +139,7 @@ def test_with_own_squares_state_privatised_is_refused() -> None:
             build_optimizer(f"pi_{kind}", model(), PLAN, own_squares=True)
 
 
+@pytest.mark.spread(first=3)
 @pytest.mark.parametrize(
     "case",
     pairwise(

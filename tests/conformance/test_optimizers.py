@@ -191,6 +191,7 @@ def test_each_optimizer_makes_the_same_steps_in_another_way(name: str, row: dict
 ROWS = pairwise(optimizer=STATES, **AXES)
 
 
+@pytest.mark.spread(second=12)
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "state"), STATES)
 def test_optimizers_make_the_same_steps_in_every_way(
@@ -367,6 +368,7 @@ def test_the_count_is_of_the_examples_within_the_clip_norm() -> None:
     assert {whole - each for each in less} == {0, 1}
 
 
+@pytest.mark.slow
 def test_the_count_has_the_noise_that_it_is_charged_with() -> None:
     """An empty batch's count is only noise, of standard deviation τ over qN."""
     plan = PLANS["adaptive"]

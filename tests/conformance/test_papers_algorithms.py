@@ -240,6 +240,7 @@ def distance(one: Vector, other: Vector) -> float:
     return float((one - other).norm() / (other - Paper().theta).norm())
 
 
+@pytest.mark.spread(first=3)
 @pytest.mark.parametrize("name", LITERAL)
 def test_ten_steps_are_those_of_the_pseudo_code(name: str) -> None:
     assert distance(trained(name, **LITERAL[name][1]), as_in_the_paper(name)) < 1e-4

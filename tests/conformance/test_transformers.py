@@ -85,6 +85,7 @@ def test_a_clipped_sum_of_a_transformer_equals_its_definition(
                 torch.testing.assert_close(vector, exact, rtol=1e-6, atol=1e-6 * longest)
 
 
+@pytest.mark.spread(second=6)
 @pytest.mark.parametrize("name", [*MODELS, "bert with dropout"])
 @pytest.mark.parametrize(
     ("optimizer", "rate"), [("dp_adam", 0.02), ("dp_rmsprop", 0.0005), ("pi_rmsprop", 0.02)]

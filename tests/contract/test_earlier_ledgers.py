@@ -156,6 +156,8 @@ def test_every_dataset_keeps_its_filter_its_balance_and_its_record(revision: str
     before.close()
 
 
+@pytest.mark.spread(second=5)
+@pytest.mark.slow
 @pytest.mark.parametrize(("url", "revision"), ACCEPTED, indirect=["url"])
 def test_an_earlier_ledger_accepts_new_runs_and_verifies(revision: str, url: str) -> None:
     """Old datasets and new ones, with old runs and new runs, and the whole record verifies."""

@@ -80,6 +80,7 @@ def test_unexplained_patches_are_found() -> None:
     assert unexplained(ast.parse(text), text.splitlines()) == [1, 6]
 
 
+@pytest.mark.slow
 def test_no_two_modules_define_the_same_helper() -> None:
     places = defaultdict(set)
     for name, (tree, _) in modules().items():

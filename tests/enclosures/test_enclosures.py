@@ -110,6 +110,7 @@ def test_an_output_is_within_the_error_of_its_edge(q: float) -> None:
             assert not (is_reached and off > cells.edge_error[k]), (law, k)
 
 
+@pytest.mark.spread(first=2, second=5)
 @pytest.mark.parametrize("draw", QUICK, ids=lambda draw: draw.__name__.removeprefix("_draw_"))
 def test_a_few_random_cases_of_each_kind(draw: Draw) -> None:
     tally = compare_random_cases(2026, 2, (draw,))

@@ -305,6 +305,7 @@ def _cases() -> Iterator[Any]:
         yield pytest.param(at, expected, id=f"{at} {source}", marks=marks)
 
 
+@pytest.mark.spread(second=3)
 @pytest.mark.parametrize(("at", "expected"), list(_cases()))
 def test_every_number_of_a_reason_is_that_of_thirty_digits(
     at: int, expected: Callable[[], Numbers]
@@ -375,6 +376,7 @@ def test_bounds_on_means_and_batches_of_fixed_size_are_those_of_twice_the_distan
     assert {each.verdict for each in rows} == {"refuted"}
 
 
+@pytest.mark.spread(second=1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("size", "sigma", "epochs", "name"),
@@ -404,6 +406,7 @@ def tail(parameters: int, at: Any) -> Any:
     return mp.gammainc(mp.mpf(parameters) / 2, at / 2, mp.inf, regularized=True)
 
 
+@pytest.mark.spread(first=1)
 @pytest.mark.parametrize(
     ("source", "parameters", "ratio", "chance"),
     [

@@ -87,6 +87,7 @@ def test_other_owners_objects_are_answered_like_missing_ones(owners: Owners, sco
     assert seen["version"] == 4, "and nothing was written"
 
 
+@pytest.mark.slow
 def test_a_bound_key_makes_no_datasets_and_no_keys_and_tells_no_names(owners: Owners) -> None:
     kept = owners.keys.list_keys()[0].identifier
     for scope in Scope:

@@ -473,6 +473,7 @@ def test_a_bound_owner_caps_keys_of_its_dataset_only(web: Service) -> None:
     assert owner.get("/v1/datasets/theirs/caps")[0] == 404
 
 
+@pytest.mark.slow
 def test_the_page_of_keys_shows_teams_and_caps(own_web: Service) -> None:
     http, admin = own_web.http, own_web.admin
     admin.dataset("d", filter="renyi")

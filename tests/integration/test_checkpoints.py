@@ -50,6 +50,7 @@ def _kept(states: States) -> States:
     return checkpoint.read(checkpoint.write(states, SEED, 0), SEED)
 
 
+@pytest.mark.spread(second=3)
 @SQL_MATTERS
 @pytest.mark.parametrize(
     "fields", [{}, {"by": "reference"}, {"by": "reference", "plan": None}], ids=str
@@ -69,6 +70,7 @@ def test_a_verification_goes_on_from_every_entry(
         assert report.states == whole.states
 
 
+@pytest.mark.slow
 @ON_SQLITE
 def test_the_table_of_epsilon_is_computed_again_only_if_it_is_another(
     scenario: Scenario, monkeypatch: pytest.MonkeyPatch
@@ -90,6 +92,7 @@ def test_the_table_of_epsilon_is_computed_again_only_if_it_is_another(
 ENDED = "WHERE state = 'committed'"
 
 
+@pytest.mark.spread(first=4)
 @ON_SQLITE
 @pytest.mark.parametrize(
     ("statement", "said"),

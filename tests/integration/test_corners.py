@@ -87,6 +87,7 @@ def ask_at_a_corner(seed: int) -> None:
     assert time.process_time() - start < 10
 
 
+@pytest.mark.spread(second=2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("q", "sigma", "steps"),

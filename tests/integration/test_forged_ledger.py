@@ -739,6 +739,7 @@ def test_rows_of_no_dataset_are_named(
 # --- values that the ledger does not write
 
 
+@pytest.mark.spread(first=10)
 @pytest.mark.parametrize(
     "statement",
     [

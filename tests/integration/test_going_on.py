@@ -113,6 +113,7 @@ def test_a_run_that_a_restored_ledger_refuses_is_not_told_to_resume(
     assert "--resume" not in said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ledger", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_run_that_is_asked_to_end_claims_its_plan(
     ledger: bool, bench: Bench, monkeypatch: pytest.MonkeyPatch

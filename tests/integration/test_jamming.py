@@ -781,6 +781,7 @@ def test_a_stranger_waits_for_no_lock_and_takes_none(
             stranger.grant("0" * 32)
 
 
+@pytest.mark.slow
 @ON_SQLITE
 def test_over_http_a_stranger_takes_no_turn(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with serving(url) as found:

@@ -75,6 +75,7 @@ def test_a_run_is_reserved_granted_and_committed_on_every_dataset(months: Scenar
         assert 0 < part.taken[0] < before[0]  # each gives back its own rest
 
 
+@pytest.mark.slow
 def test_the_charge_is_that_of_the_same_run_alone(months: Scenario) -> None:
     """Each dataset's filter sees exactly its own run."""
     admin = months.admin
@@ -129,6 +130,7 @@ def test_the_mechanism_runs_on_all_records_together(web: Service) -> None:
 # --- nothing by halves
 
 
+@pytest.mark.spread(first=1)
 @pytest.mark.parametrize(
     ("spoil", "code"),
     [
@@ -149,6 +151,7 @@ def test_a_refusal_by_one_dataset_charges_none(
     assert found.value.mechanism_at + str(found.value.pointer) == "/datasets/1"
 
 
+@pytest.mark.slow
 @SQL_MATTERS
 def test_a_failure_in_the_middle_undoes_every_part(
     months: Scenario, monkeypatch: pytest.MonkeyPatch
@@ -382,6 +385,7 @@ def test_verify_compares_the_parts_of_a_run(months: Scenario) -> None:
     assert months.faults_after(f"UPDATE reservation SET joint = NULL WHERE id = '{part}'")
 
 
+@pytest.mark.slow
 def test_an_export_of_all_datasets_is_compared_too(months: Scenario) -> None:
     admin = months.admin
     run = admin.reserve_jointly("a", "b", plan=20)

@@ -1108,6 +1108,7 @@ def test_a_write_without_a_database_is_told_to_come_again(
         assert answer.headers["Retry-After"] == "2"
 
 
+@pytest.mark.spread(first=1)
 @pytest.mark.parametrize("plan", [None, mechanisms.ApproximateDp(3.0, 1e-5)])
 def test_a_release_takes_a_budget_of_its_own_delta(
     scenario: Scenario, plan: mechanisms.Mechanism | None

@@ -95,6 +95,7 @@ def test_a_reset_makes_every_key_invalid_and_is_recorded() -> None:
     assert [row["revoked"] for row in json.loads(call("keys list --json").stdout)] == [True]
 
 
+@pytest.mark.slow
 def test_entries_are_listed_by_key_and_by_dataset() -> None:
     call(CREATE)
     call(CREATE.replace("adult", "other"))

@@ -198,6 +198,7 @@ def log() -> Iterator[io.StringIO]:
     root.setLevel(level)
 
 
+@pytest.mark.slow
 def test_the_log_contains_each_request_and_no_secret(
     app: FastAPI, http: TestClient, log: io.StringIO
 ) -> None:

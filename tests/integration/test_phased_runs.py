@@ -54,6 +54,7 @@ def seen_steps(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, float]]:
     return seen
 
 
+@pytest.mark.slow
 def test_each_phase_is_reserved_before_the_first_step_and_charged_as_it_is_made(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -148,6 +149,7 @@ def test_an_interrupt_while_phases_are_reserved_leaves_none(
     assert bench.dataset()["held"] == NOTHING
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_in_the_phase_after_the_last_granted_step(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -164,6 +166,7 @@ def test_a_killed_run_goes_on_in_the_phase_after_the_last_granted_step(
     assert bench.read("privacy.json")["model_sha256"] == bench.digest()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("commits", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_a_run_that_dies_while_it_commits_is_committed_on_resume(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, commits: int

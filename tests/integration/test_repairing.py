@@ -75,6 +75,7 @@ def test_what_the_entries_determine_is_mended(scenario: Scenario) -> None:
     assert len(scenario.audit("ledger-repaired")) == len(MENDED)
 
 
+@pytest.mark.spread(first=5)
 @pytest.mark.parametrize("statement", LEFT)
 def test_nothing_is_derived_from_a_record_with_faults(statement: str, ledger: Repository) -> None:
     """Budget would come back, if entries that were cut off were taken for never written."""

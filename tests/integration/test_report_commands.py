@@ -129,6 +129,7 @@ def test_a_delta_too_large_for_the_dataset_is_warned_about(command: Command) -> 
     assert "warning: δ = 0.1 is not below 1/10" in created
 
 
+@pytest.mark.slow
 def test_a_run_ends_once_and_an_open_one_has_no_report(command: Command) -> None:
     command("dataset", "create", "p", "-n", "1000", "-E", "1", "-d", "1e-5")
     run = command("run", "reserve", "p", *PLAN).strip()

@@ -208,6 +208,7 @@ def test_a_site_that_lost_its_state_finds_its_reservation_again(ledger: LedgerCl
     assert budget(ledger).find_reservation("another job").identifier != first.identifier
 
 
+@pytest.mark.slow
 def test_two_processes_of_a_site_cannot_share_a_round(
     ledger: LedgerClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:

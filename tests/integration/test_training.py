@@ -541,6 +541,7 @@ def test_if_no_step_fits_the_error_names_noise_that_would(bench: Bench) -> None:
     assert "0 steps fit of 7; all would with σ = " in done.output
 
 
+@pytest.mark.slow
 def test_compare_shows_how_far_it_is(bench: Bench, tmp_path: Path) -> None:
     plot = str(tmp_path / "plot.png")
     usual = ("--data", "small", "--batch-size", "20", "--hidden", "4", "--output", plot)

@@ -158,6 +158,7 @@ def every_write(runs: list[str], key: str) -> list[tuple[str, str, Any]]:
     ]
 
 
+@pytest.mark.spread(second=2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "situation",

@@ -64,6 +64,7 @@ def migrate(scenario: Scenario, *statements: str) -> None:
     execute(Repository(scenario.repository.engine), *statements)
 
 
+@pytest.mark.spread(first=1)
 @SQL_MATTERS
 @pytest.mark.parametrize("statements", [CONTRACTED, OLDER, EXPANDED])
 def test_each_write_checks_that_the_database_is_this_servers(

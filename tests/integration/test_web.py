@@ -197,6 +197,7 @@ def _snippets(text: str) -> list[str]:
     return [unescape(found) for found in re.findall(r'id="snippet-\d">([^<]*)<', text)]
 
 
+@pytest.mark.spread(first=1)
 @pytest.mark.parametrize(
     "query", ["", "?batches=sizes&length=epochs&neighbouring_relation=zero_out_one"]
 )

@@ -1,7 +1,8 @@
 """Apply each mutant of `table.toml` to a copy of the packages, and run the test that must find it.
 
-`python -m tests.mutants [--only WORDS] [--write]` prints a table of what was found by which test;
-`--write` writes it to docs/mutants.md. It goes on after an error and ends with a list of them.
+`python -m tests.mutants [--only WORDS] [--write]` prints a table of what was found by which test,
+in the first tier that finds it; `--write` writes its rows to docs/mutants.md. It goes on after an
+error and ends with a list of them.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ PAGE: Final = ROOT / "docs" / "mutants.md"
 COPIED: Final = ("accountant_service", "training_client", "tests")
 TIERS: Final = {1: "not slow and not browser and not nightly", 2: "slow", 3: "nightly"}
 TIMEOUT: Final = 300.0
+NO_TESTS: Final = 5  # pytest's exit code
 INTRODUCTION: Final = """\
 # Mutants that the tests find
 
@@ -48,26 +50,24 @@ HEADER: Final = "| file | broken | found by | tier | s |\n|---|---|---|---|---|\
 class Mutant:
     """A text of one file, the text that replaces it, and the test that must then fail."""
 
-    tier: int
     path: str
     test: str
     text: str
     replacement: str
     broken: str
 
-    def row(self, seconds: str) -> str:
-        """Return the mutant's row of the table."""
+    @property
+    def begin_of_row(self) -> str:
+        """The mutant's row of the table without the tier and the seconds, which a run tells."""
         file, function = self.test.split("::")
-        found_by = f"`{Path(file).name}::{function}`"
-        return f"| `{self.path}` | {self.broken} | {found_by} | {self.tier} | {seconds} |\n"
+        return f"| `{self.path}` | {self.broken} | `{Path(file).name}::{function}` | "
 
 
 def read_table() -> list[Mutant]:
     """Return all mutants of the table."""
     return [
-        Mutant(int(tier), path, test, *mutant)
-        for tier, files in tomllib.loads(TABLE.read_text()).items()
-        for path, tests in files.items()
+        Mutant(path, test, *mutant)
+        for path, tests in tomllib.loads(TABLE.read_text()).items()
         for test, mutants in tests.items()
         for mutant in mutants
     ]
@@ -110,55 +110,62 @@ def run_tests(copy: Path, tier: int, tests: Iterable[str]) -> tuple[int, str, fl
 
 
 def check_without_mutants(copy: Path, mutants: list[Mutant]) -> Iterator[str]:
-    """Yield an error for each test that does not pass, in its tier, without any mutant."""
-    for tier in sorted({each.tier for each in mutants}):
-        tests = sorted({each.test for each in mutants if each.tier == tier})
-        _, output, _ = run_tests(copy, tier, tests)
-        for test in tests:
-            passed, failed = (
-                re.search(rf"^{word} {re.escape(test)}(\[| |::|$)", output, re.M)
-                for word in ("PASSED", "(FAILED|ERROR)")
-            )
-            if failed or not passed:
-                yield f"{test}: does not pass in tier {tier} without a mutant\n{output[-2000:]}"
+    """Yield an error for each test that does not pass without any mutant."""
+    tests = sorted({each.test for each in mutants})
+    output = "".join(run_tests(copy, tier, tests)[1] for tier in TIERS)
+    for test in tests:
+        passed, failed = (
+            re.search(rf"^{word} {re.escape(test)}(\[| |::|$)", output, re.M)
+            for word in ("PASSED", "(FAILED|ERROR)")
+        )
+        if failed or not passed:
+            yield f"{test}: does not pass without a mutant\n{output[-2000:]}"
 
 
-def find_mutant(copy: Path, mutant: Mutant) -> tuple[float, str]:
-    """Run the mutant's test with the mutant; return the seconds, and an error or nothing."""
+def find_mutant(copy: Path, mutant: Mutant) -> tuple[str, str]:
+    """Run the mutant's test with it, tier by tier; return the rest of its row, and an error."""
     path = copy / mutant.path
     genuine = path.read_text()
     if genuine.count(mutant.text) != 1:
-        return 0.0, f"the text occurs {genuine.count(mutant.text)} times"
+        return "", f"the text occurs {genuine.count(mutant.text)} times"
     path.write_text(genuine.replace(mutant.text, mutant.replacement))
     try:
-        code, output, seconds = run_tests(copy, mutant.tier, [mutant.test])
+        for tier in TIERS:
+            code, output, seconds = run_tests(copy, tier, [mutant.test])
+            if code not in (0, NO_TESTS):
+                break
+        else:
+            return "", "survives"
     finally:
         path.write_text(genuine)
-    if code == 0:
-        return seconds, "survives"
     # an error of another kind might come from a text that is not valid there
     failed = re.search(r"^FAILED .* - (assert\b|AssertionError|Failed)", output, re.M)
     # Hypothesis shows several failures as a group, whose members stand beside a bar
     of_group = re.findall(r"^ +\| (\w+Error)\b", output, re.M)
     if code != 1 or not (failed or set(of_group) == {"AssertionError"}):
-        return seconds, f"ends otherwise than by a failed assertion\n{output[-2000:]}"
-    return seconds, ""
+        return "", f"ends otherwise than by a failed assertion\n{output[-2000:]}"
+    return f"{tier} | {seconds:.0f} |\n", ""
 
 
-def run_mutants(mutants: list[Mutant]) -> tuple[str, list[str]]:
-    """Run all mutants; print and return the table, and return all errors."""
-    table = HEADER
-    print(table, end="")
+def run_mutants(mutants: list[Mutant]) -> tuple[dict[str, str], list[str]]:
+    """Run the mutants and print a table; return what each row ends with, and all errors."""
+    ends = {}
+    print(HEADER, end="")
     with copied_repository() as copy:
         errors = list(check_without_mutants(copy, mutants))
         for mutant in mutants:
-            seconds, error = find_mutant(copy, mutant)
-            row = mutant.row(f"{seconds:.0f}" if not error else error.split("\n")[0])
-            table += row
-            print(row, end="", flush=True)
+            ends[mutant.begin_of_row], error = find_mutant(copy, mutant)
+            print(mutant.begin_of_row, ends[mutant.begin_of_row] or error, sep="", flush=True)
             if error:
                 errors.append(f"{mutant.path}, {mutant.broken}: {error}")
-    return table, errors
+    return ends, errors
+
+
+def read_page() -> dict[str, str]:
+    """Return what each row of the page ends with: the tier and the seconds."""
+    lines = PAGE.read_text().splitlines(keepends=True)
+    rows = [re.match(r"(\| `.*` \| )(\d \| \d+ \|\n)", each) for each in lines]
+    return {row[1]: row[2] for row in rows if row}
 
 
 def main() -> int:
@@ -167,9 +174,12 @@ def main() -> int:
     parser.add_argument("--only", default="", help="only rows that contain these words")
     parser.add_argument("--write", action="store_true", help="write docs/mutants.md")
     options = parser.parse_args()
-    table, errors = run_mutants([each for each in read_table() if options.only in each.row("")])
+    table = [each for each in read_table() if options.only in each.begin_of_row]
+    ends, errors = run_mutants(table)
     if options.write and not errors:
-        PAGE.write_text(INTRODUCTION + table)
+        ends = read_page() | ends
+        begins = [each.begin_of_row for each in read_table()]
+        PAGE.write_text(INTRODUCTION + HEADER + "".join(each + ends[each] for each in begins))
     for error in errors:
         print(f"error: {error}", file=sys.stderr)
     return 1 if errors else 0

@@ -1,9 +1,11 @@
 """The tiers of the tests: the CPU time that a test may take in each, and the seed of the night.
 
 A test's marker is its tier: none for `make test`, `slow` and `browser` for CI, `nightly` for the
-night. The summary says what all tests took, and which took more than their tier allows. A night
-that is interrupted goes on where it was: with `--night-log` each finished test is a line of a file,
-and those that the file says passed under the same seed are not run again.
+night. `spread(first=4, second=20)` is for a test with many cases: 4 stay in the first tier and 20
+in the second, spread evenly over the list, and the others run at night. The summary says what all
+tests took, and which took more than their tier allows. A night that is interrupted goes on where it
+was: with `--night-log` each finished test is a line of a file, and those that the file says passed
+under the same seed are not run again.
 """
 
 from __future__ import annotations
@@ -81,14 +83,38 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(_Log(log, seed))
 
 
+def choose_evenly(count: int, items: list[pytest.Item]) -> list[pytest.Item]:
+    """Return `count` of the items, spread evenly over the list, or all if there are no more."""
+    return [items[len(items) * at // count] for at in range(count)] if count < len(items) else items
+
+
+def _spread_cases(items: list[pytest.Item]) -> None:
+    """Move cases of the tests that say so to the next tier and the night."""
+    cases: dict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("spread"):
+            cases[item.nodeid.partition("[")[0]].append(item)
+    for found in cases.values():
+        marker = found[0].get_closest_marker("spread")
+        assert marker is not None
+        for name, tier, later in (("first", "", "slow"), ("second", "slow", "nightly")):
+            here = [each for each in found if tier_of(each) == tier]
+            kept = choose_evenly(marker.kwargs.get(name, len(here)), here)
+            for each in here:
+                if each not in kept:
+                    each.add_marker(later)
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
     """Give all workers the same tests, also one that starts when others have finished some."""
     node.workerinput["passed"] = sorted(node.config.stash.get(_PASSED, set()))
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest looks at markers
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what passed before the night was interrupted."""
+    """Give cases their tiers, and leave out what passed before the night was interrupted."""
+    _spread_cases(items)
     passed = config.stash.get(_PASSED, set())
     left_out = [each for each in items if each.nodeid in passed]
     if left_out:

@@ -223,6 +223,7 @@ def test_a_run_uses_each_record_once_an_epoch(drawn: list[torch.Tensor]) -> None
         assert sorted(torch.cat(drawn[at : at + BINS]).tolist()) == list(range(100))
 
 
+@pytest.mark.spread(first=1)
 @pytest.mark.parametrize(
     "make", [reserved, lambda _: Budget(service(linear_accountant), PLAN, 4, 1e-5)]
 )

@@ -162,6 +162,7 @@ def test_rare_large_losses_beside_small_ones(
     assert bounds.upper - bounds.lower <= 1e-3 * bounds.upper
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("lattice_only")
 def test_events_whose_mass_underflows_do_not_lower_the_upper_bound() -> None:
     """ε in the tens of thousands: an early version ignored them and answered 115 165."""

@@ -185,6 +185,7 @@ def optimizer_of(name: str, plan: Plan, ledger: bool = False) -> PrivateOptimize
     return make_optimizer(name, nn.Linear(6, 4), budget, learning_rate=0.1)
 
 
+@pytest.mark.spread(first=3)
 @pytest.mark.parametrize("name", ["adadp", "dp_adam", "pi_adam"])
 @pytest.mark.parametrize("other", OTHER_PLANS, ids=["noise", "rate", "sampling", "schedule"])
 def test_steps_of_a_checkpoint_are_not_claimed_under_another_plan(name: str, other: Plan) -> None:
@@ -1128,6 +1129,7 @@ def test_optimizers_are_compared_at_one_budget(tmp_path: Path) -> None:
     assert (tmp_path / "plots" / "curves.png").stat().st_size > 10_000
 
 
+@pytest.mark.slow
 def test_wrong_options_are_explained() -> None:
     raw = ["--optimizer", "adadp", "--state", "raw"]
     adadps = ["--optimizer", "adadps"]

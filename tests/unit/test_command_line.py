@@ -57,6 +57,7 @@ def walk_commands() -> Iterator[tuple[list[str], Any]]:
         )
 
 
+@pytest.mark.slow
 def test_help_cuts_no_name_and_shows_no_type_of_python() -> None:
     for words, _ in walk_commands():
         shown = invoke(*words, "--help", columns=80).output

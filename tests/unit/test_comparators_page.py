@@ -87,6 +87,7 @@ def test_means_and_missing_runs_are_stated() -> None:
     assert "| pda_dpmd | not run: `python -m benchmarks.comparators run` | – | – |" in text
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_all_methods_of_a_task_spend_the_epsilon_of_dp_sgd(monkeypatch: pytest.MonkeyPatch) -> None:
     data = replace(small(ROOT), frequencies=torch.linspace(0.1, 1, 8))

@@ -249,6 +249,7 @@ def two_threads() -> Iterator[None]:
     numba.set_num_threads(before)
 
 
+@pytest.mark.spread(first=1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_clamped_sum_counts_nan_as_zero(kind: torch.dtype, two_threads: None) -> None:
     gradients, inputs = table(kind, 50, 9), table(kind, 50, 7)

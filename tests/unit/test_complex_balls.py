@@ -58,6 +58,7 @@ def shares_of_bounds(found: ComplexBalls, exact: list[Any]) -> list[Any]:
     return [abs(mpc(value) - truth) / mpf(error) for value, error, truth in pairs]
 
 
+@pytest.mark.spread(first=4)
 @pytest.mark.parametrize("operation", [lambda a, b: a * b, lambda a, b: a + b], ids=["*", "+"])
 @pytest.mark.parametrize(("first", "second"), [(ERROR, 0.0), (0.0, ERROR), (ERROR, ERROR)])
 def test_the_errors_of_both_inputs_reach_a_product_and_a_sum(

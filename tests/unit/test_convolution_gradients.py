@@ -95,6 +95,7 @@ def build(name: str, dtype: torch.dtype) -> tuple[nn.Module, torch.Tensor, torch
     return net, torch.randn(COUNT, 3, dtype=dtype), torch.arange(COUNT) % 4
 
 
+@pytest.mark.spread(first=2, second=10)
 @pytest.mark.filterwarnings("ignore:Using padding='same'")
 @pytest.mark.parametrize("name", LAYERS)
 def test_clipped_sums_equal_those_of_gradients_of_each_example(name: str) -> None:

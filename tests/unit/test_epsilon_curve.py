@@ -53,6 +53,7 @@ def test_holds_the_closed_form_without_sampling() -> None:
             assert relative_width(bounds) <= TOLERANCE
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_holds_the_line_integral_and_what_is_found_one_by_one() -> None:
     """Random runs, mostly sampled: each point holds δ by an independent sum, and is narrow."""

@@ -165,6 +165,7 @@ def test_it_costs_at_least_two_datasets_that_exist() -> None:
             assert pair.upper <= attained.upper * 1.002
 
 
+@pytest.mark.spread(first=2, second=4)
 @pytest.mark.parametrize(("relation", "replacement"), [(REPLACE, -1), (ZERO_OUT, 0)])
 @pytest.mark.parametrize(("size", "batch"), [(2, 1), (5, 2), (6, 5)])
 @pytest.mark.parametrize("epsilon", [0.0, 0.7])

@@ -152,6 +152,7 @@ def seeded(seed: int) -> None:
     torch.manual_seed(seed)
 
 
+@pytest.mark.spread(first=1, second=4)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     ("seed", "cases"),
@@ -164,6 +165,7 @@ def test_no_hostile_example_exceeds_the_bound(kind: str, seed: int, cases: int) 
     assert max(shares) > 0.99 or cases < 40  # most are clipped, so that the bound is tried
 
 
+@pytest.mark.spread(second=4)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(

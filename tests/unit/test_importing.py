@@ -47,6 +47,7 @@ def pointers(document: Any, **body: Any) -> list[str]:
 # --- dp_accounting
 
 
+@pytest.mark.spread(first=1)
 @pytest.mark.parametrize(
     "text",
     [

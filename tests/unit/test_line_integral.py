@@ -47,6 +47,7 @@ ORACLE_CASES = [
 ]
 
 
+@pytest.mark.spread(second=1)
 @pytest.mark.slow
 @pytest.mark.parametrize(("parts", "delta", "tilt"), ORACLE_CASES)
 def test_the_interval_holds_the_line_integral_at_forty_digits(

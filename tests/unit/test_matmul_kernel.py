@@ -176,6 +176,7 @@ SETTINGS = [
 ]
 
 
+@pytest.mark.spread(second=1)
 @pytest.mark.parametrize(
     "setting",
     [pytest.param(each, marks=pytest.mark.slow) for each in SETTINGS[:2]]

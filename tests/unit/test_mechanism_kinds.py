@@ -82,6 +82,7 @@ def upper_delta(document: Json, epsilon: float) -> float:
     return proved_delta(document, epsilon).upper
 
 
+@pytest.mark.spread(second=12)
 @pytest.mark.parametrize(
     "row",
     [

@@ -87,6 +87,7 @@ def test_the_least_uniform_number_of_tensorflow_is_counted_as_it_is() -> None:
     assert 0.99 * exact < generator.escape_probability(1.0) <= exact
 
 
+@pytest.mark.spread(first=5)
 @pytest.mark.parametrize("shift", [0.3, 1.0, 2.0, 5.0, 12.0])
 @pytest.mark.parametrize(
     ("name", "dtype"), [("float32", torch.float32), ("bfloat16", torch.bfloat16)]

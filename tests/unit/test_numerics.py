@@ -60,6 +60,7 @@ def test_removing_a_record_costs_at_least_as_much_as_adding_one() -> None:
         assert np.any(removing > adding * 1.01)
 
 
+@pytest.mark.slow
 def test_central_moments_do_not_cancel() -> None:
     for sigma in (0.5, 1.0, 4.0, 50.0):
         found = without_replacement._log_central_moments(sigma, 66)

@@ -103,6 +103,7 @@ def averaged() -> nn.Module:
     )
 
 
+@pytest.mark.spread(first=1)
 @pytest.mark.parametrize(
     ("make", "shape"),
     [(Attending, (20, 5, 8)), (normalised, (20, 1, 8, 8)), (averaged, (32, 1, 96, 96))],
@@ -129,6 +130,7 @@ class Leaking(nn.Module):
         return found
 
 
+@pytest.mark.spread(first=3)
 @pytest.mark.parametrize("first", [False, True])
 @pytest.mark.parametrize("by", [1e-3, -1e-3, 1.0])
 def test_a_gradient_of_which_a_thousandth_bypasses_the_layer_is_found(

@@ -268,6 +268,7 @@ def test_a_time_limit_ends_a_computation() -> None:
         assert message in found.output
 
 
+@pytest.mark.spread(second=1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("solve", "asked", "seconds"),

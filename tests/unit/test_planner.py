@@ -45,6 +45,7 @@ def cases() -> list[Any]:
     ]
 
 
+@pytest.mark.spread(second=2)
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "sampling"), cases())
 def test_the_noise_is_at_least_that_of_the_solver_and_at_most_a_thousandth_more(
@@ -56,6 +57,7 @@ def test_the_noise_is_at_least_that_of_the_solver_and_at_most_a_thousandth_more(
         assert least * (1 - 2e-6) <= run.noise_multiplier <= least * 1.001, run
 
 
+@pytest.mark.spread(second=2)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", GOALS)
 def test_every_claim_is_proved_again(name: str) -> None:
@@ -84,6 +86,7 @@ def test_larger_batches_need_more_noise_and_have_more_signal(
         assert small.signal_to_noise < large.signal_to_noise
 
 
+@pytest.mark.slow
 def test_the_measures_are_those_of_their_formulas() -> None:
     for run in planner.plan(GOAL, batches=FEW).runs:
         rate = run.batch_size / GOAL.dataset_size
@@ -128,6 +131,7 @@ def test_the_recommendation_does_not_depend_on_the_number_of_runs(size: int) -> 
     assert found.pop().steps >= goal.steps_min
 
 
+@pytest.mark.spread(first=1, second=2)
 @pytest.mark.parametrize("name", GOALS)
 def test_all_runs_are_made_of_whole_numbers_and_cost_what_they_say(name: str) -> None:
     """They are described by sizes, as the API takes them."""
@@ -240,6 +244,7 @@ def test_a_frontier_needs_at_most_two_and_a_half_evaluations_for_a_run(
     assert evaluations <= 2.5 * len(runs)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_wrong_prediction_costs_evaluations_and_no_claim(
     monkeypatch: pytest.MonkeyPatch,

@@ -120,6 +120,7 @@ _DELTAS = (0.5, 1e-2, 1e-3, 1e-4, 1e-5, 1e-7, 1e-9, 1e-12, 1e-16, 1e-20, 1e-24, 
            1e-49)  # fmt: skip
 
 
+@pytest.mark.spread(first=2, second=3)
 @pytest.mark.parametrize("relation", ["add_or_remove_one", "replace_one"])
 @pytest.mark.parametrize(
     ("delta", "times"),

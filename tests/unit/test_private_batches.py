@@ -362,6 +362,7 @@ def used_records(plan: Plan, **options: Any) -> list[list[int]]:
     return used
 
 
+@pytest.mark.spread(first=1, second=2)
 @pytest.mark.parametrize("plan", [poisson(40, 0.1), poisson(40, 0.02), BINS])
 @pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("device", ["cpu", DEVICE])

@@ -217,6 +217,7 @@ def test_an_own_delta_computed_in_floating_point_is_answered_at_the_exact_one(
     assert repr(own) in warning
 
 
+@pytest.mark.spread(first=3)
 @pytest.mark.parametrize(
     ("described", "delta", "words"),
     [

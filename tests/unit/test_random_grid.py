@@ -110,6 +110,7 @@ def hold(seed: int, cases: int) -> Tally:
     return tally
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("seed", "cases"),
     [

@@ -202,6 +202,7 @@ def integrand(
     return np.asarray(value)
 
 
+@pytest.mark.spread(second=2)
 @pytest.mark.parametrize(
     ("law", "order"),
     [

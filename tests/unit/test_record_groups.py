@@ -64,6 +64,7 @@ def require_equal(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> None:
         torch.testing.assert_close(own, other, rtol=0, atol=1e-6)
 
 
+@pytest.mark.spread(first=1)
 @pytest.mark.parametrize("build", [linear, convolution])
 def test_a_records_copies_are_averaged_before_the_clip(build: Callable[[], nn.Module]) -> None:
     """So a record with its copies moves the sum by no more than the clip norm."""

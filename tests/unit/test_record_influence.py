@@ -20,6 +20,7 @@ def weighted(predictions: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
     return (predictions * gradient).flatten(1).sum(1)
 
 
+@pytest.mark.spread(first=5)
 @pytest.mark.parametrize("number", [math.nan, math.inf])
 @pytest.mark.parametrize("shape", ["ball", "ellipsoid", "affine", "damped", "box"])
 @pytest.mark.parametrize("layer", [nn.Linear(5, 4), nn.Conv1d(1, 3, 2)])
@@ -88,6 +89,7 @@ def test_a_record_moves_a_shifted_sum_by_the_bound_at_most(rows: int) -> None:
     assert float((whole[0].double() - less[0].double()).norm()) <= 1 + 2e-6 * math.sqrt(rows)
 
 
+@pytest.mark.spread(first=5)
 @pytest.mark.parametrize("rows", [700, 1792, 5000, 20_000])
 @pytest.mark.parametrize("sparse", [False, True])
 def test_a_record_moves_a_sum_by_the_bound_at_most(sparse: bool, rows: int) -> None:

@@ -120,6 +120,7 @@ def test_without_slack_mu_is_that_without_sampling() -> None:
     assert log_tail < float(gaussian.log_delta(60.0, found.upper))
 
 
+@pytest.mark.spread(first=2)
 @pytest.mark.parametrize(("measure", "limit"), MEASURES, ids=lambda each: str(each))
 def test_a_solved_noise_meets_the_target_and_less_noise_does_not(
     measure: RiskMeasure, limit: float

@@ -131,6 +131,7 @@ def words(rng: random.Random, count: int) -> list[int]:
     return made
 
 
+@pytest.mark.spread(second=1)
 @pytest.mark.parametrize(
     "count", [pytest.param(25, id="few"), pytest.param(2_000, marks=pytest.mark.nightly)]
 )
@@ -199,6 +200,7 @@ def test_the_noise_pays_for_the_rounding_of_the_sum(
     assert 8 * records * sensitivity / grid.step <= 2.0**52
 
 
+@pytest.mark.spread(first=1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_every_layout_gets_the_same_noise(dtype: torch.dtype) -> None:
     """A view that is not contiguous would be copied, and the copy get the noise."""

@@ -133,6 +133,7 @@ ATTACKS = [
 ]  # fmt: skip
 
 
+@pytest.mark.spread(first=3, second=6)
 @pytest.mark.parametrize("flush", [False, True])
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda each: each.__name__)
 def test_values_made_to_exceed_the_bound_keep_it(
@@ -208,6 +209,7 @@ def draw_attack(draw: random.Random) -> tuple[nn.Linear, torch.Tensor, torch.Ten
     return layer, inputs, of, Transform.fixed(bound, scales, shifts)
 
 
+@pytest.mark.spread(second=2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "flush"),
@@ -363,6 +365,7 @@ def test_sequences_of_random_magnitude_keep_the_bound(
         assert longest > cases / 5
 
 
+@pytest.mark.spread(first=2, second=4)
 @pytest.mark.parametrize("path", [None, "gram", "product", "held"])
 @pytest.mark.parametrize("positions", [2, 64, 1000])
 def test_a_sequence_whose_terms_cancel_keeps_the_bound(
@@ -449,6 +452,7 @@ def test_convolutions_of_random_magnitude_keep_the_bound(
     assert longest > cases / 5
 
 
+@pytest.mark.spread(first=1, second=1)
 @pytest.mark.parametrize("path", [None, "gram", "product", "held"])
 def test_a_convolution_whose_terms_cancel_keeps_the_bound(path: EnginePath | None) -> None:
     """The image is two copies of one, and the output's gradients nearly cancel between them."""
@@ -530,6 +534,7 @@ def test_sums_that_are_too_long_for_a_bound_count_as_infinite() -> None:
     assert sequence_rounding(torch.float32, 1 << 24) == math.inf
 
 
+@pytest.mark.slow
 def test_norms_have_full_precision_wherever_the_targets_are(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

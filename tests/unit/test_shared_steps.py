@@ -262,6 +262,7 @@ def require_rate(counts: torch.Tensor, rate: float, smallest_p: float) -> None:
     assert chdtrc(pairs, float((correlations**2).sum() * steps)) > smallest_p
 
 
+@pytest.mark.spread(second=1)
 @pytest.mark.parametrize("processes", slow_after(1, [2, 3, 4]))
 @pytest.mark.slow
 def test_processes_draw_each_record_at_the_rate_that_is_charged(processes: int) -> None:

@@ -48,6 +48,7 @@ def fails(*_: object) -> torch.Tensor:
     raise MemoryError("a batch was too large")
 
 
+@pytest.mark.slow
 def test_a_custom_training_loop_makes_exactly_the_steps_that_fit() -> None:
     net, allowance = mlp(5, 8, 2), budget()
     optimizer = optimizer_of(allowance, net)
@@ -62,6 +63,7 @@ def test_a_custom_training_loop_makes_exactly_the_steps_that_fit() -> None:
     assert allowance.taken == FITS
 
 
+@pytest.mark.slow
 def test_no_step_is_taken_twice() -> None:
     """`train` takes each before its batch is drawn, and a step after `take` takes none.
 

@@ -255,6 +255,7 @@ def case_of_tier(case: tuple[str, str, bool], pairs: int) -> Any:
     return pytest.param(*case, pairs, marks=marks.get(pairs, []))
 
 
+@pytest.mark.spread(first=5, second=10)
 @pytest.mark.parametrize(
     ("kind", "how", "accelerated", "pairs"),
     [
@@ -276,6 +277,7 @@ NUMBERS_OF_PAIRS = [
 ]
 
 
+@pytest.mark.spread(first=1, second=1)
 @pytest.mark.parametrize("pairs", NUMBERS_OF_PAIRS)
 @pytest.mark.parametrize("how", ["none", "scaled"])
 def test_products_in_the_worst_order_stay_within_the_charged_sensitivity(
@@ -293,6 +295,7 @@ def test_one_block_for_a_large_batch_exceeds_the_charge(
     assert worst_excess("outer", "none", 100, accelerated=False) > 2.0
 
 
+@pytest.mark.spread(first=1)
 @pytest.mark.parametrize("kind", ["held", "sequences", "parts"])
 def test_held_gradients_in_single_precision_exceed_the_charge(
     kind: str, monkeypatch: pytest.MonkeyPatch

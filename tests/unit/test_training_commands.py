@@ -70,6 +70,7 @@ def complete(shell: str, program: str, typed: str) -> str:
     return done.stdout
 
 
+@pytest.mark.spread(first=1)
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_commands_and_options_are_completed(shell: str) -> None:
     assert "epsilon" in complete(shell, "accountant", "accountant ep")

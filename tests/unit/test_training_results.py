@@ -106,6 +106,7 @@ def test_the_schedule_of_papers_000_falls_for_ten_epochs_and_then_stays() -> Non
     assert rates == pytest.approx([0.1, 0.076, 0.052, 0.052])
 
 
+@pytest.mark.spread(first=1)
 @pytest.mark.parametrize("optimizer", ["dp_sgd", "adadp"])
 def test_a_run_follows_its_schedule(optimizer: str, monkeypatch: pytest.MonkeyPatch) -> None:
     method = Method("scheduled", optimizer, 0.5, 1.0, schedule=LinearDecay(0.5, 2))

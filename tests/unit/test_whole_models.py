@@ -226,6 +226,7 @@ def test_a_model_that_reads_its_examples_in_python_is_refused_with_both_reasons(
         clipped_sum(net, rows(), torch.arange(SIZE) % 4, cross_entropy, 0.3)
 
 
+@pytest.mark.slow
 def test_layers_that_random_numbers_leave_out_of_a_step_train_in_others() -> None:
     """Their gradients are 0 in the steps that leave them out (stochastic depth of a batch)."""
 

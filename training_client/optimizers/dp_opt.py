@@ -73,15 +73,13 @@ class DpOpt(PrivateOptimizer):
 
     def transform(self) -> Transform:
         """Return the next step's clipping: to a ball without state, later to the noise's shape."""
-        squares = self.squares.double().clamp_min(0)
-        mean_square, mean_weight = (
-            float(squares.mean()),
-            float(self.firsts.double().square().mean()),
-        )
+        firsts, squares = self.firsts.double(), self.squares.double().clamp_min(0)
+        # one wait for an accelerator
+        mean_square, mean_weight = torch.stack([squares.mean(), firsts.square().mean()]).tolist()
         if not (0 < mean_square < float("inf") and 0 < mean_weight < float("inf")):
             return super().transform()
         deltas = squares.clamp_min(_LEAST**2 * mean_square).sqrt()
-        weights = self.firsts.double().abs() + _LEAST * mean_weight**0.5
+        weights = firsts.abs() + _LEAST * mean_weight**0.5
         noise = cheapest_noise(deltas, weights)
         inverse = (deltas.norm() / (deltas / noise).norm() / noise).to(self.squares.dtype)
 

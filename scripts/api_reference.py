@@ -23,7 +23,6 @@ PAGE: Final = Path(__file__).parents[1] / "docs" / "api.md"
 LISTED: Final = 2  # shown items of a long list
 ROW_MIN: Final = 50  # characters of a row of a table that is shown once only
 OBJECT_MIN: Final = 100  # characters of an object that is shown once only
-FIELDS_MIN: Final = 8  # fields of an object that another one contains, for which … stands
 DIGITS: Final = 6  # shown digits of a number: with four, ε of one step more is the same
 WRITTEN_AT: Final = 1795278815  # the time that the page's examples show
 TITLES: Final = {"computation": "Computations", "ledger": "The ledger", "keys": "Keys"}
@@ -323,16 +322,7 @@ class ReferencePage:
         first = self._answers.get(fields) or self._shown.setdefault(fields, call)
         if first != call and len(json.dumps(value)) >= OBJECT_MIN:
             return f"… as in {first}"
-        part = self._find_part(fields, call)
-        added = {key: each for key, each in value.items() if key not in part}
-        shown = {key: self._cut_repeated(each, call) for key, each in added.items()}
-        return shown | ({"…": f"as in {self._shown[part]}"} if part else {})
-
-    def _find_part(self, fields: tuple[str, ...], call: str) -> tuple[str, ...]:
-        """Return the fields of the largest object of an earlier call that an object contains."""
-        earlier = [each for each, first in self._shown.items() if first != call]
-        parts = [each for each in earlier if len(each) >= FIELDS_MIN and set(each) < set(fields)]
-        return max(parts, key=len, default=())
+        return {key: self._cut_repeated(each, call) for key, each in value.items()}
 
     def _resolve(self, schema: Any) -> Any:
         """Return the JSON schema that a reference points to."""

@@ -15,7 +15,6 @@ import torch
 from torch import nn
 
 from tests.support.accelerator_counts import AcceleratorCounts, no_cpu
-from tests.support.helpers import slow_after
 from tests.support.layer_models import LAYER_MODELS, SIZE, build, to_single_precision
 from tests.support.small_models import batch, model, unbudgeted
 from training_client.lab.models import cross_entropy, mlp
@@ -33,9 +32,9 @@ MORE_WAITS |= dict.fromkeys(("dp_r_pub", "dp_adam_pub", "pda_dpmd"), 1)
 # sums of up to 64 squares, 10 to 20 for each example, and after a map some powers of two; the sums
 # for damping, of 9,110 squares for each example, are more
 PARTS_IN_DOUBLE_PRECISION, PARTS_AFTER_A_MAP, PARTS_OF_DAMPING = 640, 2000, 9300
-# the parameters, in the moments that scale the noise (AdaDP and Adan have one, DpOpt two), and where
-# a shift is added to a sum (pi_adam): there also inputs, output gradients and biases' gradients of
-# two layers
+# the parameters, in the moments that scale the noise (AdaDP and Adan have one, DpOpt two), and
+# where a shift is added to a sum (pi_adam): there also inputs, output gradients and biases'
+# gradients of two layers
 BATCH = 64
 PARAMETERS = {
     "adadp": 9110,
@@ -94,7 +93,8 @@ def counts_of_last_step(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", slow_after(2, CASES, nightly_after=5))
+@pytest.mark.spread(second=5)
+@pytest.mark.parametrize("case", CASES)
 def test_few_numbers_of_a_step_are_read_or_copied_in_double_precision(
     case: tuple[str, str, dict[str, Any]],
 ) -> None:
@@ -110,7 +110,8 @@ def test_few_numbers_of_a_step_are_read_or_copied_in_double_precision(
     assert counts.largest_double == SUM
 
 
-@pytest.mark.parametrize("name", slow_after(0, LAYER_MODELS, nightly_after=3))
+@pytest.mark.spread(first=0, second=3)
+@pytest.mark.parametrize("name", LAYER_MODELS)
 def test_a_step_on_layers_waits_once_for_the_accelerator(name: str) -> None:
     """It waits at its end, for the mean loss.
 

@@ -1,8 +1,9 @@
 """Every optimizer's claim against an audit with canaries, and broken ones that are found out.
 
 The power, over all optimizers and states whose claim is proven, as the tests below measure it: less
-noise than claimed is found out in all of them if it is an eighth, in four of five or more if it is a
-quarter (DP-RMSprop, whose steps are almost signs, hides most), and in hardly any if it is a half. An ε of a little more than claimed is not seen.
+noise than claimed is found out in all of them if it is an eighth, in four of five or more if it is
+a quarter (DP-RMSprop, whose steps are almost signs, hides most), and in hardly any if it is a half.
+An ε of a little more than claimed is not seen.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ import torch
 from torch import nn
 
 from accountant_service import calculator, mechanisms
-from tests.support.helpers import slow_after
 from training_client.budget import NoBudget
 from training_client.lab.canary_audit import AuditResult, audit_canaries, p_value
 from training_client.lab.federated import Participant, train_federated
@@ -123,7 +123,8 @@ def test_the_claim_is_one_that_the_audit_could_refute() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("of", slow_after(0, STATES, nightly_after=5))
+@pytest.mark.spread(second=5)
+@pytest.mark.parametrize("of", STATES)
 def test_no_optimizer_gives_less_privacy_than_claimed(of: tuple[str, str]) -> None:
     """Unless its state is raw. And an eighth of the noise is found out in all."""
     name, state = of

@@ -32,7 +32,7 @@ from tests.support.clipped_sums import (
     norm_of,
     random_like,
 )
-from tests.support.helpers import nightly, slow_after
+from tests.support.helpers import nightly
 from tests.support.layer_models import (
     LAYER_MODELS,
     POSITIONS,
@@ -233,7 +233,7 @@ def require_single_precision(kind: str, shape: str, precision: torch.dtype) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", slow_after(1, NETS))
+@pytest.mark.parametrize("kind", NETS)
 def test_under_autocast_sums_are_clipped_in_single_precision(
     kind: str, subtests: pytest.Subtests
 ) -> None:

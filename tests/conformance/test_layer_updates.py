@@ -18,7 +18,6 @@ import torch
 from torch import nn
 
 from tests.support.clipped_sums import clip_rows, gradient_rows
-from tests.support.helpers import slow_after
 from tests.support.layer_models import (
     LAYER_MODELS,
     SIZE,
@@ -126,7 +125,8 @@ def compare_with_definition(
     assert not all(torch.equal(a, b) for a, b in zip(before, net.parameters(), strict=True))
 
 
-@pytest.mark.parametrize("of", slow_after(3, STATES, nightly_after=9))
+@pytest.mark.spread(first=3, second=6)
+@pytest.mark.parametrize("of", STATES)
 def test_an_optimizer_with_tied_weights_equals_itself_with_gradients_by_definition(
     of: tuple[str, str],
 ) -> None:

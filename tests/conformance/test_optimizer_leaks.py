@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 from tests.support.clipped_sums import Tensors, random_like
-from tests.support.helpers import slow_after
 from tests.support.optimizer_cases import (
     OPTIONS,
     PLAN,
@@ -82,7 +81,8 @@ def all_close(kept: list[torch.Tensor], again: list[torch.Tensor]) -> bool:
     return all(torch.allclose(a, b, rtol=1e-9, atol=1e-12) for a, b in pairs)
 
 
-@pytest.mark.parametrize("of", slow_after(4, sorted(STATES)))
+@pytest.mark.spread(first=4)
+@pytest.mark.parametrize("of", sorted(STATES))
 def test_state_is_a_function_of_the_releases(of: tuple[str, str]) -> None:
     name, state = of
 

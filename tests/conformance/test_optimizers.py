@@ -20,7 +20,6 @@ from torch import nn
 
 from tests.support.accelerator_counts import no_cpu
 from tests.support.clipped_sums import clipped_rows
-from tests.support.helpers import slow_after
 from tests.support.optimizer_cases import (
     BOXED,
     NETS,
@@ -250,7 +249,8 @@ def wide_model(kind: str) -> tuple[nn.Module, torch.Tensor]:
     return net, torch.randint(0, 3000, (4, 6))
 
 
-@pytest.mark.parametrize("case", slow_after(1, zip(NOISY, cycle(("rows", "images", "sequences")))))
+@pytest.mark.spread(first=1)
+@pytest.mark.parametrize("case", list(zip(NOISY, cycle(("rows", "images", "sequences")))))
 def test_noise_has_the_stated_deviation_and_is_never_repeated(
     case: tuple[tuple[str, str], str],
 ) -> None:
@@ -304,7 +304,8 @@ def test_the_noise_drawn_is_that_of_its_step() -> None:
 # --- boxes, automatic and adaptive clipping
 
 
-@pytest.mark.parametrize("of", slow_after(1, BOXED))
+@pytest.mark.spread(first=1)
+@pytest.mark.parametrize("of", BOXED)
 def test_a_box_clamps_every_coordinate_of_every_example(of: tuple[str, str]) -> None:
     net, (examples, labels) = model(), batch()
     plan = replace(PLAN, noise_multiplier=1e-9)
@@ -325,7 +326,8 @@ def test_a_box_clamps_every_coordinate_of_every_example(of: tuple[str, str]) -> 
 WHOLE = [case for case in STATES if case not in BOXED]
 
 
-@pytest.mark.parametrize("of", slow_after(1, WHOLE))
+@pytest.mark.spread(first=1)
+@pytest.mark.parametrize("of", WHOLE)
 def test_automatic_clipping_normalises_every_example(of: tuple[str, str]) -> None:
     """Each example adds C·u/(‖u‖ + γ), so less than C."""
     for size in (1e-9, 1e3):

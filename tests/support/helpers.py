@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -65,22 +64,6 @@ def delta(
 def log_uniform(rng: random.Random, low: float, high: float) -> float:
     """Draw a number whose logarithm is uniform between those of `low` and `high`."""
     return float(low * (high / low) ** rng.random())
-
-
-def slow_after(count: int, values: Iterable[Any], *, nightly_after: int = 10**9) -> list[Any]:
-    """Return test parameters of which those after the first `count` run with the slow tests.
-
-    And those after the first `nightly_after` at night.
-    """
-    found = list(values)
-    slow = [pytest.param(each, marks=pytest.mark.slow) for each in found[count:nightly_after]]
-    return found[:count] + slow + [nightly(each) for each in found[nightly_after:]]
-
-
-def slow_cases_after(count: int, cases: Iterable[tuple[Any, ...]]) -> list[Any]:
-    """Return the same for cases of several parameters."""
-    found = list(cases)
-    return found[:count] + [pytest.param(*each, marks=pytest.mark.slow) for each in found[count:]]
 
 
 def codes(answer: importing.Answer) -> set[str]:

@@ -31,7 +31,6 @@ from accountant_service.numerics.laws import lognormal_sum, sum_lattices
 from accountant_service.numerics.laws.balls_in_bins import BallsInBins
 from accountant_service.numerics.laws.dominating_pair import DIRECTIONS, GaussianPair, Release
 from accountant_service.numerics.time_limit import limit_time
-from tests.support.helpers import slow_after, slow_cases_after
 from tests.support.kinds import (
     ADDED,
     REPLACED,
@@ -81,7 +80,8 @@ def assert_simulation_agrees(seed: int, draws: int) -> None:
     assert found.upper - found.lower <= 0.05 * found.upper
 
 
-@pytest.mark.parametrize("seed", slow_after(1, range(2)))
+@pytest.mark.spread(first=1)
+@pytest.mark.parametrize("seed", range(2))
 def test_simulation_agrees(seed: int) -> None:
     assert_simulation_agrees(seed, 100_000)
 
@@ -94,9 +94,10 @@ def test_long_simulations_agree(night_seed: int, subtests: pytest.Subtests) -> N
             assert_simulation_agrees(seed, 10_000_000)
 
 
+@pytest.mark.spread(first=1)
 @pytest.mark.parametrize(
     ("sigma", "bins", "epochs", "delta"),
-    slow_cases_after(1, [(1.0, 100, 10, 1e-5), (2.0, 20, 3, 1e-12), (3.0, 20, 100, 1e-5)]),
+    [(1.0, 100, 10, 1e-5), (2.0, 20, 3, 1e-12), (3.0, 20, 100, 1e-5)],
 )
 def test_tolerances_are_consistent(sigma: float, bins: int, epochs: int, delta: float) -> None:
     releases = [(BallsInBins(1 / sigma, bins), epochs)]
@@ -192,19 +193,17 @@ def test_balls_in_bins_costs_less_than_a_known_bin_and_than_poisson_sampling() -
     assert bins.upper < poisson.lower
 
 
+@pytest.mark.spread(first=2)
 @pytest.mark.parametrize(
     ("sigma", "bins", "epochs", "delta"),
-    slow_cases_after(
-        2,
-        [
-            (0.5853957, 6, 83, 8.424e-11),  # took minutes, and was 29 % wide
-            (0.7319, 502, 23, 7.4e-12),
-            (0.8428, 629, 6, 1.57e-12),
-            (1.0, 1000, 1, 1e-5),  # Rényi bounds are twenty times too high
-            (0.36225252, 789, 61, 4.654e-12),  # a tilt of the large summands overflowed
-            (2.0488564, 16, 2, 1.737e-7),  # 5 % wide: bounds on moments suggested twice the tilt
-        ],
-    ),
+    [
+        (0.5853957, 6, 83, 8.424e-11),  # took minutes, and was 29 % wide
+        (0.7319, 502, 23, 7.4e-12),
+        (0.8428, 629, 6, 1.57e-12),
+        (1.0, 1000, 1, 1e-5),  # Rényi bounds are twenty times too high
+        (0.36225252, 789, 61, 4.654e-12),  # a tilt of the large summands overflowed
+        (2.0488564, 16, 2, 1.737e-7),  # 5 % wide: bounds on moments suggested twice the tilt
+    ],
 )
 def test_heavy_tails_have_narrow_bounds_at_small_deltas(
     sigma: float, bins: int, epochs: int, delta: float

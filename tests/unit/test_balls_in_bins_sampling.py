@@ -14,7 +14,6 @@ import pytest
 import torch
 from scipy import special
 
-from tests.support.helpers import slow_after
 from tests.support.stub_service import linear_accountant, service, tiny_data
 from training_client.budget import Budget, LedgerBudget, NoBudget
 from training_client.client import Reservation
@@ -261,7 +260,8 @@ def test_another_sampler_than_is_charged_is_refused(other: Any) -> None:
         run(NoBudget(replace(PLAN, sampling="poisson"), 5, ""), 5, sampler=seeded(100, 10))
 
 
-@pytest.mark.parametrize("name", slow_after(1, OPTIMIZERS))
+@pytest.mark.spread(first=1)
+@pytest.mark.parametrize("name", OPTIMIZERS)
 def test_every_optimizer_trains_with_it_and_with_empty_batches(name: str) -> None:
     plan = Plan.balls_in_bins(100, 200, clip_norm=1.0, noise_multiplier=1.0)  # half are empty
     public = (torch.rand(20, 5), torch.arange(20) % 2)

@@ -31,7 +31,6 @@ from accountant_service.numerics.laws.dominating_pair import (
 )
 from accountant_service.numerics.privacy_profile import PrivacyProfile
 from accountant_service.numerics.time_limit import limit_time
-from tests.support.helpers import slow_cases_after
 
 SLACK = 1e-8
 
@@ -79,7 +78,8 @@ def test_the_bounds_at_the_last_points_are_kept_and_those_at_others_are_not(
     assert (fresh[1] <= first[1]).all()
 
 
-@pytest.mark.parametrize(("larger", "smaller"), slow_cases_after(2, PAIRS))
+@pytest.mark.spread(first=2)
+@pytest.mark.parametrize(("larger", "smaller"), PAIRS)
 def test_proved_domination_holds_at_random_points(
     larger: Composition, smaller: Composition
 ) -> None:
@@ -328,9 +328,8 @@ def test_nothing_is_dominated_by_everything() -> None:
 # ------------------------------------------------------------------------------------- searches
 
 
-@pytest.mark.parametrize(
-    ("larger", "smaller"), slow_cases_after(1, [pair for pair in PAIRS if len(pair[0]) == 1])
-)
+@pytest.mark.spread(first=1)
+@pytest.mark.parametrize(("larger", "smaller"), [pair for pair in PAIRS if len(pair[0]) == 1])
 def test_searches_find_the_boundary(larger: Composition, smaller: Composition) -> None:
     """The numbers found are proved, and numbers one per cent beyond are not."""
     ((reference, free),), ((other, block),) = larger, smaller

@@ -27,7 +27,7 @@ from accountant_service.numerics.laws.characteristic_function import (
 )
 from accountant_service.numerics.laws.dominating_pair import GaussianPair, LaplacePair, Release
 from tests.support import oracles
-from tests.support.helpers import log_uniform, slow_after
+from tests.support.helpers import log_uniform
 
 TOLERANCE = 1e-3
 
@@ -103,7 +103,8 @@ def test_a_repeated_mixture_is_what_it_is_one_by_one(releases: list[tuple[Releas
         assert relative_width(bounds) <= TOLERANCE
 
 
-@pytest.mark.parametrize("method", slow_after(1, ACCOUNTANTS))
+@pytest.mark.spread(first=1)
+@pytest.mark.parametrize("method", ACCOUNTANTS)
 def test_every_method_draws_the_curve_that_it_answers(method: str) -> None:
     unit = canonical_form(DpSgd(1.1, sample_rate=0.02, steps=1))
     step = Question(unit, NeighbouringRelation.ADD_OR_REMOVE_ONE)

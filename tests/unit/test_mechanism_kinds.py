@@ -32,7 +32,7 @@ from accountant_service.numerics.laws.truncated_poisson import binomial_below, b
 from accountant_service.numerics.privacy_profile import bounds_near
 from tests.support import exact_deltas as exact
 from tests.support import oracles
-from tests.support.helpers import nightly, slow_after
+from tests.support.helpers import nightly
 from tests.support.kind_rows import ALL, ROWS, THREE_BINS, Row, assert_encloses
 from tests.support.kinds import (
     ADDED,
@@ -125,7 +125,8 @@ def test_the_integrals_of_three_bins(sigma: float, epsilon: float, delta: float)
 # --------------------------------------------------------------------- all kinds, all methods
 
 
-@pytest.mark.parametrize("kind", slow_after(1, KINDS))
+@pytest.mark.spread(first=1)
+@pytest.mark.parametrize("kind", KINDS)
 def test_every_method_answers_or_names_the_kind_and_the_trade_off_holds_delta_at_zero(
     kind: str,
 ) -> None:

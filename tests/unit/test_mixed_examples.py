@@ -14,7 +14,6 @@ from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import pack_padded_sequence
 
 from tests.support.clipped_sums import norm_of
-from tests.support.helpers import slow_after
 from tests.support.small_models import Uses
 from training_client.errors import UnsupportedModelError
 from training_client.private_step import Clipper, Transform
@@ -164,7 +163,8 @@ class OfLengths(nn.Module):
         return found
 
 
-@pytest.mark.parametrize("seed", slow_after(2, range(12)))
+@pytest.mark.spread(first=2)
+@pytest.mark.parametrize("seed", range(12))
 def test_a_layer_that_gets_the_examples_sorted_is_refused(seed: int) -> None:
     """The layers would attribute their parts of a gradient to different examples."""
     torch.manual_seed(seed)
@@ -187,7 +187,8 @@ def mix_up_sometimes(rows: torch.Tensor) -> torch.Tensor:
     return 0.5 * rows + 0.5 * rows.flip(0) if torch.rand(()) < 0.5 else rows
 
 
-@pytest.mark.parametrize("seed", slow_after(2, range(6)))
+@pytest.mark.spread(first=2)
+@pytest.mark.parametrize("seed", range(6))
 def test_examples_that_are_mixed_at_random_are_refused(seed: int) -> None:
     torch.manual_seed(seed)
     inputs, labels = torch.randn(12, 5), torch.arange(12) % 3

@@ -10,7 +10,6 @@ import torch
 from torch import nn
 from torch.nn.functional import batch_norm, one_hot
 
-from tests.support.helpers import slow_after
 from tests.support.small_models import unbudgeted
 from training_client.errors import UnsupportedModelError
 from training_client.lab.models import cross_entropy
@@ -178,13 +177,15 @@ def plain(_: Net, x: torch.Tensor) -> torch.Tensor:
     return x
 
 
-@pytest.mark.parametrize("start", slow_after(1, STARTS))
+@pytest.mark.spread(first=12)
+@pytest.mark.parametrize("start", STARTS)
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_is_refused_in_the_step_in_which_it_begins_to_mix(name: str, start: int) -> None:
     assert steps_before_refusal(MODELS[name], cross_entropy, start) == start
 
 
-@pytest.mark.parametrize("start", slow_after(1, STARTS))
+@pytest.mark.spread(first=12)
+@pytest.mark.parametrize("start", STARTS)
 @pytest.mark.parametrize("name", LOSSES)
 def test_a_loss_is_refused_in_the_step_in_which_it_begins_to_mix(name: str, start: int) -> None:
     assert steps_before_refusal(plain, LOSSES[name], start) == start

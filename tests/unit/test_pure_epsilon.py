@@ -14,7 +14,6 @@ from accountant_service.guarantee import NeighbouringRelation
 from accountant_service.ledger.filters import ReferenceFilter
 from accountant_service.ledger.step_plan import StepPlan
 from accountant_service.numerics.laws.dominating_pair import LaplacePair, Release, total_variation
-from tests.support.helpers import slow_cases_after
 from tests.support.kinds import (
     ADDED,
     REPLACED,
@@ -50,18 +49,14 @@ def pure_epsilon(described: Json, relation: NeighbouringRelation = ADDED) -> flo
     return cost.epsilon if cost.is_pure else math.inf
 
 
+@pytest.mark.spread(first=5)
 @pytest.mark.parametrize(
     ("described", "relation", "pure", "deltas"),
     [
-        *slow_cases_after(
-            1,
-            [
-                (LAPLACE, ADDED, 1.0, [1e-5]),
-                (LAPLACE, REPLACED, 2.0, [1e-12, 1e-200]),
-                (repeated(3, LAPLACE), ADDED, 3.0, [1e-5, 1e-60]),
-                (composed(LAPLACE, DISCRETE, repeated(2, EXPONENTIAL)), ADDED, 2.25, [1e-12]),
-            ],
-        ),
+        (LAPLACE, ADDED, 1.0, [1e-5]),
+        (LAPLACE, REPLACED, 2.0, [1e-12, 1e-200]),
+        (repeated(3, LAPLACE), ADDED, 3.0, [1e-5, 1e-60]),
+        (composed(LAPLACE, DISCRETE, repeated(2, EXPONENTIAL)), ADDED, 2.25, [1e-12]),
         (DISCRETE, ADDED, 0.25, [1e-5, 1e-60]),
         (EXPONENTIAL, ADDED, 0.5, [1e-5, 1e-200]),
         (repeated(30, EXPONENTIAL), REPLACED, 15.0, [1e-12]),

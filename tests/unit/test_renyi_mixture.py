@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -26,7 +26,6 @@ from accountant_service.ledger.filters.renyi_mixture import (
 )
 from accountant_service.ledger.step_plan import StepPlan
 from accountant_service.mechanisms import Composed, DpSgd, Mechanism, Zcdp, canonical_form
-from tests.support.helpers import slow_after
 from tests.support.two_step_adversary import Gate
 
 RELATION = NeighbouringRelation.ADD_OR_REMOVE_ONE
@@ -131,7 +130,9 @@ def test_cell_bounds_are_below_the_function_and_close(policy: RenyiMixtureFilter
         assert (rows @ terms).min() <= float((functions @ terms).min())
 
 
-every_mixture = pytest.mark.parametrize("policy", slow_after(1, MIXTURES))
+def every_mixture(test: Callable[..., None]) -> Callable[..., None]:
+    """Run a test on each mixture."""
+    return pytest.mark.spread(first=1)(pytest.mark.parametrize("policy", MIXTURES)(test))
 
 
 @every_mixture

@@ -31,8 +31,6 @@ from tests.support.helpers import (
     log_uniform,
     question,
     run,
-    slow_after,
-    slow_cases_after,
 )
 from tests.support.kinds import composed, gaussian, poisson
 
@@ -87,7 +85,8 @@ def largest_excess(rng: random.Random, others: int, pair_delta: Any) -> float:
     return found
 
 
-@pytest.mark.parametrize("others", slow_after(1, [0, 2]))
+@pytest.mark.spread(first=1)
+@pytest.mark.parametrize("others", [0, 2])
 def test_no_replacement_in_the_plane_costs_more_than_the_pair_at_any_real_epsilon(
     others: int,
 ) -> None:
@@ -145,9 +144,10 @@ def test_without_sampling_it_tends_to_the_gaussian_mechanism() -> None:
 # --- log-moments
 
 
+@pytest.mark.spread(first=1)
 @pytest.mark.parametrize(
     ("q", "sigma"),
-    slow_cases_after(1, [(0.3, 2.0), (0.01, 1.0), (0.9, 0.6), (1e-6, 0.4), (0.999, 9.0)]),
+    [(0.3, 2.0), (0.01, 1.0), (0.9, 0.6), (1e-6, 0.4), (0.999, 9.0)],
 )
 def test_log_moments_are_upper_bounds_and_tight(q: float, sigma: float) -> None:
     tilts = np.array([0.01, 0.7, 5.0, 25.0])
@@ -253,9 +253,10 @@ def test_it_agrees_with_the_tests_of_fourier_accountant(
     assert found.upper == pytest.approx(published, rel=3e-7)
 
 
+@pytest.mark.spread(first=1)
 @pytest.mark.parametrize(
     ("q", "sigma", "steps"),
-    slow_cases_after(1, [(0.01, 1.0, 1000), (0.3, 3.0, 50), (0.02, 0.5, 20)]),
+    [(0.01, 1.0, 1000), (0.3, 3.0, 50), (0.02, 0.5, 20)],
 )
 def test_the_lattice_and_the_line_integral_agree(q: float, sigma: float, steps: int) -> None:
     releases = [(ReplacedRecord(1 / sigma, q), steps)]
@@ -352,9 +353,10 @@ def test_the_decay_bounds_the_characteristic_function_everywhere() -> None:
     assert closest > -1.5  # the bound is not vacuous
 
 
+@pytest.mark.spread(first=1)
 @pytest.mark.parametrize(
     ("q", "sigma", "tilt"),
-    slow_cases_after(1, [(0.7, 1.5, 0.6), (0.02, 1.0, 4.0), (0.97, 0.6, 2.0)]),
+    [(0.7, 1.5, 0.6), (0.02, 1.0, 4.0), (0.97, 0.6, 2.0)],
 )
 def test_values_are_within_their_errors(q: float, sigma: float, tilt: float) -> None:
     law = TiltedReplacedRecord(ReplacedRecord(1 / sigma, q), tilt)

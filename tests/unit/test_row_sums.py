@@ -14,7 +14,6 @@ import mpmath
 import pytest
 import torch
 
-from tests.support.helpers import slow_after
 from training_client.private_step.kernels import accelerator_sums
 from training_client.private_step.kernels.row_sums import (
     add_row_dots,
@@ -25,7 +24,7 @@ from training_client.private_step.kernels.row_sums import (
 )
 
 pytestmark = pytest.mark.usefixtures("no_cpu_anywhere")
-WIDTHS = slow_after(3, (2, 63, 65, 1, 64, 1000, 4097))
+WIDTHS = (2, 63, 65, 1, 64, 1000, 4097)
 LARGEST, SMALLEST = 3.4e38, 1.4e-45  # the last is denormal
 
 
@@ -60,6 +59,7 @@ def width(request: pytest.FixtureRequest) -> int:
     return found
 
 
+@pytest.mark.spread(first=3, second=2)
 def test_squared_norms_are_upper_bounds_and_close(width: int) -> None:
     rows = torch.stack([hostile_row(width) for _ in range(60)])
     for row, found in zip(rows, squared_norms(rows).tolist(), strict=True):
@@ -125,7 +125,7 @@ def root(number: Fraction) -> mpmath.mpf:
         return mpmath.sqrt(mpmath.mpf(number.numerator) / number.denominator)
 
 
-@pytest.mark.spread(second=2)
+@pytest.mark.spread(first=3, second=2)
 def test_mapped_squared_norms_are_upper_bounds_and_close(width: int) -> None:
     """They are close but for 2⁻¹²¹ of the largest value, shift and scale, as denormals are kept."""
     for _ in range(60):
@@ -180,7 +180,7 @@ def test_the_largest_numbers_do_not_overflow_after_a_map() -> None:
 # --- dot products, squares of unit rows, and sums over positions
 
 
-@pytest.mark.spread(second=3)
+@pytest.mark.spread(first=6, second=3)
 @pytest.mark.parametrize("squared", [False, True])
 def test_dot_products_are_upper_bounds_and_close(width: int, squared: bool) -> None:
     add = add_row_dots_of_squares if squared else add_row_dots
@@ -199,7 +199,7 @@ def test_dot_products_are_upper_bounds_and_close(width: int, squared: bool) -> N
         assert 0 <= excess <= sum(map(abs, terms)) * Fraction(8, 10**6) + lost
 
 
-@pytest.mark.spread(second=2)
+@pytest.mark.spread(first=3, second=2)
 def test_squares_of_unit_rows_lose_three_roundings_at_most(width: int) -> None:
     rows = torch.stack([hostile_row(width) for _ in range(40)])
     squares, norms = normalized_squares(rows)

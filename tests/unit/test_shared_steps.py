@@ -14,7 +14,6 @@ from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.support.cuda_streams import DEVICE, stub_cuda
-from tests.support.helpers import slow_after
 from tests.support.process_groups import run_in_processes
 from tests.support.shared_runs import (
     CASES,
@@ -263,7 +262,7 @@ def require_rate(counts: torch.Tensor, rate: float, smallest_p: float) -> None:
 
 
 @pytest.mark.spread(second=1)
-@pytest.mark.parametrize("processes", slow_after(1, [2, 3, 4]))
+@pytest.mark.parametrize("processes", [2, 3, 4])
 @pytest.mark.slow
 def test_processes_draw_each_record_at_the_rate_that_is_charged(processes: int) -> None:
     """The rates of records, and of pairs of records of different processes, with fixed seeds."""

@@ -16,7 +16,6 @@ from accountant_service.numerics.floats.special_functions import Array
 from accountant_service.numerics.laws import shuffled_reports as law_of_reports
 from accountant_service.numerics.laws.atomic_pair import Atoms
 from accountant_service.numerics.laws.shuffled_reports import ShuffledReportsPair, binomial_masses
-from tests.support.helpers import slow_cases_after
 from tests.support.kinds import (
     Json,
     approximate_dp,
@@ -120,9 +119,8 @@ def delta_of_atoms(atoms: Atoms, epsilon: float) -> float:
     )
 
 
-@pytest.mark.parametrize(
-    ("reports", "local"), slow_cases_after(1, [(500, 1.0), (1500, 2.0), (20_000, 6.0)])
-)
+@pytest.mark.spread(first=1)
+@pytest.mark.parametrize(("reports", "local"), [(500, 1.0), (1500, 2.0), (20_000, 6.0)])
 def test_blocks_and_the_grid_raise_delta_a_little(reports: int, local: float) -> None:
     """Against sums over all numbers of clones by another library's binomial masses."""
     atoms = ShuffledReportsPair(reports, local).list_atoms()
@@ -167,12 +165,10 @@ def test_more_reports_hide_more_and_a_single_one_nothing() -> None:
     assert found[-1] < 1e-3
 
 
+@pytest.mark.spread(first=1)
 @pytest.mark.parametrize(
     ("reports", "local"),
-    [
-        (201, 1e-10),
-        *slow_cases_after(0, [(1, 1e-7), (10**5, 1e-7), (1, 12.0), (10**5, 12.0), (10**5, 1e-10)]),
-    ],
+    [(201, 1e-10), (1, 1e-7), (10**5, 1e-7), (1, 12.0), (10**5, 12.0), (10**5, 1e-10)],
 )
 def test_shuffling_never_costs_more_than_the_reports_themselves(reports: int, local: float) -> None:
     """The pair alone says more if ε₀ is below the rounding of the masses."""

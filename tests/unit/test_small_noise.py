@@ -19,7 +19,7 @@ from accountant_service.numerics.floats.bounds import Bounds
 from accountant_service.numerics.laws.dominating_pair import GaussianPair, LaplacePair, Release
 from accountant_service.solver import Target
 from tests.support import oracles
-from tests.support.helpers import ADD_OR_REMOVE, log_uniform, run, slow_after
+from tests.support.helpers import ADD_OR_REMOVE, log_uniform, run
 from tests.support.pairwise import pairwise
 
 pytestmark = pytest.mark.usefixtures("without_memory")  # engines are replaced here
@@ -69,7 +69,8 @@ def two_steps(epsilon: float, q: float, sigma: float) -> float:
 ONE = pairwise(sigma=[0.01, 0.03, 0.06], q=[1e-4, 0.3, 0.9], delta=[1e-5, 1e-12])
 
 
-@pytest.mark.parametrize("case", slow_after(1, ONE), ids=str)
+@pytest.mark.spread(first=1)
+@pytest.mark.parametrize("case", ONE, ids=str)
 def test_one_release(case: dict[str, float]) -> None:
     bounds = small_noise.epsilon_bounds([(sampled(case["q"], case["sigma"]), 1)], case["delta"])
     exact = float(oracles.single_step_epsilon(**case))
@@ -81,7 +82,8 @@ def test_one_release(case: dict[str, float]) -> None:
 TWO = pairwise(sigma=[0.05, 0.07], q=[0.01, 0.5], share=[0.2, 1.0, 2.5])
 
 
-@pytest.mark.parametrize("case", slow_after(2, TWO), ids=str)
+@pytest.mark.spread(first=2)
+@pytest.mark.parametrize("case", TWO, ids=str)
 def test_two_releases(case: dict[str, float]) -> None:
     sigma, q, epsilon = case["sigma"], case["q"], case["share"] * 0.5 / case["sigma"] ** 2
     bounds = small_noise.delta_bounds([(sampled(q, sigma), 2)], epsilon)

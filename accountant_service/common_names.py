@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from typing import Final
 
 FIELDS: Final[Mapping[str, str]] = {
+    "s": "noise_multiplier",
     "sigma": "noise_multiplier",
     "noise": "noise_multiplier",
     "noise_scale": "noise_multiplier",
@@ -30,6 +31,7 @@ FIELDS: Final[Mapping[str, str]] = {
     "eps": "epsilon",
     "target_epsilon": "epsilon",
     "budget": "epsilon",
+    "d": "delta",
     "target_delta": "delta",
     "accountant": "method",
     "relation": "neighbouring_relation",
@@ -41,6 +43,7 @@ FIELDS: Final[Mapping[str, str]] = {
     "max_grad_norm": "clip_norm",
     "l2_norm_clip": "clip_norm",
 }
+_SECOND_MEANINGS: Final = {"e": "epsilon"}  # where there are no epochs
 VALUES: Final[Mapping[str, str]] = {
     "rdp": "subsampled_rdp",
     "prv": "pld",
@@ -81,7 +84,13 @@ def find_field(name: str, known: Collection[str]) -> str | None:
 
     Known names may begin with dashes and be joined by them, as options are.
     """
-    return _find(name, known, FIELDS)
+    return _find(name, known, FIELDS) or _find(name, known, _SECOND_MEANINGS)
+
+
+def is_named(name: str, field: str) -> bool:
+    """Return whether an option or a field is a name of the field `field`, such as -s of σ's."""
+    plain = name.lstrip("-").replace("-", "_").lower()
+    return FIELDS.get(plain, plain) == field
 
 
 def find_value(text: str, known: Collection[str]) -> str | None:

@@ -369,6 +369,7 @@ def import_document(
     batch_size: int | None = None,
     sampling: str | None = None,
     neighbouring_relation: str | None = None,
+    time_limit: float | None = None,
 ) -> Answer:
     """Return what a configuration or history of another tool costs, and a verdict on its claims.
 
@@ -384,16 +385,18 @@ def import_document(
         batch_size: expected batch size, if the document does not say.
         sampling: "poisson", "fixed_size", "shuffled" or "none", if the document does not say.
         neighbouring_relation: as for `epsilon`, if the document does not say.
+        time_limit: as for `epsilon`.
 
     Raises:
         InvalidArgumentError: the document cannot be read, or contradicts itself or an argument.
-        AccountingError: no noise reaches the ε that the document targets.
+        AccountingError: no noise reaches the ε that the document targets, or it takes more time.
     """
     given = locals()
     from accountant_service import importing
     from accountant_service.api import schemas
 
-    return importing.account_for(read_arguments(schemas.ImportRequest, given).read())
+    with limit_cpu_seconds(given.pop("time_limit")):
+        return importing.account_for(read_arguments(schemas.ImportRequest, given).read())
 
 
 def solve(

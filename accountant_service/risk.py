@@ -19,13 +19,13 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import ClassVar, Final
 
 import numpy as np
 
-from accountant_service.accountants import ACCOUNTANTS, DEFAULT_METHOD, Question
+from accountant_service.accountants import ACCOUNTANTS, DEFAULT_METHOD, Question, release_laws
 from accountant_service.accountants.base import report_contradictions
 from accountant_service.accountants.pld import dominating_pairs
 from accountant_service.errors import MethodNotApplicableError
@@ -39,6 +39,8 @@ _MU_POINTS: Final = 513
 _NARROW: Final = 1e-3  # relative width of δ at which no other engine is tried
 _NEGLIGIBLE: Final = 1e-9  # a δ below which none is tried either
 _EPSILON_MAX: Final = 600.0  # e^ε is a double
+_MU_MAX: Final = 1000.0  # of targets
+_COARSE: Final = 0.05  # relative width of an ε that only ends a grid
 
 
 class RiskMeasure(ABC):
@@ -184,16 +186,24 @@ class GaussianMu(RiskMeasure):
     def bounds(self, question: Question) -> Interval:
         """Return proved bounds on the least μ for which the mechanism is μ-Gaussian DP.
 
-        Without slack, the least μ is exactly that of the same releases without sampling.
+        Without slack, the least μ of sampled Gaussian releases is exactly that without sampling.
+
+        Raises:
+            MethodNotApplicableError: there is no slack, and a release is not charged as Gaussian.
         """
-        exact = _unsampled_mu(question)
+        cost = release_laws.simple_cost(question.release_groups, question.relation)
+        unsampled = cost.mu if cost.is_gaussian else math.inf
+        if unsampled == 0.0:
+            return Interval(0.0, 0.0)
         if self.slack == 0.0:
-            return Interval(rounding.down(exact), rounding.up(exact))
-        accountant = ACCOUNTANTS[DEFAULT_METHOD]
-        largest = min(accountant.epsilon(question, self.slack / 2).epsilon, _EPSILON_MAX)
+            return _exact_mu(question, unsampled)
+        coarse = replace(question, tolerance=_COARSE)
+        last = ACCOUNTANTS[DEFAULT_METHOD].epsilon_bound(coarse, self.slack / 2).value
+        largest = min(last, _EPSILON_MAX)
         grid = np.linspace(0.0, max(largest, 1e-6), _MU_POINTS)
-        low, high = enclosure.least_mu(_both_directions(question, grid), self.slack, exact)
-        return Interval(low, min(high, rounding.up(exact)))
+        curves = _both_directions(question, grid)
+        low, high = enclosure.least_mu(curves, self.slack, min(unsampled, _MU_MAX))
+        return Interval(low, min(high, rounding.up(unsampled)))
 
 
 def _both_directions(
@@ -214,16 +224,17 @@ def _delta(question: Question, epsilon: float) -> Interval:
     return Interval(bound.interval.lower, min(1.0, bound.interval.upper))
 
 
-def _unsampled_mu(question: Question) -> float:
-    """Return μ = √(Σ count/σ²) of Gaussian releases, as if each used all the data.
+def _exact_mu(question: Question, unsampled: float) -> Interval:
+    """Return bounds on the least μ without slack, from that of the releases without sampling.
 
     Raises:
-        MethodNotApplicableError: a release is not Gaussian, or is of fixed size under replace-one.
+        MethodNotApplicableError: that is infinite.
     """
     for group in question.release_groups:
-        if group.atom.noise != "gaussian":
+        if not release_laws.simple_cost([group], question.relation).is_gaussian:
             raise MethodNotApplicableError(
                 f"mu without delta needs Gaussian releases, not {group.atom.noise}",
                 group.atom.pointer,
             )
-    return math.sqrt(math.fsum(g.count / g.sigma**2 for g in question.release_groups))
+    is_exact = all(group.atom.noise == "gaussian" for group in question.release_groups)
+    return Interval(rounding.down(unsampled) if is_exact else 0.0, rounding.up(unsampled))

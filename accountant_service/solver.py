@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Final, Generic, TypeVar
 
@@ -106,25 +107,30 @@ class SolverTarget(ABC):
         """Return another target, quicker to solve for, whose solution is a first guess; or None."""
         return None
 
-    def require_reachable(self, run: Mechanism) -> None:
-        """Raise if the earlier releases alone miss the target, so that no run can meet it.
+    def require_reachable(self, others: Mechanism, quantity: str) -> None:
+        """Raise if the other releases alone miss the target, so that no value can meet it.
 
         Args:
-            run: any run; what counts is that nothing of it is released.
+            others: the mechanism without the releases that the solved number changes.
+            quantity: that number, in words.
 
         Raises:
             UnreachableTargetError: they miss it.
-            AccountingError: they have no cost that can be computed.
+            AccountingError: their cost cannot be computed.
         """
-        if self.earlier is None:
+        if not self.question(others).form.atom_counts or self.log_ratio(others) <= 0:
             return
-        nothing = Repeated(0, run)
-        if self.log_ratio(nothing) > 0:
-            self.guarantee(nothing)  # raises its own error if they have no finite cost
-            raise UnreachableTargetError(
-                f"the earlier releases alone cost more than {self}: no run after them meets it. "
-                "Allow more, or leave releases out of `earlier`"
-            )
+        which = "other" if self.earlier is None else "earlier"
+        missed = f"the {which} releases alone cost more than {self}"
+        try:
+            self.guarantee(others)
+            self.risk(others)  # it may be too expensive, which is no proof
+        except NoFiniteEpsilonError as error:
+            said = f"{missed}: {error.detail}, or leave some of them out"
+            raise UnreachableTargetError(said) from None
+        raise UnreachableTargetError(
+            f"{missed}: no {quantity} meets it. Allow more, or leave some of them out"
+        )
 
     def question(self, run: Mechanism) -> Question:
         """Return the accounting question for a run composed with earlier releases."""
@@ -297,8 +303,17 @@ def noise_multiplier(run: DpSgd, target: SolverTarget) -> Solution:
         """Return the run with this noise multiplier."""
         return replace(run, noise_multiplier=sigma)
 
-    sigma = _solve(with_noise, target, 1.0, NOISE_MAX, NOISE_MIN, "noise multiplier")
-    return _solution(sigma, with_noise(sigma), target)
+    def with_noise_by_poisson(sigma: float) -> DpSgd:
+        """Return the run with Poisson batches, whose noise is nearly the same and found sooner."""
+        return replace(run, noise_multiplier=sigma, sampling="poisson")
+
+    similar = with_noise_by_poisson if run.sampling == "balls_in_bins" else None
+    unknown = _Unknown(
+        with_noise, NOISE_MAX, NOISE_MIN, "noise multiplier", Repeated(0, run), similar
+    )
+    with _pointing_into_request(target):
+        sigma = _solve(unknown, target, 1.0)
+        return _solution(sigma, with_noise(sigma), target)
 
 
 def _solution(value: float, run: Mechanism, target: SolverTarget) -> Solution:
@@ -323,8 +338,10 @@ def sample_rate(run: DpSgd, target: SolverTarget) -> Solution:
         """Return the run with this sample rate."""
         return replace(run, sample_rate=rate)
 
-    rate = _solve(with_rate, target, 0.01, RATE_MIN, 1.0, "sample rate")
-    return _solution(rate, with_rate(rate), target)
+    unknown = _Unknown(with_rate, RATE_MIN, 1.0, "sample rate", Repeated(0, run))
+    with _pointing_into_request(target):
+        rate = _solve(unknown, target, 0.01)
+        return _solution(rate, with_rate(rate), target)
 
 
 def steps(run: DpSgd, target: SolverTarget) -> Solution:
@@ -341,14 +358,15 @@ def steps(run: DpSgd, target: SolverTarget) -> Solution:
         UnreachableTargetError: every number of steps up to the limit meets the target, or the
             earlier releases alone miss it.
     """
-    target.require_reachable(run)
     unit = run.unit_steps()
 
     def with_units(count: int) -> DpSgd:
         """Return the run with `count` steps, or `count` epochs of balls in bins."""
         return replace(run, steps=count * unit, epochs=None)
 
-    return _solve_whole(_Whole(with_units, COUNT_MAX // unit, "steps", unit), target)
+    whole = _Whole(with_units, COUNT_MAX // unit, "steps", Repeated(0, run), unit)
+    with _pointing_into_request(target):
+        return _solve_whole(whole, target)
 
 
 def parameter(free: FreeParameter, target: SolverTarget) -> Solution:
@@ -364,12 +382,40 @@ def parameter(free: FreeParameter, target: SolverTarget) -> Solution:
     Raises:
         UnreachableTargetError: no allowed value meets the target, or every whole number does.
     """
-    if free.is_whole:
-        whole = _Whole(free.with_value, int(free.most), free.name, least=int(free.least))
-        return _solve_whole(whole, target)
-    start = min(max(1.0 if free.cost_falls else 0.01, free.least), free.most)
-    value = _solve(free.with_value, target, start, free.most_private, free.least_private, free.name)
-    return _solution(value, free.with_value(value), target)
+    with _pointing_into_request(target, "/mechanism"):
+        if free.is_whole:
+            most, least = int(free.most), int(free.least)
+            whole = _Whole(free.with_value, most, free.name, free.others(), least=least)
+            return _solve_whole(whole, target)
+        ends = free.most_private, free.least_private
+        start = min(max(1.0 if free.cost_falls else 0.01, free.least), free.most)
+        value = _solve(_Unknown(free.with_value, *ends, free.name, free.others()), target, start)
+        return _solution(value, free.with_value(value), target)
+
+
+@contextmanager
+def _pointing_into_request(target: SolverTarget, mechanism_at: str | None = None) -> Iterator[None]:
+    """Let the pointers of errors lead to the earlier releases or the mechanism of the request.
+
+    Args:
+        target: what is solved for; the accountants see its earlier releases and the rest as a sum.
+        mechanism_at: where the mechanism is; None for a run, whose fields are the request's own.
+    """
+    try:
+        yield
+    except AccountingError as error:
+        if error.pointer is None:
+            raise
+        error.mechanism_at = mechanism_at or ""
+        is_earlier = False
+        if target.earlier is not None:
+            is_earlier = error.pointer.startswith("/mechanisms/0")
+            error.pointer = error.pointer[len("/mechanisms/0") :]
+        if is_earlier:
+            error.mechanism_at = "/earlier"
+        elif mechanism_at is None:
+            error.pointer = None
+        raise
 
 
 @dataclass(frozen=True, slots=True)
@@ -380,6 +426,7 @@ class _Whole:
         with_count: returns the mechanism with this number.
         most: the largest number allowed.
         name: in words.
+        others: the mechanism without the releases that this number changes.
         unit: the number of steps in one.
         least: the smallest number allowed.
     """
@@ -387,6 +434,7 @@ class _Whole:
     with_count: Callable[[int], Mechanism]
     most: int
     name: str
+    others: Mechanism
     unit: int = 1
     least: int = 0
 
@@ -411,7 +459,7 @@ class _Whole:
 
 def _solve_whole(whole: _Whole, target: SolverTarget) -> Solution:
     """Return the largest number that meets the target, decided as well as bounds can be."""
-    target.require_reachable(whole.with_count(whole.least))
+    target.require_reachable(whole.others, f"number of {whole.name}")
     guess = _estimate(target, lambda fast_target: whole.largest(fast_target, 1))
     found = _solve_count(whole, target, int(guess or 1))
     for tolerance in _FINER_TOLERANCES:
@@ -462,29 +510,47 @@ def _recheck_next(whole: _Whole, finer: SolverTarget, found: Solution) -> Soluti
     return replace(found, next=following, undecided=margin)
 
 
+@dataclass(frozen=True, slots=True)
+class _Unknown:
+    """A number to solve for that need not be whole.
+
+    Attributes:
+        with_value: returns the mechanism with this number.
+        most_private: the number allowed that costs least.
+        least_private: the one that costs most.
+        name: in words.
+        others: the mechanism without the releases that this number changes.
+        similar: returns another mechanism, quicker to account for, to guess the number by.
+    """
+
+    with_value: Callable[[float], Mechanism]
+    most_private: float
+    least_private: float
+    name: str
+    others: Mechanism
+    similar: Callable[[float], Mechanism] | None = None
+
+
 def _solve(
-    with_value: Callable[[float], Mechanism],
+    unknown: _Unknown,
     target: SolverTarget,
     start: float,
-    most_private: float,
-    least_private: float,
-    quantity: str,
     relative_width: float = _RELATIVE_WIDTH,
 ) -> float:
     """Find the value closest to `least_private` that meets the target."""
-    guess = _estimate(
-        target,
-        lambda fast_target: _solve(
-            with_value, fast_target, start, most_private, least_private, quantity, _GUESS_WIDTH
-        ),
-    )
-    bracket = (guess or start, 1.1 if guess else 4.0, most_private, least_private)
-    trials = _Trials(with_value, target)
-    found = _boundary(trials, *bracket, quantity, relative_width)
+    target.require_reachable(unknown.others, unknown.name)
+    guess = _estimate(target, lambda fast_target: _solve(unknown, fast_target, start, _GUESS_WIDTH))
+    if guess is None and unknown.similar is not None:
+        similar = replace(unknown, with_value=unknown.similar, similar=None)
+        with suppress(AccountingError):
+            guess = _solve(similar, target, start, _GUESS_WIDTH)
+    start, ratio = (guess, 1.1) if guess else (start, 4.0)
+    trials = _Trials(unknown.with_value, target)
+    found = _boundary(trials, unknown, start, ratio, relative_width)
     if trials.confirm(found):
         return found
-    exact = _Trials(with_value, target, is_exact=True)
-    return _boundary(exact, *bracket, quantity, relative_width)
+    exact = _Trials(unknown.with_value, target, is_exact=True)
+    return _boundary(exact, unknown, start, ratio, relative_width)
 
 
 Number = TypeVar("Number", int, float)
@@ -537,35 +603,40 @@ class _Trials(Generic[Number]):
 
 def _boundary(
     trials: _Trials[float],
+    unknown: _Unknown,
     start: float,
     ratio: float,
-    most_private: float,
-    least_private: float,
-    quantity: str,
     relative_width: float,
 ) -> float:
     """Return the value closest to `least_private` whose trial meets the target, by bracketing."""
-    log_ratio, target = trials.log_ratio, trials.target
+    log_ratio = trials.log_ratio
     fit = unfit = start
     if log_ratio(start) <= 0:
-        while log_ratio(unfit := _step_towards(least_private, fit, ratio)) <= 0:
-            if unfit == least_private:
-                return least_private
+        while log_ratio(unfit := _step_towards(unknown.least_private, fit, ratio)) <= 0:
+            if unfit == unknown.least_private:
+                return unfit
             fit, ratio = unfit, 4.0
     else:
-        while log_ratio(fit := _step_towards(most_private, unfit, ratio)) > 0:
-            if fit == most_private:
-                target.require_reachable(trials.with_value(most_private))
-                # raises its own error if that is too expensive
-                target.guarantee(trials.with_value(most_private))
-                low, high = sorted((most_private, least_private))
-                raise UnreachableTargetError(
-                    f"no {quantity} between {shown(low)} and {shown(high)} reaches {target}: "
-                    "allow more, or fewer steps"
-                )
+        while log_ratio(fit := _step_towards(unknown.most_private, unfit, ratio)) > 0:
+            if fit == unknown.most_private:
+                raise _explain_unreachable(unknown, trials.target)
             unfit, ratio = fit, 4.0
     return search.find_boundary(
         log_ratio, feasible=fit, infeasible=unfit, relative_width=relative_width
+    )
+
+
+def _explain_unreachable(unknown: _Unknown, target: SolverTarget) -> UnreachableTargetError:
+    """Return the error if no value meets the target.
+
+    Raises:
+        AccountingError: the cost has no bound, or takes too long.
+    """
+    target.guarantee(unknown.with_value(unknown.most_private))
+    low, high = sorted((unknown.most_private, unknown.least_private))
+    return UnreachableTargetError(
+        f"no {unknown.name} between {shown(low)} and {shown(high)} reaches {target}: allow more, "
+        "or release less"
     )
 
 

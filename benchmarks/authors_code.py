@@ -17,7 +17,7 @@ import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import nn
@@ -25,11 +25,10 @@ from torch.func import functional_call, grad, vmap
 from torch.nn import functional
 
 from accountant_service import epsilon
+from scripts.page_parts import DOCS, write_part
 from training_client.lab.data import Dataset, load
 
-DOCS: Final = Path(__file__).parents[1] / "docs"
 RESULTS, PAGE = DOCS / "authors-code.jsonl", DOCS / "comparators.md"
-BEGIN, END = "<!-- published -->", "<!-- end of published -->"
 
 
 def main() -> None:
@@ -43,9 +42,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     if options.program == "report":
-        before, _, rest = PAGE.read_text().partition(BEGIN)
-        after = rest.partition(END)[2]
-        PAGE.write_text(f"{before}{BEGIN}\n\n{report()}\n\n{END}{after}")
+        write_part(PAGE, "published", report())
         return
     options.epochs = options.epochs or (100 if options.program == "pigdo" else 32)
     torch.manual_seed(options.seed)

@@ -22,6 +22,7 @@ import torch
 from torch import nn
 
 from accountant_service import calculator, mechanisms
+from scripts.page_parts import DOCS, write_part
 from training_client.budget import NoBudget
 from training_client.lab.agd import Agd, NoGate, train_agd
 from training_client.lab.data import Dataset, load
@@ -35,9 +36,7 @@ from training_client.optimizers.adppl import Adppl
 from training_client.plan import Plan
 from training_client.private_step.sampling import PoissonSampler
 
-DOCS: Final = Path(__file__).parents[1] / "docs"
 RESULTS, PAGE = DOCS / "comparators.jsonl", DOCS / "comparators.md"
-BEGIN, END = "<!-- tables -->", "<!-- end of tables -->"
 DELTA: Final = 1e-5
 RATES: Final = (0.3, 1.0, 3.0)  # times a method's own
 SEEDS: Final = (1, 2)
@@ -338,9 +337,7 @@ def main() -> None:
     if options.command == "run":
         run(options.only)
         return
-    before, _, rest = PAGE.read_text().partition(BEGIN)
-    _, _, after = rest.partition(END)
-    PAGE.write_text(f"{before}{BEGIN}\n\n{render(known_lines())}\n{END}{after}")
+    write_part(PAGE, "comparison", render(known_lines()))
 
 
 if __name__ == "__main__":

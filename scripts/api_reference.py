@@ -8,7 +8,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, Final
 
 from fastapi.testclient import TestClient
@@ -18,8 +17,9 @@ from accountant_service.accountants import ACCOUNTANTS
 from accountant_service.app import create_app
 from accountant_service.ledger.api_keys import Scope
 from accountant_service.settings import Settings
+from scripts.page_parts import DOCS, enclose_part
 
-PAGE: Final = Path(__file__).parents[1] / "docs" / "api.md"
+PAGE: Final = DOCS / "api.md"
 LISTED: Final = 2  # shown items of a long list
 ROW_MIN: Final = 50  # characters of a row of a table that is shown once only
 OBJECT_MIN: Final = 100  # characters of an object that is shown once only
@@ -200,6 +200,10 @@ class ReferencePage:
         }
         assert documented == offered, documented ^ offered
         yield INTRODUCTION
+        yield enclose_part("calls", "python scripts/api_reference.py", "\n".join(self._render()))
+
+    def _render(self) -> Iterator[str]:
+        """Yield the sections on mechanisms and calls."""
         yield from self._describe_mechanisms()
         last = ""
         for method, path, body in CALLS:
@@ -446,7 +450,7 @@ def render_reference() -> str:
         app = create_app(Settings(database_url=f"sqlite:///{folder}/ledger.db"))
         with TestClient(app) as client:
             token = app.state.keys.create([Scope.ADMIN], name="me")[0]
-            return "\n".join(ReferencePage(client, token).render_page())
+            return "\n".join(ReferencePage(client, token).render_page()) + "\n"
 
 
 if __name__ == "__main__":

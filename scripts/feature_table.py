@@ -7,17 +7,16 @@ python -m scripts.feature_table --write   # writes it into the page
 from __future__ import annotations
 
 import json
-import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
-FOLDER: Final = Path(__file__).parents[1] / "docs" / "accountants"
+from scripts.page_parts import DOCS, write_part
+
+FOLDER: Final = DOCS / "accountants"
 DATA: Final = FOLDER / "features.jsonl"
 PAGE: Final = FOLDER / "features.md"
-MARKS: Final = ("<!-- begin table -->\n", "<!-- end table -->\n")
 TICK: Final = "✔"
 SHOWN: Final = {  # mark in the data file: text of the cell
     "profile": TICK,
@@ -138,10 +137,7 @@ def main() -> None:
     if "--write" not in sys.argv:
         print(tables)
         return
-    begin, end = MARKS
-    pattern = re.compile(re.escape(begin) + ".*?" + re.escape(end), re.DOTALL)
-    page = PAGE.read_text()
-    PAGE.write_text(pattern.sub(lambda _: f"{begin}\n{tables}\n\n{end}", page))
+    write_part(PAGE, "table", tables)
 
 
 if __name__ == "__main__":

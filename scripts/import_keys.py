@@ -6,10 +6,8 @@ python -m scripts.import_keys --write   # writes them into the pages
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Final
 
 from accountant_service.importing import CODES, FORMATS, Severity
@@ -17,8 +15,8 @@ from accountant_service.importing.dp_event import EVENTS
 from accountant_service.importing.flower import WRAPPED
 from accountant_service.importing.keys import Role, Table
 from accountant_service.importing.nvflare import SVT
+from scripts.page_parts import DOCS, write_part
 
-DOCS: Final = Path(__file__).parents[1] / "docs"
 _ROLES: Final = {Role.ACTS: "acts", Role.CHECKED: "checked", Role.HARMLESS: "harmless"}
 
 
@@ -70,20 +68,12 @@ TABLES: Final = {
 }
 
 
-def fill(text: str, mark: str, table: str) -> str:
-    """Return a page with the table between its marks."""
-    begin, end = f"<!-- begin {mark} -->\n", f"<!-- end {mark} -->"
-    pattern = re.compile(re.escape(begin) + ".*?" + re.escape(end), re.DOTALL)
-    return pattern.sub(lambda _: f"{begin}\n{table.strip()}\n\n{end}", text)
-
-
 def main() -> None:
     """Print the tables, or write them into the pages."""
     for name, (mark, render) in TABLES.items():
         table = "".join(render())
         if "--write" in sys.argv:
-            page = DOCS / name
-            page.write_text(fill(page.read_text(), mark, table))
+            write_part(DOCS / name, mark, table)
         else:
             print(table)
 

@@ -7,12 +7,10 @@ python -m scripts.imported_configurations --write   # writes it into the page
 from __future__ import annotations
 
 import json
-import re
 import sys
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 from pydantic import ValidationError
@@ -21,11 +19,10 @@ from accountant_service import number_format
 from accountant_service.api.problems import of_error
 from accountant_service.api.questions import ENDPOINTS
 from accountant_service.importing import CODES
+from scripts.page_parts import DOCS, write_part
 
-DOCS: Final = Path(__file__).parents[1] / "docs"
 DATA: Final = DOCS / "imported-configurations.jsonl"
 PAGE: Final = DOCS / "imported-configurations.md"
-MARKS: Final = ("<!-- begin table -->\n", "<!-- end table -->\n")
 _QUIET: Final = {  # shown in other ways
     "noise-chosen", "relation-not-stated", "claim-loose", "sampling-by-default",
 }  # fmt: skip
@@ -142,10 +139,7 @@ def main() -> None:
     if "--write" not in sys.argv:
         print(table)
         return
-    begin, end = MARKS
-    page = PAGE.read_text()
-    pattern = re.compile(re.escape(begin) + ".*?" + re.escape(end), re.DOTALL)
-    PAGE.write_text(pattern.sub(lambda _: begin + "\n" + table + "\n" + end, page))
+    write_part(PAGE, "table", table)
 
 
 if __name__ == "__main__":

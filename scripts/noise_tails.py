@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, Final
 
 from accountant_service import number_format
 from accountant_service.noise_tails import GENERATORS
 from scripts.imported_configurations import describe_source, import_entry, read_entries
+from scripts.page_parts import DOCS, write_part
 
-PAGE: Final = Path(__file__).parents[1] / "docs/gaussian-noise.md"
+PAGE: Final = DOCS / "gaussian-noise.md"
 NOISES: Final = (0.5, 1.0, 2.0)
 _SHOWN: Final = ("PyTorch, float32, CPU", "PyTorch, float32, CUDA", "TensorFlow", "JAX, float32")
 _LIBRARIES: Final = {  # of the projects in the list, by what their code imports
@@ -83,13 +83,6 @@ TABLES: Final[dict[str, Callable[[], Iterator[str]]]] = {
 }
 
 
-def split_page(name: str, page: str) -> tuple[str, str, str]:
-    """Return what is before a table of the page, the table, and what is behind it."""
-    before, _, rest = page.partition(f"<!-- begin {name} -->\n")
-    table, _, behind = rest.partition(f"<!-- end {name} -->\n")
-    return before, table.strip() + "\n", behind
-
-
 def main() -> None:
     """Print the tables, or write them into the page."""
     for name, render in TABLES.items():
@@ -97,9 +90,7 @@ def main() -> None:
         if "--write" not in sys.argv:
             print(table)
             continue
-        before, _, behind = split_page(name, PAGE.read_text())
-        begin, end = f"<!-- begin {name} -->\n", f"<!-- end {name} -->\n"
-        PAGE.write_text(f"{before}{begin}\n{table}\n{end}{behind}")
+        write_part(PAGE, name, table)
 
 
 if __name__ == "__main__":

@@ -21,9 +21,11 @@ from decimal import ROUND_CEILING, Context
 from pathlib import Path
 from typing import Final
 
+from scripts.page_parts import DOCS, write_part
+
 ROOT: Final = Path(__file__).parents[1]
 FOLDER: Final = ROOT / "examples" / "peers"
-PAGE: Final = ROOT / "docs" / "peers.md"
+PAGE: Final = DOCS / "peers.md"
 SECONDS_MAX: Final = 1200.0  # for a script; riskcal plans for minutes
 OURS: Final = "ours"
 LIBRARIES: Final = {  # the name of each distribution, and of its column
@@ -44,7 +46,6 @@ JOBS: Final = {
 }
 _NUMBERS: Final = ("epsilon", "noise", "advantage", "two_runs", "unsampled")
 _PROGRAM: Final = "accountant "  # begins a command of a shell script
-_MARKS: Final = ("<!-- begin tables -->\n", "<!-- end tables -->\n")
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,9 +201,7 @@ def main() -> None:
     if asked.write:
         if missing:
             sys.exit("install them to write the tables")
-        begin, end = _MARKS
-        pattern = re.compile(re.escape(begin) + ".*?" + re.escape(end), re.DOTALL)
-        PAGE.write_text(pattern.sub(lambda _: f"{begin}{tables}{end}", PAGE.read_text()))
+        write_part(PAGE, "tables", tables)
 
 
 if __name__ == "__main__":

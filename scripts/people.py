@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import resource
 import socket
 import subprocess
@@ -22,9 +21,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from scripts.page_parts import DOCS, write_part
+
 ROOT: Final = Path(__file__).parents[1]
 FOLDER: Final = ROOT / "examples" / "people"
-PAGE: Final = ROOT / "docs" / "how-to" / "by-role.md"
+PAGE: Final = DOCS / "how-to" / "by-role.md"
 PEOPLE: Final = (
     "researcher",
     "engineer",
@@ -34,7 +35,6 @@ PEOPLE: Final = (
     "auditor",
 )
 SECONDS_MAX: Final = 300.0  # for a job
-_MARKS: Final = ("<!-- begin table -->\n", "<!-- end table -->\n")
 # The two programs are counted, and the service listens on a free port. All else is the script's.
 _PRELUDE: Final = """
 set -euo pipefail
@@ -150,11 +150,8 @@ def render_row(job: Job) -> str:
 
 def write_table(jobs: list[Job]) -> None:
     """Write the table of jobs into the documentation page."""
-    begin, end = _MARKS
-    head = "\n| job | script | commands | seconds | CPU seconds |\n|---|---|---|---|---|\n"
-    table = head + "".join(f"{render_row(job)}\n" for job in jobs) + "\n"
-    pattern = re.compile(re.escape(begin) + ".*?" + re.escape(end), re.DOTALL)
-    PAGE.write_text(pattern.sub(lambda _: f"{begin}{table}{end}", PAGE.read_text()))
+    head = "| job | script | commands | seconds | CPU seconds |\n|---|---|---|---|---|\n"
+    write_part(PAGE, "table", head + "".join(f"{render_row(job)}\n" for job in jobs))
 
 
 def read_arguments() -> argparse.Namespace:

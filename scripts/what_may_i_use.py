@@ -9,10 +9,8 @@ whether all hypotheses of its theorem hold, depends on the kinds and not on the 
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any, Final
 
 from accountant_service import calculator, mechanisms
@@ -20,10 +18,10 @@ from accountant_service.accountants import ACCOUNTANTS
 from accountant_service.errors import AccountingError
 from accountant_service.guarantee import NeighbouringRelation, Status
 from accountant_service.mechanisms import MechanismError
+from scripts.page_parts import DOCS, write_part
 from training_client.plan import SAMPLINGS as TRAINED
 
-PAGE: Final = Path(__file__).parents[1] / "docs" / "what-may-i-use.md"
-MARKS: Final = ("<!-- begin tables -->\n", "<!-- end tables -->\n")
+PAGE: Final = DOCS / "what-may-i-use.md"
 DELTA: Final = 1e-5
 RECORDS: Final = 6000
 RUN: Final = {"kind": "dp_sgd", "noise_multiplier": 4.0, "dataset_size": RECORDS, "epochs": 1}
@@ -122,10 +120,7 @@ def main() -> None:
     if "--write" not in sys.argv:
         print(tables)
         return
-    begin, end = MARKS
-    pattern = re.compile(re.escape(begin) + ".*?" + re.escape(end), re.DOTALL)
-    page = PAGE.read_text()
-    PAGE.write_text(pattern.sub(lambda _: f"{begin}\n{tables}\n\n{end}", page))
+    write_part(PAGE, "tables", tables)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ This is the default method, and the referee of all other methods.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -52,6 +53,7 @@ _RELEASES_MAX: Final = 1200
 _NEARBY: Final = 1e-6  # relative, of a greater δ
 _UNIT: Final = Fraction(1, 1 << 53)  # the rounding of a double, relative
 _OWN_DELTA_ROUNDING_MAX: Final = Fraction(1, 10**9)  # relative
+_FORMULA_ROUNDING: Final = 16 * _UNIT  # relative, of a δ with exponentials
 
 
 class Pld(Accountant):
@@ -216,7 +218,7 @@ def stated_delta(question: Question, delta: float) -> float:
 
     Who computes q·δ or 1 − Π(1 − δᵢ) in floating point may get a number just below the probability
     of an infinite loss, where no finite ε holds. The δ returned is then that probability, rounded
-    up. A δ that no product or difference enters is taken as written.
+    up. A δ that no product, difference or exponential enters is taken as written.
     """
     try:
         Pld().check_assumptions(question)
@@ -233,15 +235,17 @@ def stated_delta(question: Question, delta: float) -> float:
 
 def _rounding_of_own_delta(question: Question, own: Fraction) -> Fraction:
     """Bound the rounding error of a mechanism's own δ if it is computed in floating point."""
-    revealing = [
-        group
+    losses = [
+        (group, release_laws.simple_cost([group], question.relation).loss)
         for group in question.release_groups
-        if release_laws.simple_cost([group], question.relation).loss.delta
     ]
-    factors = sum(group.count for group in revealing)
-    product = 2 * _UNIT * own if factors > 1 or any(each.rate < 1 for each in revealing) else 0
+    revealing = [(group, loss) for group, loss in losses if loss.delta]
+    factors = sum(group.count for group, _ in revealing)
+    product = 2 * _UNIT * own if factors > 1 or any(each.rate < 1 for each, _ in revealing) else 0
     difference = (factors + 1) * _UNIT if factors > 1 else Fraction()
-    return min(product + difference, own * _OWN_DELTA_ROUNDING_MAX)
+    is_formula = any(loss.least_delta < loss.delta for _, loss in revealing)
+    formula = _FORMULA_ROUNDING * own if is_formula else 0
+    return min(product + difference + formula, own * _OWN_DELTA_ROUNDING_MAX)
 
 
 def has_quick_curve(question: Question) -> bool:
@@ -290,9 +294,38 @@ def _enclose_delta(
         found = small_noise.delta_bounds(releases, epsilon)
     if found is not None and found.upper - found.lower <= question.tolerance * found.upper:
         return found
+    if _shows_nearly_always_who_took_part(question, releases):
+        lower = _largest_delta_of_parts(question, releases, epsilon)
+        if lower >= 1.0 - question.tolerance:
+            return Bounds(lower, 1.0)
     return _intersection(
         found, certified_interval.delta_bounds(releases, epsilon, question.tolerance)
     )
+
+
+def _shows_nearly_always_who_took_part(
+    question: Question, releases: list[tuple[ReleaseLaw, int]]
+) -> bool:
+    """Return whether one of several releases may have a δ(0) of nearly 1.
+
+    Lattices for all of them are wide and slow then.
+    """
+    nearly_one = 1.0 - question.tolerance
+    return any(count > 1 and total_variation([(law, 1)]) >= nearly_one for law, count in releases)
+
+
+def _largest_delta_of_parts(
+    question: Question, releases: list[tuple[ReleaseLaw, int]], epsilon: float
+) -> float:
+    """Return a lower bound on δ at ε: that of some of the releases, from few to many."""
+    lower, most = 0.0, max(count for _, count in releases)
+    for part in itertools.takewhile(lambda each: each < most, (4**i for i in itertools.count())):
+        some = [(law, min(count, part)) for law, count in releases]
+        found = certified_interval.delta_bounds(some, epsilon, question.tolerance)
+        lower = max(lower, found.lower)
+        if lower >= 1.0 - question.tolerance:
+            break
+    return lower
 
 
 def _intersection(one: Bounds | None, other: Bounds) -> Bounds:

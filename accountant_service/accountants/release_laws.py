@@ -17,7 +17,7 @@ from typing import Any, Final
 from accountant_service.errors import MethodNotApplicableError
 from accountant_service.guarantee import NeighbouringRelation
 from accountant_service.mechanisms import Atom
-from accountant_service.numerics.floats import rounding
+from accountant_service.numerics.floats import decimals, rounding
 from accountant_service.numerics.laws import gaussian, private_selection
 from accountant_service.numerics.laws.balls_in_bins import BallsInBins
 from accountant_service.numerics.laws.bounded_range import BoundedRangePair
@@ -367,10 +367,9 @@ class LossRange:
         return cls(epsilon, delta, epsilon, delta)
 
     @classmethod
-    def rounded(cls, epsilon: float, delta: float = 0.0) -> LossRange:
-        """Return the range of a release whose two numbers were computed in floating point."""
-        up, down = rounding.up, rounding.down
-        return cls(*map(Fraction, (up(epsilon), up(delta), down(epsilon), down(delta))))
+    def pure(cls, least_epsilon: Fraction, epsilon: Fraction) -> LossRange:
+        """Return the range of an ε-DP release whose ε is between two numbers."""
+        return cls(epsilon, Fraction(), least_epsilon, Fraction())
 
 
 @dataclass(frozen=True, slots=True)
@@ -399,6 +398,11 @@ class SimpleCost:
     def is_bounded(self) -> bool:
         """Return whether no finite privacy loss exceeds ε: there is no Gaussian release."""
         return self.is_known and self.mu == 0.0
+
+    @property
+    def is_gaussian(self) -> bool:
+        """Return whether all releases are charged as Gaussian ones."""
+        return self.is_known and self.loss.epsilon == self.loss.delta == 0
 
     @property
     def is_pure(self) -> bool:
@@ -530,7 +534,8 @@ def _loss_range(group: ReleaseGroup, relation: NeighbouringRelation) -> LossRang
     whole = alone.epsilon
     alone = kind.loss(group) if kind.loss else alone  # another record may be farther away
     if group.atom.noise == "laplace" and group.replaces_record_in("poisson", relation):
-        return LossRange.rounded(_replaced_laplace_pair(group).largest_loss)
+        largest = _replaced_laplace_pair(group).largest_loss
+        return LossRange.pure(Fraction(rounding.down(largest)), Fraction(rounding.up(largest)))
     law, rate = dominating_pair(group, relation), group.exact_rate
     pair = law.base_pair if isinstance(law, Release) else None
     found = replace(alone, delta=rate * alone.delta, least_delta=rate * alone.least_delta)
@@ -538,15 +543,9 @@ def _loss_range(group: ReleaseGroup, relation: NeighbouringRelation) -> LossRang
         return found
     if alone.epsilon > _AMPLIFIED_MAX:
         return replace(found, epsilon=whole, least_epsilon=Fraction())
-    high, low = (
-        math.log1p(float(rate) * math.expm1(float(each)))
-        for each in (alone.epsilon, alone.least_epsilon)
-    )
-    return replace(
-        found,
-        epsilon=min(whole, alone.epsilon, Fraction(rounding.up(high))),
-        least_epsilon=Fraction(rounding.down(low)),
-    )
+    low, _ = decimals.sampled_epsilon(rate, alone.least_epsilon)
+    _, high = decimals.sampled_epsilon(rate, alone.epsilon)
+    return replace(found, epsilon=min(whole, alone.epsilon, high), least_epsilon=low)
 
 
 def _declared_loss(group: ReleaseGroup) -> LossRange:
@@ -565,15 +564,20 @@ def _declared_loss(group: ReleaseGroup) -> LossRange:
             return LossRange.exact(written(rest[0]) / written(first))
         case "truncated_laplace":
             epsilon = written(rest[1]) / written(first)
-            found = LossRange.rounded(0.0, TruncatedLaplacePair(*values).infinite_masses[0])
-            return replace(found, epsilon=epsilon, least_epsilon=epsilon)
+            low, high = decimals.truncated_mass(*map(written, values))
+            return LossRange(epsilon, high, epsilon, low)
         case "approximate_dp":
             return LossRange.exact(written(first), written(rest[0]))
         case "privacy_profile":
             last = rest[0][-1]
             return LossRange.exact(written(first[rest[0].index(last)]), written(last))
         case "randomized_response":
-            return LossRange.rounded(_response_epsilon(atom))
+            # a probability near 1, as written and as a double: 1 − f differs
+            ends = [
+                decimals.response_epsilon(int(first), each)
+                for each in (written(rest[0]), Fraction(rest[0]))
+            ]
+            return LossRange.pure(min(low for low, _ in ends), max(high for _, high in ends))
         case _:
             return LossRange.exact(written(first))
 

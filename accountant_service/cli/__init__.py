@@ -151,6 +151,8 @@ class _LazyGroup(TyperGroup):
         """Parse the options before the command's name; `help NAME` is `NAME --help`."""
         if args[:1] == ["help"]:
             args = [*args[1:], "--help"]
+        if args == ["version"]:
+            args = ["--version"]
         with _own_words(args):
             return super().parse_args(ctx, args)
 

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from accountant_service import number_format
 from accountant_service.cli.asking import answer_or_exit
-from accountant_service.cli.mechanism_options import parse_count, parse_number
+from accountant_service.cli.mechanism_options import TIME_LIMIT_HELP, parse_count, parse_number
 from accountant_service.cli.names import FORMATS
 from accountant_service.guarantee import NeighbouringRelation
 from accountant_service.number_format import round_nearest as shown
@@ -78,6 +78,9 @@ def import_document(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Write the mechanism to this file.")
     ] = None,
+    time_limit: Annotated[
+        Any, typer.Option(help=TIME_LIMIT_HELP, parser=parse_number, metavar="NUMBER")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the API's JSON answer.")] = False,
 ) -> None:
     """Import a configuration or history of another tool: its mechanism, its cost and a lint.
@@ -94,7 +97,8 @@ def import_document(
         "sampling": sampling,
         "neighbouring_relation": neighbouring_relation,
     }
-    answer = answer_or_exit(_ENDPOINT, body, {"/document": "the document"}, as_json=as_json)
+    names = {"/document": "the document"}
+    answer = answer_or_exit(_ENDPOINT, body, names, as_json=as_json, time_limit=time_limit)
     if output is not None:
         _write_mechanism(output, answer)
     if as_json:

@@ -13,7 +13,7 @@ import typer
 
 from accountant_service import number_format
 from accountant_service.cli.printing import print_problem
-from accountant_service.common_names import find_field, find_value
+from accountant_service.common_names import find_field, find_value, is_named
 from accountant_service.errors import CodedError, InvalidArgumentError
 from accountant_service.time_limit import limit_cpu_seconds
 
@@ -121,6 +121,8 @@ def _format_given(value: Any) -> str:
 
 def _add_advice(fault: Mapping[str, str], given: Json) -> Mapping[str, str]:
     """Add to a fault's message what was probably meant."""
+    if (fault["pointer"], fault["message"]) == ("/epsilon", "is required") and "epochs" in given:
+        return {**fault, "message": "is required: -e is --epochs; for ε, write -E"}
     value = _find_value(fault["pointer"], given)
     meant = _guess_meaning(fault["pointer"].rpartition("/")[2], value, fault["message"])
     if meant is None:
@@ -258,11 +260,15 @@ def _describe_usage_error(error: Any) -> Json:
 
 
 def _suggest_option(error: Any) -> str:
-    """Return a question that names the option that was probably meant; empty if none was."""
+    """Return a sentence about the option that was probably meant; empty if none was."""
     parameters = [] if error.ctx is None else error.ctx.command.params
+    if error.ctx is not None and is_named(error.option_name, error.ctx.info_name.replace("-", "_")):
+        return ": this command computes it"
     known = [each for one in parameters for each in one.opts if each.startswith("--")]
     meant = find_field(error.option_name, known)
-    return f". Did you mean {meant}?" if meant else ""
+    is_letter = len(error.option_name) == 2
+    letters = [one.opts[-1] for one in parameters if is_letter and meant in one.opts]
+    return f". Did you mean {', '.join(dict.fromkeys([*letters, meant]))}?" if meant else ""
 
 
 def _name_parameter(error: Any) -> Json:

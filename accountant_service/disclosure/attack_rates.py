@@ -3,7 +3,7 @@
 A mechanism's own profile bounds its attacks best. Two cases use less:
 
 * a whole budget under the reference filter: everything released has H(x) ≤ H_{ρ^N}(x) + s·δ for all
-  x (decision 0012), so each rate is that of N reference steps, plus s·δ;
+  x (docs/accountants/filters.md), so each rate is that of N reference steps, plus s·δ;
 * ε and δ alone: TPR ≤ e^ε·FPR + δ and TPR ≤ 1 − e^{−ε}(1 − δ − FPR), which meet at the advantage
   (e^ε − 1 + 2δ)/(e^ε + 1) (Kairouz, Oh & Viswanath 2015, arXiv 1311.0776).
 

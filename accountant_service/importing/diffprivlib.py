@@ -59,7 +59,7 @@ def read(fields: Fields, facts: Facts) -> Imported:
         "a diffprivlib BudgetAccountant",
         Node("composed", given.pointer, {"mechanisms": parts}),
         facts.relation or NeighbouringRelation.ADD_OR_REMOVE_ONE,
-        delta=most if 0 < most < 1 else delta or None,
+        delta=most if 0 < most < 1 else delta,
         claims=(Claim(epsilon, delta or None, given.pointer),) if epsilon > 0 else (),
         findings=() if facts.relation else (_RELATION_NOT_STATED,),
     )
@@ -90,7 +90,7 @@ def _total(spends: list[tuple[float, float]], slack: float) -> tuple[float, floa
         sum((rounding.as_written(epsilon) for epsilon, _ in spends), Fraction())
     )
     apart = [slack, *(delta for _, delta in spends)]
-    delta = 1.0 if 1 in apart else -math.expm1(math.fsum(math.log1p(-each) for each in apart))
+    delta = 1.0 if 1 in apart else 0.0 - math.expm1(math.fsum(math.log1p(-each) for each in apart))
     if slack == 0:
         return total, delta
     mean = math.fsum(epsilon * math.tanh(epsilon / 2) for epsilon, _ in spends)

@@ -711,7 +711,8 @@ def verify_export(lines: Iterable[str]) -> ExportReport:
                 checkers[name] = _ChainChecker(_read_created_dataset(name, body))
                 faults += _name_faults(name, checkers[name].check_first_policy())
         except UNREADABLE as error:
-            faults.append(f"line {at} cannot be read: {error}")
+            missing = "it has no " if isinstance(error, KeyError) else ""
+            faults.append(f"line {at} cannot be read: {missing}{error}")
             if at == _FOREIGN_LINES and not has_entries:
                 break
             continue

@@ -42,7 +42,8 @@ class FreeParameter:
     @property
     def name(self) -> str:
         """The name of the field, in words."""
-        return str(self.path[-1]).replace("_", " ")
+        name = str(self.path[-1])
+        return "repetitions" if name == "count" else name.replace("_", " ")
 
     @property
     def most_private(self) -> float:
@@ -65,6 +66,20 @@ class FreeParameter:
             MechanismError: the number contradicts another field.
         """
         return from_json(self.write(value))
+
+    def others(self) -> Mechanism:
+        """Return the mechanism without the releases that the number changes.
+
+        Of a sum, the part with the number is left out; nothing is left of any other mechanism.
+        """
+        sums = [at for at, key in enumerate(self.path) if key == "mechanisms"]
+        depth = sums[-1] + 2 if sums else 0
+        document = self.write(self.most_private)
+        part = document
+        for key in self.path[:depth]:
+            part = part[key]
+        nothing = {"kind": "repeated", "count": 0, "mechanism": part}
+        return from_json(_replace(document, self.path[:depth], nothing))
 
 
 def free_parameter(document: Json, pointer: str) -> FreeParameter:
@@ -124,7 +139,7 @@ def _follow(document: Json, pointer: str) -> tuple[tuple[str | int, ...], Mappin
     return tuple(path), node
 
 
-def _replace(document: Json, path: tuple[str | int, ...], value: float) -> Json:
+def _replace(document: Json, path: tuple[str | int, ...], value: Json) -> Json:
     """Return a copy of a document with another value at a path."""
     if not path:
         return value

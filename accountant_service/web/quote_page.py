@@ -36,7 +36,10 @@ async def show_quote(
 ) -> Response:
     """Quote the run in the URL on a dataset. Nothing is charged."""
     dataset = await ledger.get_dataset(session.key, name)
-    sent = run_form.read_run(request.query_params)
+    asked = dict(request.query_params)
+    if "batch_size" in asked:  # the sizes of a batch and of this dataset
+        asked.setdefault("dataset_size", str(dataset["size"]))
+    sent = run_form.read_run(asked)
     known = [*run_form.list_parameters([sent]), "choose"]
     faults = [*list_parameter_faults(request.query_params, known), *sent.faults]
     if "choose" in request.query_params and not faults:

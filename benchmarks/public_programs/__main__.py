@@ -25,10 +25,9 @@ import typer
 
 from benchmarks.public_programs import PROGRAMS, SECTIONS, Outcome, run_program
 from benchmarks.public_programs.program import TOLERANCE
+from scripts.page_parts import DOCS, write_part
 
-PAGE: Final = Path(__file__).parents[2] / "docs" / "public-programs.md"
-BEGIN: Final = "<!-- begin programs -->\n"
-END: Final = "<!-- end programs -->\n"
+PAGE: Final = DOCS / "public-programs.md"
 _WAYS: Final = {
     "layers": "by layers, proved",
     "tested": "by layers, tested",
@@ -85,10 +84,8 @@ def count_outcomes(outcomes: Sequence[Outcome]) -> str:
 
 
 def write_page(outcomes: Sequence[Outcome]) -> None:
-    """Write the tables into the page, between its markers."""
-    before, _, rest = PAGE.read_text().partition(BEGIN)
-    behind = rest.partition(END)[2]
-    PAGE.write_text(f"{before}{BEGIN}{''.join(render_tables(outcomes))}\n{END}{behind}")
+    """Write the tables into the page."""
+    write_part(PAGE, "programs", "".join(render_tables(outcomes)))
 
 
 def main(

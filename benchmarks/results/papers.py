@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.results import plots
+from benchmarks.results.report import COMMAND
+from scripts.page_parts import enclose_part
 from training_client.lab.cli.paper import Plan
 from training_client.lab.papers.printed import (
     PAPERS,
@@ -77,19 +79,20 @@ def render_paper_pages(store: Store, audit: Mapping[str, str]) -> Iterator[tuple
 
 def _render_paper(paper: str, outcomes: Sequence[Outcome], store: Store) -> str:
     """Return the page of one paper."""
-    parts = [
+    introduction = [
         f"# papers/{paper}: {TITLES[paper]}",
         f"Every result that [papers/{paper}](../glossary.md#the-papers) prints, beside ours. "
         "[The index](index.md) explains the columns and the verdicts.",
-        f"{_count_verdicts(outcomes)}. {describe_left(paper, store)}",
     ]
+    parts = [f"{_count_verdicts(outcomes)}. {describe_left(paper, store)}"]
     for place in dict.fromkeys(each.printed.place for each in outcomes):
         own = [each for each in outcomes if each.printed.place == place]
         parts += [f"## {place}", *_describe_command(paper, place, own)]
         parts += [*_describe_trivial_scores(own, store), _build_table(own)]
         if (paper, place) in PLOTS:
             parts.append(f"![{place}, ours](../images/{_name_plot(paper, place)})")
-    return "\n\n".join(parts) + "\n"
+    results = enclose_part("results", COMMAND, "\n\n".join(parts))
+    return "\n\n".join([*introduction, results]) + "\n"
 
 
 def _name_plot(paper: str, place: str) -> str:
@@ -198,8 +201,8 @@ def _fill(template: str, outcomes: Sequence[Outcome], store: Store) -> str:
     `{count:VERDICT}` is a number of rows.
     """
     whole = {
-        "index": _build_index_table(outcomes),
-        "left": _build_left_table(store),
+        "index": enclose_part("index", COMMAND, _build_index_table(outcomes)),
+        "left": enclose_part("left", COMMAND, _build_left_table(store)),
         "results": str(len(outcomes)),
     }
 

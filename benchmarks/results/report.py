@@ -13,6 +13,7 @@ from typing import Final
 
 from benchmarks.results import plots
 from benchmarks.results.certification import build_claimed_question
+from scripts.page_parts import enclose_part
 from training_client.lab.papers.accounting import find_certified_epsilon
 from training_client.lab.papers.experiments import (
     EXPERIMENTS,
@@ -26,6 +27,7 @@ from training_client.lab.papers.tasks import TASKS
 from training_client.lab.papers.verdicts import find_welch_interval, list_final_scores
 
 TEMPLATE: Final = Path(__file__).with_name("page.md")
+COMMAND: Final = "python benchmarks/training_results.py report"
 NOTHING: Final = "–"
 SEEDS: Final = 3  # a score of fewer runs is marked
 _EXPERIMENTS: Final = {each.name: each for each in EXPERIMENTS}
@@ -277,7 +279,8 @@ def render_page(store: Store, template: str) -> str:
 
     def render_figure(found: re.Match[str]) -> str:
         """Return the text for one placeholder of the template."""
-        return FIGURES[found[1]](found[2], store)
+        text = FIGURES[found[1]](found[2], store)
+        return enclose_part(found[1], COMMAND, text) if text.startswith("|") else text
 
     return re.sub(r"\{(\w+):([^{}]*)\}", render_figure, template)
 

@@ -30,7 +30,7 @@ _SHOWN_EPSILON = re.compile(
 )
 _NAMED = re.compile(  # targets, extras and benchmarks, in a block or in a line of text
     r"\bmake [a-z-]+|\bpip install 'privacy-accountant\[[a-z,]+\]'"
-    r"|\bpython benchmarks/\w+\.py(?: [-\w]+)*"
+    r"|\bpython benchmarks/\w+\.py(?: -{0,2}\w[-\w]*)*"
 )
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from scripts import peer_jobs
+from scripts.page_parts import read_part
 from scripts.peer_jobs import FOLDER, JOBS, LIBRARIES, OURS, PAGE, Count, find_script
 
 
@@ -78,6 +79,4 @@ python -m scripts.peer_jobs --python build/peers/bin/python
         text=True,
         check=True,
     )
-    begin, end = peer_jobs._MARKS
-    tables = PAGE.read_text().split(begin)[1].split(end)[0]
-    assert tables.strip() in done.stdout
+    assert read_part(PAGE, "tables") in done.stdout

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.public_programs import PROGRAMS, run_program
-from benchmarks.public_programs.__main__ import BEGIN, END, PAGE, render_row, render_tables
+from benchmarks.public_programs.__main__ import PAGE, render_row, render_tables
+from scripts.page_parts import read_part
 
 QUICK = {
     "vae": "layers",
@@ -40,5 +41,4 @@ def test_all_programs_are_as_on_the_page() -> None:
     """As .venv/bin/python -m benchmarks.public_programs --write does, without writing."""
     outcomes = [run_program(each) for each in PROGRAMS.values()]
     assert [each for each in outcomes if not each.is_expected] == []
-    shown = PAGE.read_text().partition(BEGIN)[2].partition(END)[0]
-    assert shown.strip() == "".join(render_tables(outcomes)).strip()
+    assert read_part(PAGE, "programs") == "".join(render_tables(outcomes)).strip()

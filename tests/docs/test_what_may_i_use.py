@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from scripts.what_may_i_use import MARKS, PAGE, render
+from scripts.page_parts import read_part
+from scripts.what_may_i_use import PAGE, render
 
 
 @pytest.mark.slow
 def test_the_page_has_the_tables_of_the_script() -> None:
-    begin, end = MARKS
-    assert PAGE.read_text().split(begin)[1].split(end)[0].strip() == render()
+    assert read_part(PAGE, "tables") == render()

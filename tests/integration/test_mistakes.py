@@ -51,6 +51,13 @@ MISTAKES = [
     Mistake("epsilon -q 256 -s 1 -t 9 -d 1e-5", ("not 256: give --batch-size and --dataset-size",)),
     Mistake("noise-multiplier -q .01 -t 9 -e 2 -d 1e-5", ("--epochs is -e: for ε, write -E",)),
     Mistake("delta -q .01 -s 1.1 -t 9 -e 2", ("--epochs is -e: for ε, write -E",)),
+    *(
+        Mistake(f"{command} -e 2", ("No such option: -e. Did you mean -E, --epsilon?",))
+        for command in ("steps -q .01 -s 1 -d 1e-5", "sample-rate -t 9 -s 1 -d 1e-5", "solve")
+    ),
+    Mistake("plan -e 2 -d 1e-5 -n 6000", ("--epsilon is required", "for ε, write -E")),
+    Mistake("delta -q .01 -s 1 -t 9 -d 1e-5", ("No such option: -d: this command computes it",)),
+    Mistake("steps -q .01 -t 9 -E 2 -d 1e-5", ("No such option: -t: this command computes it",)),
     Mistake(f"epsilon {RUN} --sigma 2", ("--sigma. Did you mean --noise-multiplier? Try: ",)),
     Mistake(f"epsilon {RUN} --method rdp", ("not 'rdp': did you mean subsampled_rdp?",)),
     Mistake(f"epsilon {RUN} --method prv", ("not 'prv': did you mean pld?",)),
@@ -128,6 +135,7 @@ MISTAKES = [
         "verify certificate.json --model text.txt",
         ("it names no model", "when it commits the run", "not valid"),
     ),
+    Mistake("ledger verify --file object.json", ("line 1 cannot be read: it has no 'dataset'",)),
     Mistake("verify text.txt --model text.txt", ("it is not a certificate", "not valid")),
     # keys, servers and settings
     Mistake("keys create", ("--scope is required: one of compute, ",)),
@@ -213,6 +221,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a ledger that has a dataset, and a text file."""
     found = tmp_path_factory.mktemp("mistakes")
     (found / "text.txt").write_text("no certificate")
+    (found / "object.json").write_text("{}")
     shutil.copy(CERTIFICATE, found / "certificate.json")
     url = f"sqlite:///{found}/accountant.db"
     made = invoke("dataset create patients -n 1000 -E 1 -d 1e-5", ACCOUNTANT_DATABASE_URL=url)
@@ -254,7 +263,7 @@ def test_shares_may_be_percentages_and_fractions() -> None:
 def test_help_and_the_version_are_found_by_their_other_names() -> None:
     assert invoke("help epsilon").stdout == invoke("epsilon --help").stdout
     assert invoke("help").stdout == invoke("--help").stdout
-    assert invoke("-V").stdout == invoke("--version").stdout
+    assert invoke("-V").stdout == invoke("version").stdout == invoke("--version").stdout
     assert "<list[str]>" not in invoke("epsilon --help").stdout + invoke("ledger export -h").stdout
 
 

@@ -1081,6 +1081,23 @@ def test_half_of_a_pair_of_sizes_is_an_error_at_the_other(visitor: Person) -> No
     assert problem(visitor.get("/?epochs=2"), "epochs").startswith("To use epochs, choose batches")
 
 
+def test_no_number_is_offered_where_the_other_runs_alone_miss_the_target(visitor: Person) -> None:
+    run = "noise_multiplier{0}=1.1&sample_rate{0}={1}&steps{0}=100"
+    query = "&".join([run.format("", 0.01), run.format("-2", 0.05), "kind-2=dp_sgd"])
+    text = unescape(visitor.get(f"/?{query}&delta=1e-5&epsilon=2"))
+    assert text.count("the earlier releases alone cost more than ε = 2 at δ = 1e-5") == 2
+    assert "no number of steps meets it" in text
+    assert not re.search("Use this (number|noise)", text)
+
+
+def test_the_quote_of_a_batch_size_is_of_the_dataset_s_records(admin: Person) -> None:
+    sizes = "batch_size=100&epochs=2&noise_multiplier=9"
+    text = admin.get(f"/datasets/patients/quote?{sizes}")
+    assert value(text, "dataset_size") == "60000"
+    assert "No quote" not in text
+    assert "ignores it" not in text
+
+
 def test_a_form_that_is_sent_as_a_whole_is_read_by_its_choices() -> None:
     """A browser without scripts sends the fields that it hides, too."""
     texts = dict(run_form.read_run({}).texts)

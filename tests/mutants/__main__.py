@@ -22,27 +22,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from scripts.page_parts import DOCS, write_part
+
 ROOT: Final = Path(__file__).parents[2]
 TABLE: Final = Path(__file__).with_name("table.toml")
-PAGE: Final = ROOT / "docs" / "mutants.md"
+PAGE: Final = DOCS / "mutants.md"
 COPIED: Final = ("accountant_service", "training_client", "tests")
 TIERS: Final = {1: "not slow and not browser and not nightly", 2: "slow", 3: "nightly"}
 TIMEOUT: Final = 300.0
 NO_TESTS: Final = 5  # pytest's exit code
-INTRODUCTION: Final = """\
-# Mutants that the tests find
-
-Each row breaks one line of the code: it removes a term, a check or a clip, or reverses the
-direction of a rounding. The test must fail with the mutant, and pass without it. Tier 1 is
-`make test`, tier 2 runs in `.ci/run`, and tier 3 is `make test-nightly`. The mutants are in
-`tests/mutants/table.toml`.
-
-<!-- run by tests/mutants/test_mutants.py: it takes minutes -->
-```console
-.venv/bin/python -m tests.mutants --write
-```
-
-"""
 HEADER: Final = "| file | broken | found by | tier | s |\n|---|---|---|---|---|\n"
 
 
@@ -172,14 +160,14 @@ def main() -> int:
     """Run the command."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
     parser.add_argument("--only", default="", help="only rows that contain these words")
-    parser.add_argument("--write", action="store_true", help="write docs/mutants.md")
+    parser.add_argument("--write", action="store_true", help="write the table into docs/mutants.md")
     options = parser.parse_args()
     table = [each for each in read_table() if options.only in each.begin_of_row]
     ends, errors = run_mutants(table)
     if options.write and not errors:
         ends = read_page() | ends
         begins = [each.begin_of_row for each in read_table()]
-        PAGE.write_text(INTRODUCTION + HEADER + "".join(each + ends[each] for each in begins))
+        write_part(PAGE, "mutants", HEADER + "".join(each + ends[each] for each in begins))
     for error in errors:
         print(f"error: {error}", file=sys.stderr)
     return 1 if errors else 0

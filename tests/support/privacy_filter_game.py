@@ -6,7 +6,7 @@ privacy loss after every granted step. At each state and each loss it chooses th
 maximises δ, by dynamic programming. All thresholds ε and both directions are played at once: the
 value of a state is a profile as in `discrete_mechanisms`.
 
-`ReferenceFilter` models the rules of docs/decisions/0012-reference-filter.md. `find_prices`,
+`ReferenceFilter` models the rules of docs/accountants/filters.md. `find_prices`,
 `exchange_back` and `excess` stand for the numerics; `start`, `open_runs`, `reserve`, `grant` and
 `close` are the bookkeeping. Every other filter below breaks one rule.
 """

@@ -294,6 +294,16 @@ _SHAPE: Final = {"sample_rate": 0.01, "steps": 9}
 _COSTLY: Final = {"earlier": {"kind": "dp_sgd", "noise_multiplier": 1.1, "sample_rate": 0.05,
                               "steps": 100}}  # fmt: skip
 _ALONE: Final = "the earlier releases alone cost more than"
+_OTHERS_ALONE: Final = "the other releases alone cost more than"
+_APPROXIMATE: Final = {"kind": "approximate_dp", "epsilon": 1, "delta": 1e-5}
+_UNKNOWN_TO_PLD: Final = {"kind": "user_level", "records": 3, "mechanism": _APPROXIMATE}
+
+
+def _sum_with_costly(part: Json) -> Json:
+    """Return a sum of a costly run and another mechanism, of which a number is solved for."""
+    return {"mechanism": {"kind": "composed", "mechanisms": [_COSTLY["earlier"], part]}}
+
+
 _TARGETS = [
     *_about(
         "/v1/noise-multiplier",
@@ -338,6 +348,26 @@ _TARGETS = [
             {"true_positive_rate": 0.005, "false_positive_rate": 0.001},
         )
     ),
+    *(
+        Refusal("/v1/solve", body | target, code="unreachable-target", says=says)
+        for body, says in (
+            (_sum_with_costly({"kind": "repeated", "mechanism": gaussian(9)})
+             | {"parameter": "/mechanisms/1/count"}, _OTHERS_ALONE),
+            (_sum_with_costly(gaussian(9))
+             | {"parameter": "/mechanisms/1/noise_multiplier"}, _OTHERS_ALONE),
+            ({"mechanism": {"kind": "repeated", "mechanism": gaussian(9)},
+              "parameter": "/count"} | _COSTLY, _ALONE),
+        )
+        for target in ({"epsilon": 2, "delta": 1e-5}, {"advantage": 0.05}, {"mu": 0.1})
+    ),
+    # the earlier releases have no finite cost, or none that can be computed
+    Refusal("/v1/steps", {"noise_multiplier": 1.1, "sample_rate": 0.01, "epsilon": 5,
+                          "delta": 1e-6, "earlier": _APPROXIMATE},
+            code="unreachable-target", says="To get a finite ε, choose a larger δ, or leave"),
+    Refusal("/v1/noise-multiplier", {"epsilon": 5, "delta": 1e-6, "earlier": _UNKNOWN_TO_PLD}
+            | _SHAPE, "/earlier/mechanism", code="method-not-applicable"),
+    Refusal("/v1/steps", {"noise_multiplier": 1.1, "sample_rate": 0.01, "epsilon": 5, "delta": 0},
+            code="no-finite-epsilon"),
 ]  # fmt: skip
 
 PLAN: Final = {"epsilon": 2.0, "delta": 1e-5, "dataset_size": 60_000, "epochs": 10,

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from benchmarks import authors_code, comparators
+from scripts.page_parts import enclose_part
 from tests.support.pages import ROOT
 from tests.support.training_bench import small
 
@@ -45,8 +46,8 @@ def test_the_commands_of_the_page_write_results_and_tables(
     for module in (comparators, authors_code):
         monkeypatch.setattr(module, "RESULTS", tmp_path / f"{module.__name__}.jsonl")
         monkeypatch.setattr(module, "PAGE", tmp_path / "page.md")
-    tables = "<!-- tables -->\n<!-- end of tables -->\nbetween\n"
-    (tmp_path / "page.md").write_text(f"{tables}<!-- published -->\n<!-- end of published -->\n")
+    parts = [enclose_part(name, "report", "") for name in ("comparison", "published")]
+    (tmp_path / "page.md").write_text("\nbetween\n".join(parts))
     monkeypatch.setattr(comparators, "score", lambda *of: 0.5 + of[2] / 1000)
     monkeypatch.setattr(comparators, "target_of", lambda _: 0.25)
     monkeypatch.setattr(authors_code, "run_pigdo", lambda _: iter([0.5, 0.75]))

@@ -8,7 +8,8 @@ from importlib.metadata import version
 
 import pytest
 
-from scripts.feature_table import MARKS, PAGE, SHOWN, read_data, render
+from scripts.feature_table import PAGE, SHOWN, read_data, render
+from scripts.page_parts import read_part
 from tests.support.pages import ROOT
 
 LIBRARIES, FEATURES = read_data()
@@ -30,8 +31,7 @@ def named_tests(file: str) -> set[str]:
 
 
 def test_the_page_has_the_tables_of_the_script() -> None:
-    begin, end = MARKS
-    assert PAGE.read_text().split(begin)[1].split(end)[0].strip() == render()
+    assert read_part(PAGE, "table") == render()
 
 
 def test_every_named_test_exists() -> None:

@@ -8,7 +8,6 @@ from functools import cache
 import pytest
 
 from scripts.imported_configurations import (
-    MARKS,
     PAGE,
     Row,
     describe_claims,
@@ -17,6 +16,7 @@ from scripts.imported_configurations import (
     read_entries,
     render_table,
 )
+from scripts.page_parts import read_part
 
 REFUSED = {"jax_privacy, plan with three bands", "TensorFlow Privacy, language model, defaults"}
 
@@ -39,9 +39,7 @@ def test_every_configuration_has_a_source() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_page_has_the_table_of_the_script() -> None:
-    begin, end = MARKS
-    shown = PAGE.read_text().split(begin)[1].split(end)[0].strip()
-    assert shown == "".join(render_table(list(rows()))).strip()
+    assert read_part(PAGE, "table") == "".join(render_table(list(rows()))).strip()
 
 
 @pytest.mark.slow

@@ -20,6 +20,7 @@ from accountant_service.guarantee import NeighbouringRelation
 from accountant_service.importing import FORMATS, DocumentError, Facts, account_for, read_document
 from accountant_service.importing.keys import Key, Role
 from scripts import import_keys
+from scripts.page_parts import DOCS, read_part
 from tests.support.helpers import codes
 
 Json = dict[str, Any]
@@ -223,9 +224,7 @@ def test_a_name_like_a_known_one_is_suggested() -> None:
 
 def test_the_pages_have_the_tables_of_the_code() -> None:
     for name, (mark, render) in import_keys.TABLES.items():
-        page = (import_keys.DOCS / name).read_text()
-        assert import_keys.fill(page, mark, "".join(render())) == page, name
-        assert f"<!-- begin {mark} -->" in page
+        assert read_part(DOCS / name, mark) == "".join(render()).strip(), name
 
 
 # --- contradictions
@@ -600,6 +599,9 @@ def test_the_total_of_a_budget_accountant_is_a_claim() -> None:
     assert answer.mechanism == {"kind": "composed", "mechanisms": [spent]}
     text = "BudgetAccountant(epsilon=1.5, spent_budget=[(1.0, 0), (0.25, 0)])"
     assert lint(text, delta=1e-9).verdict == "holds"
+    pure = lint(text)  # at δ = 0, which the spends have
+    assert (pure.verdict, pure.guarantee and pure.guarantee.epsilon) == ("holds", 1.25)
+    assert "at δ = 0 holds" in pure.summary
 
 
 # --- the verdict

@@ -19,6 +19,7 @@ from accountant_service.noise_tails import (
     find_noise_tails,
 )
 from scripts import noise_tails as script
+from scripts.page_parts import read_part
 
 OF_NAME = {each.name: each for each in GENERATORS}
 CPU, CUDA = OF_NAME["PyTorch, float32, CPU"], OF_NAME["PyTorch, float32, CUDA"]
@@ -187,5 +188,4 @@ def test_a_bound_is_at_most_one_and_none_is_below_zero() -> None:
 
 @pytest.mark.parametrize("name", ["generators", pytest.param("runs", marks=pytest.mark.slow)])
 def test_the_page_has_the_tables_of_the_script(name: str) -> None:
-    _, shown, _ = script.split_page(name, script.PAGE.read_text())
-    assert shown == "".join(script.TABLES[name]())
+    assert read_part(script.PAGE, name) == "".join(script.TABLES[name]()).strip()

@@ -266,6 +266,13 @@ def test_a_time_limit_ends_a_computation() -> None:
         )
         assert found.exit_code == 2
         assert message in found.output
+    document = {"target_epsilon": 2.0, "target_delta": 1e-5, "sample_rate": 0.01, "epochs": 9}
+    with pytest.raises(TooExpensiveError, match="time limit"):
+        import_document(document, time_limit=1e-4)
+    given = ["import", "-", "--time-limit", "1e-4", "--json"]
+    found = CliRunner().invoke(cli.app, given, input=json.dumps(document))
+    assert found.exit_code == 2
+    assert "time limit" in found.output
 
 
 @pytest.mark.spread(second=1)

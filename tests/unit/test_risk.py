@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import math
+import re
+import shlex
+import time
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from pydantic import ValidationError
 from scipy.stats import norm
+from typer.testing import CliRunner
 
-from accountant_service import calculator, mechanisms, solve, solver
+from accountant_service import calculator, cli, mechanisms, solve, solver
 from accountant_service.accountants import Question
 from accountant_service.api.problems import of_error
 from accountant_service.api.questions import ENDPOINTS
 from accountant_service.errors import (
     InvalidArgumentError,
+    MethodNotApplicableError,
     NoFiniteEpsilonError,
     UnreachableTargetError,
 )
@@ -31,6 +38,7 @@ from accountant_service.risk import (
     TruePositiveRate,
 )
 
+ROOT = Path(__file__).parents[2]
 ADDED = NeighbouringRelation.ADD_OR_REMOVE_ONE
 RUN = DpSgd(1.1, sample_rate=0.01, steps=1000)
 MEASURES = [
@@ -41,7 +49,7 @@ MEASURES = [
 ]
 
 
-def question(run: DpSgd, relation: NeighbouringRelation = ADDED) -> Question:
+def question(run: mechanisms.Mechanism, relation: NeighbouringRelation = ADDED) -> Question:
     return Question(mechanisms.canonical_form(run), relation)
 
 
@@ -95,11 +103,25 @@ def removed_delta(epsilon: Any, rate: float, sigma: float) -> Any:
     return rate * np.exp(gaussian.log_delta(shifted, 1 / sigma))
 
 
-def test_mu_holds_at_every_epsilon_and_a_smaller_one_does_not() -> None:
-    rate, sigma, slack = 0.3, 1.0, 1e-4
-    found = GaussianMu(slack).risk(question(DpSgd(sigma, sample_rate=rate, steps=1)))
+@pytest.mark.parametrize(
+    ("mechanism", "delta_at"),
+    [
+        (DpSgd(1.0, sample_rate=0.3, steps=1), lambda each: removed_delta(each, 0.3, 1.0)),
+        (mechanisms.Laplace(2.0), lambda each: np.maximum(0.0, -np.expm1((each - 0.5) / 2))),
+        (
+            mechanisms.ApproximateDp(0.5, 1e-5),
+            lambda each: 1e-5 + (1 - 1e-5) * np.maximum(0, math.exp(0.5) - np.exp(each))
+            / (1 + math.exp(0.5)),
+        ),
+    ],
+)  # fmt: skip
+def test_mu_holds_at_every_epsilon_and_a_smaller_one_does_not(
+    mechanism: mechanisms.Mechanism, delta_at: Callable[[Any], Any]
+) -> None:
+    slack = 1e-4
+    found = GaussianMu(slack).risk(question(mechanism))
     epsilons = np.linspace(0, 20, 20_001)
-    exact = removed_delta(epsilons, rate, sigma)
+    exact = delta_at(epsilons)
 
     def excess(mu: float) -> float:
         return float((exact - np.exp(gaussian.log_delta(epsilons, mu)) - slack).max())
@@ -107,6 +129,15 @@ def test_mu_holds_at_every_epsilon_and_a_smaller_one_does_not() -> None:
     assert excess(found.upper) <= 1e-12
     assert excess(found.lower * (1 - 1e-3)) > 0
     assert found.upper < 1.001 * found.lower
+
+
+def test_mu_of_balls_in_bins_is_at_most_that_of_known_bins() -> None:
+    epochs = question(DpSgd(2.0, sample_rate=0.1, steps=40, sampling="balls_in_bins"))
+    found = GaussianMu().risk(epochs)
+    assert (found.lower, found.upper) == (0.0, pytest.approx(1.0, rel=1e-9))
+    assert GaussianMu(1e-4).risk(epochs).upper < 1.0
+    with pytest.raises(MethodNotApplicableError, match="without delta"):
+        GaussianMu().risk(question(mechanisms.Laplace(2.0)))
 
 
 def test_without_slack_mu_is_that_without_sampling() -> None:
@@ -350,3 +381,19 @@ def test_a_target_that_no_value_meets_is_unreachable(
 ) -> None:
     with pytest.raises((UnreachableTargetError, NoFiniteEpsilonError)):
         solve(mechanism=mechanism, parameter=parameter, **target)
+
+
+@pytest.mark.slow
+def test_documented_solves_take_at_most_two_cpu_seconds() -> None:
+    """Three on a machine that has other work: its CPU seconds are longer."""
+    pages = [page.read_text(encoding="utf-8") for page in (ROOT / "docs").rglob("*.md")]
+    solves = r"^\$ accountant ((?:noise-multiplier|steps|sample-rate|solve) [^|\n]*)"
+    documented = {found[1] for page in pages for found in re.finditer(solves, page, re.MULTILINE)}
+    assert len(documented) >= 6
+    seconds = {}
+    for command in sorted(documented):
+        started = time.process_time()
+        assert CliRunner().invoke(cli.app, shlex.split(command)).exit_code == 0
+        seconds[command] = time.process_time() - started
+    print({command[:60]: round(each, 2) for command, each in seconds.items()})
+    assert max(seconds.values()) < 3

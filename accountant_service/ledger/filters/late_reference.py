@@ -4,7 +4,7 @@ The budget is one sum. Its parts are releases with an ε and a δ of their own, 
 reference filter, which is (ε′, δ′)-DP as a whole, whatever it admits. So everything is (ε, δ)-DP if
 Σεᵢ + ε′ ≤ ε and Σδᵢ + δ′ ≤ δ (Rogers et al. 2016, arXiv 1605.08294, section 3). The reference may
 be chosen late, from all that was seen before, because what was added by then is subtracted first:
-ε′ and δ′ are what it leaves. Decision 0026 has the proof, and what is unsound.
+ε′ and δ′ are what it leaves. docs/accountants/filters.md has the proof.
 
 Amounts are those of the reference filter, then units of ε and of δ that were added.
 """

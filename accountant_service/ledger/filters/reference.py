@@ -3,7 +3,7 @@
 A budget (ε, δ) begins as a stack of N reference steps, the most that are (ε, δ′)-DP together. A run
 of T steps of another mechanism takes the least number n of reference steps that dominates the
 whole run. So whatever is chosen from earlier results, everything released is dominated by the
-stack that the budget began with. Decision 0012 has the theorem and its proof.
+stack that the budget began with. docs/accountants/filters.md has the theorem and its proof.
 
 Amounts are reference steps and units of slack. Slack is the part of δ that exchanges may lose:
 δ = δ′ + slack. Steps and slack are charged up and given back down.

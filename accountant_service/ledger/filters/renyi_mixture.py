@@ -4,7 +4,7 @@ Let L be the privacy loss of everything released so far, and R(k) the sum of (α
 releases at order α(k). With frozen weights w(k) that sum to at most 1,
 W = Σ w(k)·e^{(α(k)−1)L−R(k)} is a supermartingale that starts at most at 1. Releases are admitted
 while (1 − e^{ε−L})₊ ≤ δ·W holds for every L. Then δ(ε) = E[(1 − e^{ε−L})₊] ≤ δ·E[W] ≤ δ for every
-adaptive choice of releases. The proof is in decision 0013. With one order this is the filter of
+adaptive choice of releases (proof: docs/accountants/filters.md). With one order this is that of
 `renyi`: the supremum is then Proposition 12 of Canonne, Kamath & Steinke (arXiv
 2004.00010v7).
 
@@ -334,7 +334,8 @@ def choose_mixture(
 
     The mixture maximises the geometric mean of 1 + steps over the reference runs of
     `renyi.choose_filter`; the 1 keeps runs from counting that no mixture admits. For a
-    planned mechanism alone its best order is the best mixture (decision 0013), and is returned.
+    planned mechanism alone its best order is the best mixture (docs/accountants/filters.md), and
+    is returned.
 
     Args:
         epsilon: ε of the budget.

@@ -11,8 +11,32 @@ spacing h:
 * **Composition** convolves the exponentially tilted masses p(l)·e^{sl}/M(s) by FFT, so that the
   mass that matters is near the centre and the transform's error is relative to it.
 
-Added outward: the FFT's rounding (a norm bound), what wraps around the window (Chernoff), what
-lies beyond the cells, and the rounding of each cell's mass.
+Added outward:
+
+* **FFT rounding.** A transform of N points is off by at most η‖·‖₂ with η = 7·eps·log₂N. An error
+  of φᵢ grows in Φ = Πφⱼ^{Tⱼ} to Tᵢ|Φ/φᵢ||e|; Cauchy–Schwarz bounds each point of the inverse
+  transform by Σ Tᵢ·η·‖pᵢ‖₂·‖Φ/φᵢ‖₂/√N plus a few eps·Tᵢ·‖Φ‖₂/√N for powers and products. This is
+  added to every point (upper), or taken from every point of P and added to Q (lower).
+* **Wrap-around.** The window holds all but e^{−30} of the tilted mass by Chernoff's bound on either
+  side. Its moments are sums of blocks of masses that keep their mean at their ends, which by
+  convexity can only raise them; an eps for each mass and block, and a few eps of the largest
+  exponent, T times, are added. What lies above the window is added to δ (upper); the attacker
+  accuses only within it (lower). Aliases can only add to the upper bound, and to Q, and are taken
+  from P.
+* **Masses** are rounded outward by a few eps of their exponents before they are composed.
+* **Scale.** T·log M(s) is off by a few eps of itself, undoing the tilt by a few eps of its
+  exponent, and the tails' sums by an eps a point. These move every mass outward.
+* **Underflow.** A mass computed as zero may be up to 1e-300: that much is added to every mass that
+  has to be an upper bound. Losses beyond ±600 count as infinite. Where a Q-mass underflows after
+  composition, the upper bound gives up, and the lower one leaves the event out.
+
+**Edges that are off.** Where outcomes are cut is computed by inverting l, so a cell holds outcomes
+with losses in [a − e, a + h + e]. Each law bounds e: the loss at the computed cut is computed
+again, and its distance from the lattice point and its own rounding are added. By connecting the
+dots the mass may move to the ends a − e and a + h + e, with θ larger by at most e·r·e^a/(p·(1 −
+e^{−h})). The lower end moves up to a. The upper one lies between two lattice points, and again at
+most (1 − e^{−e})/(1 − e^{−h}) of its mass moves on to the next one. ∎ The lower bound needs nothing
+of this: any event is an attack.
 """
 
 from __future__ import annotations

@@ -12,6 +12,21 @@ and every digit cancels. So each release's outcomes are divided by their loss, s
 * the rest is a measure whose moments are Π(a + b)^T − Πa^T, which decays as b does.
 
 If every such division leaves out too much, only the extreme outcomes are set aside.
+
+**The tail.** |D(v)| ≤ Σ T·|b(v)|·Π(a+b)^T/(a+b), all but the first at v = 0: D is as steep as b,
+which has no mass where l does not turn. With D = Πb^T the pairs of `characteristic_function` are
+used, with each cell's window at its smaller end, or |b(v)| ≤ c + |d(v)|, c what lies below a small
+loss and d what lies above.
+
+**Errors.** Each a is known as e^{A ± λ}·(1 + ρ ± e), with the same scale error λ at all
+frequencies. Multiplied by e^{θ}, |θ| ≤ λ, the law of a stays a measure; so D belongs to a measure
+that is between e^{−ΣTλ} and e^{ΣTλ} times the true one, and so is its δ. The scale error of b is
+counted as an error of b instead, as often as rare outcomes occur; with D = Πb^T it is a scale error
+as well. D is a polynomial in every a and b without negative coefficients: if those are off by e and
+f, D is off by at most D(|a|+e, |b|+f) − D(|a|, |b|). The difference of the products is taken as
+Π(a+b)^T·(1 − e^{−Σ T·log(1+b/a)}), without cancellation. Weights are off by a few eps of their
+exponents, by the order times |dl| and, through the windows, by (1 + u⁻)·|dl|/w. Where a window is
+nearly open, the error of log Φ(u) is (1 + u²) eps of itself.
 """
 
 from __future__ import annotations

@@ -9,8 +9,46 @@ complex order: E[e^{(s+iv)·loss}] = K(a), a = s + 1 + iv or a = −s − iv,
 
 The law whose density is n(z)·e^{Re(a)·l(z)}/K(Re a) is the tilted one; φ(v) is its loss's
 characteristic function. The engine `line_integral` integrates products of such φ. It needs values,
-a bound on their error, and a bound on |φ| at all frequencies that are not evaluated. All three are
-proved in docs/accountants/pld.md.
+a bound on their error, and a bound on |φ| at all frequencies that are not evaluated.
+
+**Decay.** Frequencies beyond V are bounded block by block. Two bounds of |φ| are used, the smaller
+on each:
+
+* *Pairs.* 1 − |φ(v)|² = E[1 − cos v(l − l′)] for two independent draws. Cut the line of z into
+  cells, with mⱼ a lower bound of the tilted mass of cell j; the losses of two cells differ by at
+  least d and at most D, as l increases. Pairs with vD ≤ 2 count x²/2 − x⁴/24 ≤ 1 − cos x at x = vd;
+  pairs with vd ≥ 2 and vD ≤ 2π − 2 count 1 − cos 2; all others count nothing. Then |φ|² ≤ 1 − 2Σ
+  mⱼmₖ(1 − cos); a block takes v at its low end for d and at its high end for D. *Masses.* On a cell
+  the exponent −z²/2 + a·l(z) lies above a linear function with the value −(z₁² + z₂²)/4 +
+  a·l(middle) in the middle if a > 0 (tangent: l is convex), or −(z₁² + z₂²)/4 + a·(l(z₁) + l(z₂))/2
+  if a < 0 (chord); by Jensen the mean of its exponential is at least that of its middle.
+* *Variation.* A measure on the line of losses whose density f has variation B and total mass m has
+  |∫e^{ivl}f| ≤ B/v. Applied to the part of the tilted law above a loss, the rest counting fully:
+  |φ(v)| ≤ 1 − (m − B/v). In z the density of the loss is f = n·e^{a·l}/(μπ), π = l′/μ the logistic
+  function, and (log f)′ = (a+1)μπ − z − μ: a logistic function less a line, with at most three
+  zeros. So f has at most two modes (one, unless the function is negative at its local minimum and
+  positive at its local maximum) and B ≤ 2·modes·max f, cut or not. The maximum is bounded cell by
+  cell; outside the cells f decreases outwards.
+
+**Values of φ.** The trapezoidal rule in z. In the strip |Im z| ≤ y < π/μ the integrand is analytic
+and at most e^{y²/2}·e^{vμy}·cos(μy/2)^{min(a,0)} times its value on the real line: |e^{−z²/2}|
+grows by e^{y²/2}; the argument of 1 − q + q·e^{Λ+iμy} lies between 0 and μy, so |(…)^{iv}| ≤
+e^{vμy}; its modulus lies between cos(μy/2) and 1 times the real one. By Trefethen and Weideman
+(SIAM Review 56(3), 2014, Theorem 5.1) the error is at most 2Me^{−2πy/κ}/(1 − e^{−2πy/κ}); the
+spacing κ makes it e^{−44} of K. Beyond the limits of integration see `sampled_gaussian`. φ − 1 is
+summed, with e^{ivl} − 1 = −2 sin²(vl/2) + i·sin(vl), so that T of them keep their accuracy. Errors
+e of φ enter the product by |(φ+e)^T − φ^T| ≤ (|φ|+|e|)^T − |φ|^T. A computed Φ outside the unit
+disc is moved onto it, nearer to the true Φ. Added outward: the relative error of every weight (a
+few eps of its exponent, and a·π·δΛ), of every loss (a few eps of itself and of Λ), of the dot
+products (eps a term), of log M(s), of phases (eps·v·ε), of the kernel, where |Φ'G' − ΦG| ≤ |Φ' −
+Φ|·|G'| + |Φ|·|G' − G|, and of the sum.
+
+**The moment.** log M(s) counts T times. Where M is near 1 it is computed as log(1 + ∫ n·(e^{al} −
+1)), so that every rounding error is relative to |e^{al} − 1|, which is of order q. The normal
+density integrates to 1, in the trapezoidal rule up to 2e^{−2π²/κ²}. The nodes are multiples of a
+spacing of 24 bits, so that they are not rounded. Beyond the node where all windows have closed,
+e^{al} counts as 0 and n goes on. Of the two ways to compute M the one with the smaller bound of its
+error is taken.
 """
 
 from __future__ import annotations

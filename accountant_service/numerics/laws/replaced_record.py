@@ -30,6 +30,16 @@ error is at most 2(K + 1)·e^{y²/2}·cos(μy/2)^{−s}/(e^{2πy/h} − 1) (Tref
 π± = q·e^{Λ±}/A± the slope of log G is μ·((s+1)·π₊ + s·π₋). π₋ decreases, so beyond a point z₁ > 0
 the slope is at most κ = μ·(s + 1 + s·π₋(z₁)), and the rest is at most
 G(z₁)·e^{κ²/2 − κz₁}·P(Z > z₁ − κ).
+
+For the contour, as in `characteristic_function`:
+
+* *Tilted law*: density n·A₊^{s+1}·A₋^{−s}/K.
+* *Masses of cells.* log A₊ and log A₋ are convex. On a cell the exponent lies above the tangent of
+  (s+1)·log A₊ in the middle and the chord of −s·log A₋.
+* *Variation.* The density of L, in z, is f = n·A₊^{s+1}·A₋^{−s}/(μ(π₊ + π₋)), with (log f)′ =
+  μ((s+1)π₊ + sπ₋) − z − μ·ρ·(1 − π₊ − π₋), ρ = (π₊ − π₋)/(π₊ + π₋). Cell by cell, f and |(log f)′|
+  at their largest bound the variation ∫f·|(log f)′|. π₊ and ρ increase, and π₋ decreases. Left of
+  −μ and right of m(1 + π₋(m)), m = μ(s+1), f decreases outwards.
 """
 
 from __future__ import annotations

@@ -36,6 +36,7 @@ from accountant_service.ledger.entry_columns import EntryColumns
 from accountant_service.ledger.idempotency_cleanup import IdempotencyCleanup
 from accountant_service.ledger.quotas import RunQuota
 from accountant_service.ledger.rules import EntryKind
+from accountant_service.ledger.series_catalog import SeriesCatalog
 from accountant_service.ledger.service import Ledger
 from accountant_service.ledger.webhook_delivery import WebhookDelivery
 from accountant_service.metrics import Metrics
@@ -66,7 +67,8 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     ledger = Ledger(repository, ANSWERS, _make_write_counter(metrics), run_quota)
     keys = Keys(repository)
     caps = Caps(repository)
-    async_ledger = AsyncLedger(ledger, keys, caps, settings)
+    series = SeriesCatalog(repository)
+    async_ledger = AsyncLedger(ledger, keys, caps, series, settings)
 
     closing = ExitStack()  # closes in reverse order
     housekeeping = IdempotencyCleanup(repository, settings.idempotency_days)

@@ -132,6 +132,21 @@ CALLS: Final[list[tuple[str, str, Any]]] = [
         "/v1/reservations",
         {"datasets": ["patients", "patients-2027"], "mechanism": SHORT},
     ),
+    ("POST", "/v1/quotes", {"datasets": ["patients", "patients-2027"], "mechanism": SHORT}),
+    ("PUT", "/v1/series/{series}", {"budget": {"epsilon": 1.0, "delta": 1e-9}}),
+    ("PUT", "/v1/series/{series}/datasets/{label}", {"size": 1400}),
+    ("PUT", "/v1/series/{series}/caps/teams/{team}", {"share": 0.3}),
+    ("PUT", "/v1/series/{series}/caps/keys/{key_id}", {"share": 0.2}),
+    ("GET", "/v1/series", None),
+    ("GET", "/v1/series/{series}", None),
+    ("GET", "/v1/series/{series}/window", None),
+    (
+        "POST",
+        "/v1/series/{series}/quotes",
+        {"last": 1, "mechanism": {"kind": "laplace", "noise_multiplier": 10.0}},
+    ),
+    ("DELETE", "/v1/series/{series}/caps/teams/{team}", None),
+    ("DELETE", "/v1/series/{series}/caps/keys/{key_id}", None),
     ("POST", "/v1/datasets/{name}/close", {}),
     ("DELETE", "/v1/datasets/{name}", None),
     (
@@ -182,7 +197,13 @@ class ReferencePage:
         self._token = token
         self._document: dict[str, Any] = client.get("/openapi.json").json()
         self._schemas = self._document["components"]["schemas"]
-        self._known = {"name": "patients", "team": "vision", "key_id": token.split("_")[1]}
+        self._known = {
+            "name": "patients",
+            "team": "vision",
+            "key_id": token.split("_")[1],
+            "series": "sales",
+            "label": "2026-10",
+        }
         self._writes = 0
         self._fields: dict[str, str] = {}  # rows of tables that were shown, and their calls
         # Fields of answers and of objects in them, and the calls that showed them first.
@@ -269,6 +290,8 @@ class ReferencePage:
         if (method, path) == ("DELETE", "/v1/datasets/{name}"):
             path = "/v1/datasets/mistake"
             self._send("POST", "/v1/datasets", DATASET | {"name": "mistake"})
+        if path.endswith("/window"):
+            path += "?last=1"
         answer = self._send(method, path, body)
         if path.endswith("/release"):
             self._send("POST", "/v1/datasets/{name}/reservations", {"mechanism": SHORT})

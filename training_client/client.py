@@ -102,6 +102,21 @@ class Reservation:
 
 
 @dataclass(frozen=True, slots=True)
+class Window:
+    """The last datasets of a series.
+
+    Attributes:
+        names: of the datasets, in their order.
+        size: the number of records of all of them.
+        document: the service's whole answer: what is left of each, and what they prove together.
+    """
+
+    names: tuple[str, ...]
+    size: int
+    document: Json
+
+
+@dataclass(frozen=True, slots=True)
 class Quote:
     """The service's answer whether a run fits a dataset's remaining budget, and which run would.
 
@@ -478,14 +493,19 @@ class AccountingService:
         }
         return BudgetPlan.from_json(self._request("/v1/plan", body), epsilon)
 
-    def quote(self, dataset: str, mechanism: Json) -> Quote:
+    def quote(self, dataset: str | Sequence[str], mechanism: Json) -> Quote:
         """Ask whether a run fits a dataset's remaining budget, and which run would; spend nothing.
 
         Args:
-            dataset: the dataset's name in the ledger.
+            dataset: the dataset's name in the ledger; or several names, for one run on all their
+                records, which must fit each of them.
             mechanism: the mechanism of the whole run, as JSON.
         """
-        answer = self._request(f"{_dataset_path(dataset)}/quotes", {"mechanism": mechanism})
+        if isinstance(dataset, str):
+            answer = self._request(f"{_dataset_path(dataset)}/quotes", {"mechanism": mechanism})
+        else:
+            body = {"datasets": list(dataset), "mechanism": mechanism}
+            answer = self._request("/v1/quotes", body)
         affordable = answer.get("affordable")
         if not isinstance(affordable, dict) or not isinstance(answer.get("fits"), bool):
             raise ServiceConfusedError(f"the answer is not a quote: {answer!r}")
@@ -496,6 +516,37 @@ class AccountingService:
             answer.get("share_of_budget"),
             answer.get("affordable_alone"),
         )
+
+    def window(self, series: str, last: int) -> Window:
+        """Return the last datasets of a series, for a run on all of their records.
+
+        Args:
+            series: the name of the series.
+            last: how many datasets.
+
+        Raises:
+            ServiceRefusedError: its code is "series-too-short" if there are fewer.
+        """
+        answer = self._request(f"/v1/series/{quote(series, safe='')}/window?last={int(last)}")
+        try:
+            names = tuple(str(each["name"]) for each in answer["items"])
+            return Window(names, int(answer["size"]), answer)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ServiceConfusedError(f"the answer is not a window: {error!r}") from None
+
+    def add_to_series(self, series: str, label: str, size: int) -> Json:
+        """Create the dataset SERIES-LABEL with the budget of its series; return it as JSON.
+
+        A repeat with the same size changes nothing. The key needs scope owner, and may be bound to
+        the series.
+
+        Args:
+            series: the name of the series.
+            label: the rest of the dataset's name, such as "2026-10".
+            size: the number of records.
+        """
+        path = f"/v1/series/{quote(series, safe='')}/datasets/{quote(label, safe='')}"
+        return self._request(path, {"size": size}, method="PUT")
 
     def affordable_noise(self, dataset: str, mechanism: Json) -> float:
         """Return the least noise multiplier with which a run fits the remaining budget.

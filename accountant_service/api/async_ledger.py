@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -24,10 +24,14 @@ from accountant_service.api.ledger_views import (
     cap_view,
     dataset_view,
     entries_view,
+    joint_quote_view,
     page_view,
     parse_run_cursor,
+    preview_view,
     reservation_view,
     run_view,
+    series_view,
+    window_view,
     write_run_cursor,
 )
 from accountant_service.computation_processes import ProcessPool
@@ -64,6 +68,8 @@ from accountant_service.ledger.rules import (
     Reservation,
     require_dataset_open,
 )
+from accountant_service.ledger.series import Template
+from accountant_service.ledger.series_catalog import SeriesCatalog
 from accountant_service.ledger.service import Ledger, Refunds, WriteRequest
 from accountant_service.mechanisms import Mechanism
 from accountant_service.settings import Settings
@@ -88,11 +94,14 @@ class AsyncLedger:
         ledger: the ledger.
         keys: the API keys.
         caps: of keys and teams.
+        series: of datasets.
         settings: limits of concurrent calculations.
     """
 
-    def __init__(self, ledger: Ledger, keys: Keys, caps: Caps, settings: Settings) -> None:
-        self._ledger, self._keys, self._caps = ledger, keys, caps
+    def __init__(
+        self, ledger: Ledger, keys: Keys, caps: Caps, series: SeriesCatalog, settings: Settings
+    ) -> None:
+        self._ledger, self._keys, self._caps, self._series = ledger, keys, caps, series
         count = max(2, settings.computation_processes)  # one key leaves at least one to other keys
         self._processes = ProcessPool(count, settings.computation_seconds_max, _NICENESS)
         waiting = settings.waiting_max
@@ -288,6 +297,55 @@ class AsyncLedger:
         after = int(cursor or 0)
         return entries_view(await self._read(self._ledger.list_entries, key, name, after))
 
+    # --- series
+
+    async def create_series(
+        self, key: KeyRecord, name: str, template: Template
+    ) -> tuple[Json, bool]:
+        """Create a series unless it is there; return it as JSON, and whether it is new."""
+        require_unbound(key, Scope.OWNER)
+        await self._calculate(key, plans.choose_policy, template.example)
+        found, is_new = await self._write(name, self._series.create, key, name, template)
+        return series_view(found), is_new
+
+    async def list_series(self, key: KeyRecord, cursor: str = "") -> Json:
+        """Return a page of the series that the key may see; the cursor is the last name."""
+        found = await self._read(self._series.list_series, key, cursor, LIST_PAGE_SIZE + 1)
+        return page_view(found, series_view, lambda last: last.series.name)
+
+    async def get_series(self, key: KeyRecord, name: str) -> Json:
+        """Return a series as JSON."""
+        return series_view(await self._read(self._series.get, key, name))
+
+    async def add_to_series(
+        self, key: KeyRecord, name: str, label: str, size: int
+    ) -> tuple[Json, bool]:
+        """Create a series' dataset unless it is there; return it as JSON, and whether it is new."""
+        found = await self._read(self._series.get, key, name, Scope.OWNER)
+        template = found.series.template
+        policy = await self._calculate(key, plans.choose_policy, template.example)
+        preview = await self._preview_filter(key, policy, template.planned_mechanism)
+        dataset, is_new = await self._write(
+            name, self._series.add_dataset, key, name, label, size, policy
+        )
+        told = preview_view(plans.warn_of_size(preview, size, template.delta)) if is_new else {}
+        return dataset_view(dataset) | told, is_new
+
+    async def find_window(self, key: KeyRecord, name: str, count: int) -> Json:
+        """Return the last datasets of a series as JSON, after ending leases that have ended."""
+        names = await self._read(self._series.find_window, key, name, count)
+        return window_view(name, [await self.get_dataset(key, each) for each in names])
+
+    async def set_series_cap(self, key: KeyRecord, name: str, cap: Cap) -> Json:
+        """Set a cap on each dataset of a series, and on those to come; return the series."""
+        return series_view(await self._write(name, self._series.set_cap, key, name, cap))
+
+    async def remove_series_cap(
+        self, key: KeyRecord, name: str, kind: HolderKind, holder: str
+    ) -> None:
+        """Remove a cap from a series and from all of its datasets."""
+        await self._write(name, self._series.remove_cap, key, name, kind, holder)
+
     # --- caps
 
     async def list_caps(self, key: KeyRecord, name: str, cursor: str = "") -> Json:
@@ -328,6 +386,51 @@ class AsyncLedger:
         """Quote a plan: whether it fits, and what would fit; no budget is spent or held."""
         dataset, caps = await self._find_dataset_and_caps(key, name)
         return await self._calculate(key, plans.quote_plan, dataset, mechanism, caps)
+
+    async def quote_window(
+        self, key: KeyRecord, name: str, count: int, mechanism: Mechanism
+    ) -> Json:
+        """Quote one run on the last datasets of a series, as JSON."""
+        names = await self._read(self._series.find_window, key, name, count)
+        try:
+            return await self.quote_jointly(key, names, mechanism)
+        except CodedError as error:
+            if (error.pointer or "").startswith("/datasets/"):
+                error.pointer = "/last"
+            raise
+
+    async def quote_jointly(
+        self, key: KeyRecord, names: Sequence[str], mechanism: Mechanism
+    ) -> Json:
+        """Quote one run on several datasets: what it takes of each, and what fits all, as JSON.
+
+        Datasets of equal budgets in equal states share one computation.
+
+        Raises:
+            TooExpensiveError: the time for all of them does not suffice.
+        """
+        find = partial(self._ledger.find_datasets, is_joint=True)
+        datasets = await self._read(find, key, names)
+        deadline = time.monotonic() + _QUOTES_SECONDS_MAX
+        records = sum(dataset.size for dataset in datasets)
+        known: dict[Hashable, Quote] = {}
+        parts: list[tuple[Dataset, Quote]] = []
+        for at, dataset in enumerate(datasets):
+            left = deadline - time.monotonic()
+            if at and left < 0:
+                raise TooExpensiveError(
+                    f"the quotes of {at} datasets took {_QUOTES_SECONDS_MAX:g} s: name fewer"
+                )
+            caps = await self._read(self._ledger.find_cap_uses, key, dataset)
+            state = plans.state_of(dataset, caps)
+            if state not in known:
+                noise_seconds = min(left / (len(names) - at) / 2, plans.NOISE_SECONDS_MAX)
+                with service.naming_dataset(at, is_joint=True):
+                    known[state] = await self._calculate(
+                        key, plans.quote_plan, dataset, mechanism, caps, noise_seconds, records
+                    )
+            parts.append((dataset, known[state]))
+        return joint_quote_view(parts)
 
     async def quote_several(
         self, key: KeyRecord, name: str, mechanisms: Sequence[Mechanism]
@@ -419,7 +522,7 @@ class AsyncLedger:
         """Reserve budget for a plan on one dataset, or jointly on several."""
         find = partial(self._ledger.find_datasets, is_joint=is_joint)
         for attempt in range(service.ATTEMPTS):
-            datasets = await self._read(find, request.key, names)
+            datasets = await self._read(find, request.key, names, Scope.RUN)
             try:
                 planned = await self._charge_all(
                     request.key, datasets, mechanism, is_joint=is_joint
@@ -447,6 +550,7 @@ class AsyncLedger:
         """
         deadline = time.monotonic() + _QUOTES_SECONDS_MAX
         records = sum(dataset.size for dataset in datasets)
+        known: dict[Hashable, PlannedCharge] = {}
         planned = []
         for at, dataset in enumerate(datasets):
             if at and time.monotonic() > deadline:
@@ -454,11 +558,13 @@ class AsyncLedger:
                     f"the charges of {at} datasets took {_QUOTES_SECONDS_MAX:g} s: name fewer"
                 )
             caps = await self._read(self._ledger.find_cap_uses, key, dataset)
-            with service.naming_dataset(at, is_joint=is_joint):
-                charge = await self._calculate(
-                    key, plans.compute_charge, dataset, mechanism, caps, records
-                )
-            planned.append((dataset, charge))
+            state = plans.state_of(dataset, caps)
+            if state not in known:
+                with service.naming_dataset(at, is_joint=is_joint):
+                    known[state] = await self._calculate(
+                        key, plans.compute_charge, dataset, mechanism, caps, records
+                    )
+            planned.append((dataset, known[state]))
         return planned
 
     async def _prepare_retry(self, error: CodedError, key: KeyRecord, before: Dataset) -> bool:

@@ -87,6 +87,10 @@ async def require_any_scope(key: Annotated[KeyRecord, Depends(authenticate)]) ->
 _IDEMPOTENCY_LENGTH_MAX: Final = 200
 Key = Annotated[KeyRecord, Depends(authenticate)]
 Name = Annotated[str, Path(max_length=200, pattern=bodies.NAME_PATTERN)]
+SeriesName = Annotated[
+    str, Path(max_length=bodies.SERIES_NAME_LENGTH_MAX, pattern=bodies.NAME_PATTERN)
+]
+Label = Annotated[str, Path(max_length=bodies.LABEL_LENGTH_MAX, pattern=bodies.NAME_PATTERN)]
 DatasetCursor = Annotated[str, Query(max_length=200, pattern=f"({bodies.NAME_PATTERN})|^$")]
 CapCursor = Annotated[str, Query(max_length=205, pattern=r"^((key|team):[A-Za-z0-9._-]+)?$")]
 RunCursor = Annotated[str, Query(pattern=ledger_views.RUN_CURSOR)]
@@ -490,6 +494,118 @@ async def remove_team_cap(name: Name, team: Name, key: Key, ledger: TheLedger) -
 async def remove_key_cap(name: Name, key_id: Name, key: Key, ledger: TheLedger) -> Response:
     """Remove the cap of an API key."""
     await ledger.remove_cap(key, name, HolderKind.KEY, key_id)
+    return Response(status_code=204)
+
+
+@router.put(
+    "/v1/series/{series}",
+    response_model=bodies.SeriesView,
+    responses={201: {"model": bodies.SeriesView, "description": "It is new"}},
+)
+async def create_series(
+    series: SeriesName, body: bodies.SeriesRequest, key: Key, ledger: TheLedger
+) -> Response:
+    """Create a series of datasets from a template, which cannot be changed.
+
+    A repeat changes nothing. A key that names the series among its `datasets` may use all of its
+    datasets, also later ones.
+    """
+    found, is_new = await ledger.create_series(key, series, body.to_template())
+    return _json_response(found, 201 if is_new else 200)
+
+
+@router.get("/v1/series", response_model=bodies.SeriesListView)
+async def list_series(key: Key, ledger: TheLedger, cursor: DatasetCursor = "") -> Response:
+    """List the series that this key may see page by page, sorted by name."""
+    return _json_response(await ledger.list_series(key, cursor))
+
+
+@router.get("/v1/series/{series}", response_model=bodies.SeriesView)
+async def get_series(series: SeriesName, key: Key, ledger: TheLedger) -> Response:
+    """Get a series: its template, the number of its datasets, and its caps."""
+    return _json_response(await ledger.get_series(key, series))
+
+
+@router.put(
+    "/v1/series/{series}/datasets/{label}",
+    response_model=bodies.DatasetView,
+    responses={201: {"model": bodies.NewDatasetView, "description": "It is new"}},
+)
+async def add_to_series(
+    series: SeriesName,
+    label: Label,
+    body: bodies.SeriesDatasetRequest,
+    key: Key,
+    ledger: TheLedger,
+) -> Response:
+    """Create the dataset NAME-LABEL of a series, with the budget and the caps of the series.
+
+    A repeat with the same size changes nothing. All labels of a series have the same length; the
+    datasets are in the order of their labels as texts. It needs scope `owner`; the key may be
+    bound to the series.
+    """
+    found, is_new = await ledger.add_to_series(key, series, label, body.size)
+    return _json_response(found, 201 if is_new else 200)
+
+
+@router.get("/v1/series/{series}/window", response_model=bodies.WindowView)
+async def window(
+    series: SeriesName,
+    key: Key,
+    ledger: TheLedger,
+    last: Annotated[int, Query(ge=1, le=bodies.DATASETS_MAX, description="how many datasets")] = 12,
+) -> Response:
+    """Get the last datasets of a series, what is left of each, and what they prove together."""
+    return _json_response(await ledger.find_window(key, series, last))
+
+
+@router.post("/v1/series/{series}/quotes", response_model=bodies.JointQuoteView)
+async def quote_window(
+    series: SeriesName, body: bodies.WindowQuoteRequest, key: Key, ledger: TheLedger
+) -> Response:
+    """Quote one run on the last datasets of a series: what it takes of each. Charges nothing."""
+    return _json_response(await ledger.quote_window(key, series, body.last, body.mechanism))
+
+
+@router.post("/v1/quotes", response_model=bodies.JointQuoteView)
+async def quote_jointly(body: bodies.JointQuoteRequest, key: Key, ledger: TheLedger) -> Response:
+    """Quote one run on several datasets: what it takes of each, what fits all. Charges nothing."""
+    return _json_response(await ledger.quote_jointly(key, body.datasets, body.mechanism))
+
+
+@router.put("/v1/series/{series}/caps/teams/{team}", response_model=bodies.SeriesView)
+async def set_series_team_cap(
+    series: SeriesName, team: Name, body: bodies.CapRequest, key: Key, ledger: TheLedger
+) -> Response:
+    """Limit what a team may take of each dataset of a series, also of later ones."""
+    cap = Cap(HolderKind.TEAM, team, float(body.share))
+    return _json_response(await ledger.set_series_cap(key, series, cap))
+
+
+@router.put("/v1/series/{series}/caps/keys/{key_id}", response_model=bodies.SeriesView)
+async def set_series_key_cap(
+    series: SeriesName, key_id: Name, body: bodies.CapRequest, key: Key, ledger: TheLedger
+) -> Response:
+    """Limit what an API key may take of each dataset of a series, also of later ones."""
+    cap = Cap(HolderKind.KEY, key_id, float(body.share))
+    return _json_response(await ledger.set_series_cap(key, series, cap))
+
+
+@router.delete("/v1/series/{series}/caps/teams/{team}", status_code=204)
+async def remove_series_team_cap(
+    series: SeriesName, team: Name, key: Key, ledger: TheLedger
+) -> Response:
+    """Remove the cap of a team from a series and from all of its datasets."""
+    await ledger.remove_series_cap(key, series, HolderKind.TEAM, team)
+    return Response(status_code=204)
+
+
+@router.delete("/v1/series/{series}/caps/keys/{key_id}", status_code=204)
+async def remove_series_key_cap(
+    series: SeriesName, key_id: Name, key: Key, ledger: TheLedger
+) -> Response:
+    """Remove the cap of an API key from a series and from all of its datasets."""
+    await ledger.remove_series_cap(key, series, HolderKind.KEY, key_id)
     return Response(status_code=204)
 
 

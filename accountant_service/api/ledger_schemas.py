@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from accountant_service import mechanisms
 from accountant_service.api.schemas import AffordableView, DeltaField, MechanismField, ProblemView
 from accountant_service.guarantee import NeighbouringRelation
 from accountant_service.ledger.api_keys import Scope
 from accountant_service.ledger.quotas import REQUESTS_PER_MINUTE_MAX
 from accountant_service.ledger.rules import SHA256_PATTERN, Declaration, NewDataset
+from accountant_service.ledger.series import Template
 from accountant_service.mechanisms import MechanismError
 
 LEASE_SECONDS: Final = 3600.0
@@ -38,6 +40,8 @@ LeaseField = Annotated[
 NAME_PATTERN: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 _TEXT: Final = r"^[^\x00]*$"  # PostgreSQL stores no NUL characters
 NAME_LENGTH_MAX: Final = 200
+SERIES_NAME_LENGTH_MAX: Final = 100
+LABEL_LENGTH_MAX: Final = 99  # so that the series' name, a dash and the label are a dataset's name
 _UNIT: Final = (
     "what one record stands for. The budget and all amounts hold for one record, even if runs are "
     "described for several records of a person (`user_level`)"
@@ -52,11 +56,9 @@ class BudgetBody(_Body):
     delta: DeltaField
 
 
-class DatasetRequest(_Body):
-    """A new dataset with its privacy budget."""
+class _TemplateBody(_Body):
+    """The budget of a new dataset, or of all datasets of a series, and how it is counted."""
 
-    name: NameField
-    size: Annotated[int, Field(ge=1, le=10**15)]
     budget: BudgetBody
     neighbouring_relation: Annotated[NeighbouringRelation, Field(strict=False)] = (
         NeighbouringRelation.ADD_OR_REMOVE_ONE
@@ -88,12 +90,22 @@ class DatasetRequest(_Body):
     ] = False
 
     @model_validator(mode="after")
-    def _check_filter(self) -> DatasetRequest:
+    def _check_filter(self) -> Self:
         """Check that the filter can count a budget with δ = 0."""
         if self.budget.delta == 0 and self.filter == "renyi":
             message = "must be reference: a Rényi divergence bounds no ε at δ = 0"
             raise MechanismError(("/filter", message))
         return self
+
+
+SizeField = Annotated[int, Field(ge=1, le=10**15, description="number of records")]
+
+
+class DatasetRequest(_TemplateBody):
+    """A new dataset with its privacy budget."""
+
+    name: NameField
+    size: SizeField
 
     def to_new_dataset(self) -> NewDataset:
         """Return the dataset that this request asks to create.
@@ -112,6 +124,52 @@ class DatasetRequest(_Body):
             self.filter,
             self.accept_weak,
         )
+
+
+class SeriesRequest(_TemplateBody):
+    """The template of a series: what all of its datasets have in common. It cannot be changed."""
+
+    @model_validator(mode="after")
+    def _check_plan(self) -> Self:
+        """Check that the planned mechanism states no number of records: they will differ."""
+        plan = self.planned_mechanism
+        for each in () if plan is None else mechanisms.find_dataset_size_mismatches(0, plan):
+            message = "must not be stated: the datasets of a series differ in their size"
+            raise MechanismError((f"/planned_mechanism{each.pointer}", message))
+        return self
+
+    def to_template(self) -> Template:
+        """Return the template that this request describes.
+
+        Raises:
+            WeakGuaranteeError: ε protects hardly anyone, and that was not accepted.
+        """
+        return Template(
+            self.budget.epsilon,
+            self.budget.delta,
+            self.neighbouring_relation,
+            self.privacy_unit,
+            self.planned_mechanism,
+            self.filter,
+            self.accept_weak,
+        )
+
+
+class SeriesAddress(_Body):
+    """The names in the address of a series and of one of its datasets."""
+
+    name: Annotated[
+        str, Field(min_length=1, max_length=SERIES_NAME_LENGTH_MAX, pattern=NAME_PATTERN)
+    ]
+    label: Annotated[
+        str | None, Field(min_length=1, max_length=LABEL_LENGTH_MAX, pattern=NAME_PATTERN)
+    ] = None
+
+
+class SeriesDatasetRequest(_Body):
+    """The next dataset of a series; everything else is in the series' template."""
+
+    size: SizeField
 
 
 class QuoteRequest(_Body):
@@ -137,8 +195,8 @@ class ReservationRequest(_Body):
 DATASETS_MAX: Final = 36  # of one run: each is locked while the others are charged
 
 
-class JointReservationRequest(ReservationRequest):
-    """A plan to reserve budget for on several datasets, which is one run on all their records."""
+class _JointBody(_Body):
+    """Base of requests about one run on several datasets."""
 
     datasets: Annotated[
         list[NameField],
@@ -151,12 +209,34 @@ class JointReservationRequest(ReservationRequest):
     ]
 
     @model_validator(mode="after")
-    def _check_names(self) -> JointReservationRequest:
+    def _check_names(self) -> Self:
         """Check that no dataset is named twice."""
         for at, name in enumerate(self.datasets):
             if name in self.datasets[:at]:
                 raise MechanismError((f"/datasets/{at}", f"{name!r} is named twice"))
         return self
+
+
+class JointReservationRequest(ReservationRequest, _JointBody):
+    """A plan to reserve budget for on several datasets, which is one run on all their records."""
+
+
+class JointQuoteRequest(_JointBody):
+    """A plan to quote on several datasets, which would be one run on all their records."""
+
+    mechanism: MechanismField
+
+
+class WindowBody(_Body):
+    """The last datasets of a series."""
+
+    last: Annotated[int, Field(ge=1, le=DATASETS_MAX, description="how many datasets")]
+
+
+class WindowQuoteRequest(WindowBody):
+    """A plan to quote on the last datasets of a series."""
+
+    mechanism: MechanismField
 
 
 class GrantRequest(_Body):
@@ -333,6 +413,7 @@ class DatasetView(BaseModel):
         "answer to the deletion"
     )
     closed_at: float | None = Field(description="Unix time in seconds; null while it is open")
+    series: str | None = Field(None, description="the series that it was created in")
 
 
 class AdmittedRunView(BaseModel):
@@ -378,6 +459,74 @@ class QuoteView(BaseModel):
     guarantee: dict[str, Any] | None = Field(
         description="guarantee of this plan alone (scope fixed_plan); null if it has no finite ε"
     )
+
+
+class SeriesCapView(BaseModel):
+    """A cap that each dataset of a series has."""
+
+    team: str | None = Field(description="the team that it limits; null for a cap of a key")
+    key: str | None = Field(description="the key that it limits; null for a cap of a team")
+    share: float = Field(description="share of each dataset's budget that the holder may take")
+
+
+class ProtectionView(BaseModel):
+    """The guarantee of several budgets together, for a person with one record in each dataset."""
+
+    one: BudgetView = Field(
+        description="for a person with a record in one of the datasets: the largest budget"
+    )
+    all: BudgetView | None = Field(
+        description="for a person with a record in each of them (group privacy, since one run may "
+        "see all of these records); null if nothing is proved"
+    )
+
+
+class DatasetQuoteView(QuoteView):
+    """The quote of a plan on several datasets, as far as one of them is concerned."""
+
+    dataset: str
+
+
+class JointQuoteView(BaseModel):
+    """A quote for one run on several datasets: what it would take of each, and what fits all."""
+
+    fits: bool = Field(description="whether it fits each of them")
+    affordable: AffordableView
+    size: int = Field(description="number of records of all datasets")
+    items: list[DatasetQuoteView]
+    protection: ProtectionView
+
+
+class SeriesView(BaseModel):
+    """A series: the template of its datasets, how many there are, and their caps."""
+
+    name: str
+    budget: BudgetView = Field(description="of each dataset")
+    neighbouring_relation: NeighbouringRelation
+    privacy_unit: str
+    planned_mechanism: dict[str, Any] | None
+    filter: FilterName
+    accept_weak: bool
+    dataset_count: int
+    last_dataset: str | None = Field(description="the name of the last dataset; null if none is")
+    caps: list[SeriesCapView]
+    created_at: float = Field(description="Unix time in seconds")
+
+
+class SeriesListView(BaseModel):
+    """A page of the series that the key may see."""
+
+    items: list[SeriesView]
+    next_cursor: str | None
+
+
+class WindowView(BaseModel):
+    """The last datasets of a series, which one run may be on."""
+
+    series: str
+    size: int = Field(description="number of records of all these datasets")
+    items: list[DatasetView] = Field(description="in their order, the last one at the end")
+    protection: ProtectionView
 
 
 class ProblemItemView(BaseModel):
@@ -519,6 +668,7 @@ _DATASET: Final = {
     "version": 4,
     "state": "open",
     "closed_at": None,
+    "series": None,
 }
 _ADMITTED: Final = {"step": _STEP, "steps": 3708}
 _NEW_DATASET: Final = _DATASET | {
@@ -573,6 +723,23 @@ _QUOTE: Final = {
     "epsilon_after": 2.07,
     "guarantee": {"epsilon": 1.65, "delta": 1e-05, "scope": "fixed_plan"},
 }
+_PROTECTION: Final = {"one": _BUDGET, "all": {"epsilon": 6.0, "delta": 2.11e-04}}
+_MONTH: Final = _DATASET | {"name": "sales-2026-11", "size": 1400, "series": "sales"}
+_SERIES_CAP: Final = {"team": "vision", "key": None, "share": 0.3}
+_SERIES: Final = {
+    "name": "sales",
+    "budget": _BUDGET,
+    "neighbouring_relation": "add_or_remove_one",
+    "privacy_unit": "sale",
+    "planned_mechanism": None,
+    "filter": "reference",
+    "accept_weak": False,
+    "dataset_count": 2,
+    "last_dataset": "sales-2026-11",
+    "caps": [_SERIES_CAP],
+    "created_at": 1795278797.7,
+}
+_MONTH_QUOTE: Final = _QUOTE | {"dataset": "sales-2026-11"}
 _PROBLEM: Final = {
     "type": "urn:privacy-accountant:problem:too-expensive",
     "title": "The question needs too much work",
@@ -591,6 +758,28 @@ EXAMPLES: Final[dict[str, Any]] = {
         "datasets": ["sales-2026-10", "sales-2026-11"],
         "mechanism": _RUN,
         "purpose": "a model of two months",
+    },
+    "JointQuoteRequest": {"datasets": ["sales-2026-10", "sales-2026-11"], "mechanism": _RUN},
+    "WindowQuoteRequest": {"last": 2, "mechanism": _RUN},
+    "SeriesRequest": {"budget": _BUDGET, "privacy_unit": "sale"},
+    "SeriesDatasetRequest": {"size": 1400},
+    "SeriesView": _SERIES,
+    "SeriesListView": {"items": [_SERIES], "next_cursor": None},
+    "SeriesCapView": _SERIES_CAP,
+    "ProtectionView": _PROTECTION,
+    "WindowView": {
+        "series": "sales",
+        "size": 1400,
+        "items": [_MONTH],
+        "protection": _PROTECTION | {"all": _BUDGET},
+    },
+    "DatasetQuoteView": _MONTH_QUOTE,
+    "JointQuoteView": {
+        "fits": True,
+        "affordable": _AFFORDABLE,
+        "size": 2800,
+        "items": [_MONTH_QUOTE | {"dataset": "sales-2026-10"}, _MONTH_QUOTE],
+        "protection": _PROTECTION,
     },
     "GrantRequest": {"steps": 50, "sequence": 0},
     "RenewRequest": {"lease_seconds": 3600},

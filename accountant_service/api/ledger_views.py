@@ -17,9 +17,18 @@ from accountant_service.ledger.filters import (
 from accountant_service.ledger.filters.addition import write_units
 from accountant_service.ledger.filters.base import Amounts, subtract
 from accountant_service.ledger.filters.reference import SLACK_UNITS
-from accountant_service.ledger.plans import BudgetPreview, CombinedQuote, Quote
+from accountant_service.ledger.plans import BudgetPreview, CombinedQuote, Quote, fit_all
 from accountant_service.ledger.repository import KeyRecord, RunPlace, Transaction
-from accountant_service.ledger.rules import CapUse, Dataset, HolderKind, Reservation, State
+from accountant_service.ledger.rules import (
+    Cap,
+    CapUse,
+    Dataset,
+    HolderKind,
+    Reservation,
+    State,
+)
+from accountant_service.ledger.series import bound_loss_in_all
+from accountant_service.ledger.series_catalog import SeriesState
 from accountant_service.ledger.service import (
     BurnDownPoint,
     Deletion,
@@ -113,6 +122,7 @@ def dataset_view(dataset: Dataset) -> Json:
         "version": dataset.version,
         "state": "open" if dataset.closed_at is None else "closed",
         "closed_at": None if dataset.closed_at is None else _to_seconds(dataset.closed_at),
+        "series": dataset.series,
     }
 
 
@@ -221,6 +231,58 @@ def combined_quote_view(quote: CombinedQuote) -> Json:
     return {"fits": quote.fits, "epsilon_after": quote.epsilon_after}
 
 
+def joint_quote_view(parts: Sequence[tuple[Dataset, Quote]]) -> Json:
+    """Return the quotes of one plan on several datasets as one quote, as JSON."""
+    found = [(quote.affordable_steps, quote.least_noise_multiplier) for _, quote in parts]
+    steps, noise_multiplier = fit_all(found)
+    datasets = [dataset for dataset, _ in parts]
+    return {
+        "fits": all(quote.fits for _, quote in parts),
+        "affordable": {"steps": steps, "noise_multiplier": noise_multiplier},
+        "size": sum(dataset.size for dataset in datasets),
+        "items": [{"dataset": dataset.name} | quote_view(quote) for dataset, quote in parts],
+        "protection": protection_view([dataset_view(each)["budget"] for each in datasets]),
+    }
+
+
+def protection_view(budgets: Sequence[Json]) -> Json:
+    """Return what budgets prove for a person in one dataset, and in all of them, as JSON."""
+    together = bound_loss_in_all([(each["epsilon"], each["delta"]) for each in budgets])
+    return {
+        "one": {name: max(each[name] for each in budgets) for name in ("epsilon", "delta")},
+        "all": None if together is None else dict(zip(("epsilon", "delta"), together, strict=True)),
+    }
+
+
+def series_view(state: SeriesState) -> Json:
+    """Return a series as JSON: its template, the number of its datasets, and its caps."""
+    series, template = state.series, state.series.template
+    planned = template.planned_mechanism
+    return {
+        "name": series.name,
+        "budget": {"epsilon": template.epsilon, "delta": template.delta},
+        "neighbouring_relation": template.relation.value,
+        "privacy_unit": template.privacy_unit,
+        "planned_mechanism": None if planned is None else mechanisms.to_json(planned),
+        "filter": template.filter,
+        "accept_weak": template.accept_weak,
+        "dataset_count": len(state.names),
+        "last_dataset": state.names[-1] if state.names else None,
+        "caps": [_holder_view(cap) | {"share": cap.share} for cap in state.caps],
+        "created_at": _to_seconds(series.created_at),
+    }
+
+
+def window_view(series: str, datasets: Sequence[Json]) -> Json:
+    """Return the last datasets of a series as JSON, with what they prove together."""
+    return {
+        "series": series,
+        "size": sum(each["size"] for each in datasets),
+        "items": list(datasets),
+        "protection": protection_view([each["budget"] for each in datasets]),
+    }
+
+
 def entries_view(page: EntriesPage) -> Json:
     """Return a page of ledger entries as JSON, with the cursor of the next page."""
     entries = page.entries
@@ -256,11 +318,17 @@ def burn_down_view(points: list[BurnDownPoint]) -> list[Json]:
 def cap_view(policy: PrivacyFilter, use: CapUse) -> Json:
     """Return a cap as JSON, with the share of the budget that its key or team has taken."""
     cap = use.cap
+    return _holder_view(cap) | {
+        "share": cap.share,
+        "share_taken": min(policy.largest_share_of(use.taken), 1.0),
+    }
+
+
+def _holder_view(cap: Cap) -> Json:
+    """Return the team or the key that a cap limits as JSON."""
     return {
         "team": cap.holder if cap.kind is HolderKind.TEAM else None,
         "key": cap.holder if cap.kind is HolderKind.KEY else None,
-        "share": cap.share,
-        "share_taken": min(policy.largest_share_of(use.taken), 1.0),
     }
 
 

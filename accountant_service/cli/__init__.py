@@ -73,6 +73,10 @@ _COMMANDS: Final = {
         "server", "Run the service: the API, its documentation at /docs, health at /healthz."
     ),
     "dataset": _Entry("datasets", "Create, list, show, quote, close and delete datasets."),
+    "series": _Entry(
+        "series",
+        "Keep data that grows as a dataset for each period, and see the last ones together.",
+    ),
     "run": _Entry("runs", "Reserve, grant and end runs, and get their certificates."),
     "charge": _Entry(
         "charge", "Charge a release that another program makes. Call it before the release is made."

@@ -13,7 +13,7 @@ import socket
 import ssl
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from http.client import HTTPException
 from typing import TYPE_CHECKING, Any, Final, TextIO, TypeVar
@@ -25,6 +25,7 @@ from accountant_service.cli.problems import CommandProblemError, build_problem, 
 
 if TYPE_CHECKING:
     from accountant_service.disclosure.facts import Facts
+    from accountant_service.ledger.repository import KeyRecord
 
 KEY_VARIABLE: Final = "ACCOUNTANT_API_KEY"
 SERVICE_VARIABLE: Final = "ACCOUNTANT_SERVICE"
@@ -64,6 +65,30 @@ class LedgerAccess(ABC):
     @abstractmethod
     def quote(self, name: str, body: Json) -> Json:
         """Return how much of a dataset's budget a plan would cost; none of it is spent or held."""
+
+    @abstractmethod
+    def create_series(self, name: str, body: Json) -> Json:
+        """Create a series from a template, unless it is there; return it."""
+
+    @abstractmethod
+    def list_series(self) -> list[Json]:
+        """Return all series that the caller may see."""
+
+    @abstractmethod
+    def get_series(self, name: str) -> Json:
+        """Return a series."""
+
+    @abstractmethod
+    def add_to_series(self, name: str, label: str, body: Json) -> Json:
+        """Create the dataset of a series with a label, unless it is there; return it."""
+
+    @abstractmethod
+    def find_window(self, name: str, count: int) -> Json:
+        """Return the last datasets of a series, and what they prove together."""
+
+    @abstractmethod
+    def quote_jointly(self, names: Sequence[str], body: Json) -> Json:
+        """Return how much one run would cost each of several datasets; charge nothing."""
 
     @abstractmethod
     def reserve(self, names: Sequence[str], body: Json) -> Json:
@@ -138,6 +163,31 @@ class ServiceAccess(LedgerAccess):
     def quote(self, name: str, body: Json) -> Json:
         """Return how much of a dataset's budget a plan would cost; none of it is spent or held."""
         return self._call(f"/v1/datasets/{quote(name, safe='')}/quotes", body)
+
+    def create_series(self, name: str, body: Json) -> Json:
+        """Create a series from a template, unless it is there; return it."""
+        return self._call(f"/v1/series/{quote(name, safe='')}", body, method="PUT")
+
+    def list_series(self) -> list[Json]:
+        """Return all series that the key may see, page by page."""
+        return self._read_pages("/v1/series")
+
+    def get_series(self, name: str) -> Json:
+        """Return a series."""
+        return self._call(f"/v1/series/{quote(name, safe='')}")
+
+    def add_to_series(self, name: str, label: str, body: Json) -> Json:
+        """Create the dataset of a series with a label, unless it is there; return it."""
+        path = f"/v1/series/{quote(name, safe='')}/datasets/{quote(label, safe='')}"
+        return self._call(path, body, method="PUT")
+
+    def find_window(self, name: str, count: int) -> Json:
+        """Return the last datasets of a series, and what they prove together."""
+        return self._call(f"/v1/series/{quote(name, safe='')}/window?last={count}")
+
+    def quote_jointly(self, names: Sequence[str], body: Json) -> Json:
+        """Return how much one run would cost each of several datasets; charge nothing."""
+        return self._call("/v1/quotes", {"datasets": list(names), **body})
 
     def reserve(self, names: Sequence[str], body: Json) -> Json:
         """Reserve budget for a plan on a dataset, or on several; return the reservation."""
@@ -266,20 +316,25 @@ def _read_problem(error: http_errors.HTTPError) -> Json:
     return build_problem(detail, code="http-error")
 
 
+def command_line_key() -> KeyRecord:
+    """Return the key that the ledger records for commands, with all rights on datasets."""
+    from accountant_service.ledger.repository import KeyRecord
+
+    scopes = frozenset({"owner", "run"})
+    return KeyRecord(_COMMAND_LINE, _COMMAND_LINE, b"", scopes, None, 0, None, None, None)
+
+
 class DatabaseAccess(LedgerAccess):
     """Access to the ledger directly in its database, with all rights."""
 
     def __init__(self, repository: Any) -> None:
         from accountant_service.api.ledger_views import ANSWERS
-        from accountant_service.ledger.repository import KeyRecord
+        from accountant_service.ledger.series_catalog import SeriesCatalog
         from accountant_service.ledger.service import Ledger
 
         self._repository = repository
-        self._ledger = Ledger(repository, ANSWERS)
-        scopes = frozenset({"owner", "run"})
-        self._key = KeyRecord(
-            _COMMAND_LINE, _COMMAND_LINE, b"", scopes, None, 0, None, None, None
-        )  # fmt: skip
+        self._ledger, self._series = Ledger(repository, ANSWERS), SeriesCatalog(repository)
+        self._key = command_line_key()
 
     def _write(self, call: str, body: Json | None) -> Any:
         """Build a write request to the ledger, with a new Idempotency-Key."""
@@ -324,6 +379,64 @@ class DatabaseAccess(LedgerAccess):
 
         dataset = self._ledger.get_dataset(self._key, name)
         return quote_view(quote_plan(dataset, mechanisms.from_json(body["mechanism"])))
+
+    def create_series(self, name: str, body: Json) -> Json:
+        """Create a series from a template, unless it is there; return it."""
+        from accountant_service.api.ledger_schemas import SeriesRequest
+        from accountant_service.api.ledger_views import series_view
+        from accountant_service.ledger.plans import choose_policy
+
+        template = SeriesRequest.model_validate(body).to_template()
+        choose_policy(template.example)
+        return series_view(self._series.create(self._key, name, template)[0])
+
+    def list_series(self) -> list[Json]:
+        """Return all series."""
+        from accountant_service.api.ledger_views import series_view
+
+        return [series_view(each) for each in self._series.list_series(self._key)]
+
+    def get_series(self, name: str) -> Json:
+        """Return a series."""
+        from accountant_service.api.ledger_views import series_view
+
+        return series_view(self._series.get(self._key, name))
+
+    def add_to_series(self, name: str, label: str, body: Json) -> Json:
+        """Create the dataset of a series with a label, unless it is there; return it."""
+        from accountant_service.api.ledger_schemas import SeriesDatasetRequest
+        from accountant_service.api.ledger_views import dataset_view, preview_view
+        from accountant_service.ledger import plans
+
+        size = SeriesDatasetRequest.model_validate(body).size
+        template = self._series.get(self._key, name).series.template
+        policy = plans.choose_policy(template.example)
+        dataset, is_new = self._series.add_dataset(self._key, name, label, size, policy)
+        preview = plans.preview_budget(policy, template.planned_mechanism)
+        told = preview_view(plans.warn_of_size(preview, size, template.delta)) if is_new else {}
+        return dataset_view(dataset) | told
+
+    def find_window(self, name: str, count: int) -> Json:
+        """Return the last datasets of a series, and what they prove together."""
+        from accountant_service.api.ledger_views import window_view
+
+        names = self._series.find_window(self._key, name, count)
+        return window_view(name, [self.get_dataset(each) for each in names])
+
+    def quote_jointly(self, names: Sequence[str], body: Json) -> Json:
+        """Return how much one run would cost each of several datasets; charge nothing."""
+        from accountant_service import mechanisms
+        from accountant_service.api.ledger_views import joint_quote_view
+        from accountant_service.ledger.plans import Quote, quote_plan, state_of
+
+        mechanism = mechanisms.from_json(body["mechanism"])
+        datasets = self._ledger.find_datasets(self._key, names, is_joint=True)
+        records = sum(dataset.size for dataset in datasets)
+        known: dict[Hashable, Quote] = {}
+        for each in datasets:
+            if state_of(each) not in known:
+                known[state_of(each)] = quote_plan(each, mechanism, records=records)
+        return joint_quote_view([(each, known[state_of(each)]) for each in datasets])
 
     def reserve(self, names: Sequence[str], body: Json) -> Json:
         """Reserve budget for a plan on a dataset, or on several; return the reservation."""

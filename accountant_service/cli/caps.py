@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from accountant_service.cli.access import command_line_key
 from accountant_service.cli.mechanism_options import parse_number
 from accountant_service.cli.names import check_name
 from accountant_service.cli.number_ranges import Range, require_in_range
@@ -23,6 +24,9 @@ caps = typer.Typer(
 )
 COMMANDS: Final = {"caps": caps}
 
+Owner = Annotated[
+    str, typer.Argument(help="The dataset's name; a series' for all its datasets, also later ones.")
+]
 TeamOption = Annotated[str | None, typer.Option("--team", help="The team that the cap limits.")]
 KeyOption = Annotated[
     str | None, typer.Option("--key", help="The id of the key that the cap limits.")
@@ -42,7 +46,7 @@ def _choose_holder(team: str | None, key: str | None) -> tuple[HolderKind, str]:
 
 @caps.command("set")
 def set_cap(
-    dataset: Annotated[str, typer.Argument(help="The dataset's name.")],
+    dataset: Owner,
     share: Annotated[
         Any,
         typer.Option(
@@ -56,11 +60,17 @@ def set_cap(
     from accountant_service.api.ledger_views import cap_view
     from accountant_service.ledger.caps import Caps
     from accountant_service.ledger.rules import Cap
+    from accountant_service.ledger.series_catalog import SeriesCatalog
 
     require_in_range(("--share", share, Range(0, 1)))
     kind, holder = _choose_holder(team, key)
     with open_repository() as repository:
-        cap = Cap(kind, holder, share)
+        cap, series = Cap(kind, holder, share), SeriesCatalog(repository)
+        if series.exists(dataset):
+            series.set_cap(command_line_key(), dataset, cap)
+            part = f"{shown(share)} of the budget of each dataset of {dataset}"
+            print(f"{kind} {holder} may take {part}")
+            return
         found, use = Caps(repository).set(dataset, cap, by="command-line")
     taken = cap_view(found.policy, use)["share_taken"]
     print(f"{kind} {holder} may take {shown(share)} of the budget of {dataset}; taken: {taken:.4g}")
@@ -82,14 +92,19 @@ def list_caps(
 
 @caps.command("remove")
 def remove_cap(
-    dataset: Annotated[str, typer.Argument(help="The dataset's name.")],
+    dataset: Owner,
     team: TeamOption = None,
     key: KeyOption = None,
 ) -> None:
     """Remove the cap of a team or a key."""
     from accountant_service.ledger.caps import Caps
+    from accountant_service.ledger.series_catalog import SeriesCatalog
 
     kind, holder = _choose_holder(team, key)
     with open_repository() as repository:
-        Caps(repository).remove(dataset, kind, holder, by="command-line")
+        series = SeriesCatalog(repository)
+        if series.exists(dataset):
+            series.remove_cap(command_line_key(), dataset, kind, holder)
+        else:
+            Caps(repository).remove(dataset, kind, holder, by="command-line")
     print(f"removed the cap of {kind} {holder}")

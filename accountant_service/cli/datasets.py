@@ -41,7 +41,7 @@ dataset_app = typer.Typer(
 COMMANDS: Final = {"dataset": dataset_app}
 Json = dict[str, Any]
 Name = Annotated[str, typer.Argument(help="The dataset's name.")]
-_NEW_OPTIONS: Final = {
+NEW_OPTIONS: Final = {
     "/name": "NAME",
     "/size": "--size",
     "/budget/epsilon": "--epsilon",
@@ -54,78 +54,91 @@ _NEW_OPTIONS: Final = {
 }
 
 
-@dataset_app.command("create")
-def create(
-    name: Name,
-    size: Annotated[
-        Any,
-        typer.Option(
-            "--size", "-n", parser=parse_count, metavar="INTEGER", help=f"Records in it.{REQUIRED}"
-        ),
-    ] = None,
-    epsilon: Annotated[
-        Any,
-        typer.Option(
-            "--epsilon",
-            "-E",
-            parser=parse_number,
-            metavar="NUMBER",
-            help=f"ε of the budget.{REQUIRED}",
-        ),
-    ] = None,
-    delta: Annotated[
-        Any,
-        typer.Option(
-            "--delta",
-            "-d",
-            parser=parse_number,
-            metavar="NUMBER",
-            help="δ of the budget, such as 1e-6; far below one over the number of records."
-            + REQUIRED,
-        ),
-    ] = None,
-    unit: Annotated[
-        str | None, typer.Option(help="What one record stands for, such as person.")
-    ] = None,
-    relation: Annotated[
-        str | None, typer.Option(help="One of " + ", ".join(NeighbouringRelation) + ".")
-    ] = None,
-    filter_: Annotated[
-        str | None, typer.Option("--filter", help="reference (default), addition or renyi.")
-    ] = None,
-    mechanism: Mechanisms = None,
-    accept_weak: Annotated[
-        bool,
-        typer.Option(
-            "--accept-weak", help="Allow ε above 20, or δ not below one over the records."
-        ),
-    ] = False,
-    as_json: AsJson = False,
-) -> None:
-    """Create a dataset with a budget. The budget can never be changed."""
-    from accountant_service.api.ledger_schemas import DatasetRequest
+Size = Annotated[
+    Any,
+    typer.Option(
+        "--size", "-n", parser=parse_count, metavar="INTEGER", help=f"Records in it.{REQUIRED}"
+    ),
+]
+Epsilon = Annotated[
+    Any,
+    typer.Option(
+        "--epsilon", "-E", parser=parse_number, metavar="NUMBER", help=f"ε of the budget.{REQUIRED}"
+    ),
+]
+Delta = Annotated[
+    Any,
+    typer.Option(
+        "--delta",
+        "-d",
+        parser=parse_number,
+        metavar="NUMBER",
+        help="δ of the budget, such as 1e-6; far below one over the number of records." + REQUIRED,
+    ),
+]
+Unit = Annotated[str | None, typer.Option(help="What one record stands for, such as person.")]
+Relation = Annotated[
+    str | None, typer.Option(help="One of " + ", ".join(NeighbouringRelation) + ".")
+]
+FilterName = Annotated[
+    str | None, typer.Option("--filter", help="reference (default), addition or renyi.")
+]
+AcceptWeak = Annotated[
+    bool,
+    typer.Option("--accept-weak", help="Allow ε above 20, or δ not below one over the records."),
+]
 
+
+def describe_template(
+    epsilon: Any,
+    delta: Any,
+    unit: str | None,
+    relation: str | None,
+    filter_: str | None,
+    mechanism: list[str] | None,
+    accept_weak: bool,
+) -> Json:
+    """Return the part of a request that datasets of a series have in common, from options."""
     given = {
-        "name": name,
-        "size": size,
         "privacy_unit": unit,
         "neighbouring_relation": relation,
         "filter": filter_,
         "accept_weak": accept_weak or None,
     }
     budget = {"epsilon": epsilon, "delta": delta}
+    body: Json = {name: value for name, value in given.items() if value is not None}
+    body["budget"] = {name: value for name, value in budget.items() if value is not None}
+    if mechanism:
+        body["planned_mechanism"] = join_mechanisms(read_mechanisms(mechanism))
+    return body
 
-    options = _NEW_OPTIONS | {"/mechanism": "--mechanism"}
+
+@dataset_app.command("create")
+def create(
+    name: Name,
+    size: Size = None,
+    epsilon: Epsilon = None,
+    delta: Delta = None,
+    unit: Unit = None,
+    relation: Relation = None,
+    filter_: FilterName = None,
+    mechanism: Mechanisms = None,
+    accept_weak: AcceptWeak = False,
+    as_json: AsJson = False,
+) -> None:
+    """Create a dataset with a budget. The budget can never be changed."""
+    from accountant_service.api.ledger_schemas import DatasetRequest
 
     def build() -> Json:
         """Return the request body that the options describe."""
-        body: Json = {name: value for name, value in given.items() if value is not None}
-        body["budget"] = {name: value for name, value in budget.items() if value is not None}
-        if mechanism:
-            body["planned_mechanism"] = join_mechanisms(read_mechanisms(mechanism))
+        given = {"name": name} if size is None else {"name": name, "size": size}
+        body = given | describe_template(
+            epsilon, delta, unit, relation, filter_, mechanism, accept_weak
+        )
         validate(DatasetRequest, body).to_new_dataset()
         return body
 
+    options = NEW_OPTIONS | {"/mechanism": "--mechanism"}
     body = run_or_exit(build, options, as_json=as_json)  # first: a mistake begins no ledger
     answer = call_ledger(
         lambda ledger: ledger.create_dataset(body), options, as_json=as_json, create=True
@@ -133,10 +146,10 @@ def create(
     if as_json:
         print(json.dumps(answer))
     else:
-        print("\n".join(_describe_new(answer)))
+        print("\n".join(describe_new(answer)))
 
 
-def _describe_new(dataset: Json) -> Iterator[str]:
+def describe_new(dataset: Json) -> Iterator[str]:
     """Yield the lines of text that describe a new dataset."""
     from accountant_service import mechanisms
 

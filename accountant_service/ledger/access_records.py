@@ -1,4 +1,4 @@
-"""Faults of keys, caps, webhooks and secrets: their rows beside the audit events about them.
+"""Faults of keys, caps, series, webhooks and secrets: their rows beside their audit events.
 
 These rows are in no hash chain. Anyone who can write to the database can also forge audit events;
 but a row that was altered alone, by a program or by hand, shows.
@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from sqlalchemy import Table, select
+from sqlalchemy import Select, Table, select
 
 from accountant_service.ledger.errors import StoredRowError
 from accountant_service.ledger.fingerprints import PREFIX
@@ -23,23 +23,29 @@ from accountant_service.ledger.repository import (
     read_audit_event,
     read_cap,
     read_key,
+    read_series,
     read_webhook,
     secret_fingerprint,
+    series_fingerprint,
     webhook_fingerprint,
 )
+from accountant_service.ledger.series import Series
 from accountant_service.ledger.tables import (
     API_KEY,
     AUDIT_EVENT,
     CAP,
     DATASET,
     SECRET,
+    SERIES,
+    SERIES_CAP,
     WEBHOOK,
     WEBHOOK_EVENT,
 )
 
 _ACTIONS: Final = (
     "key-created", "key-revoked", "key-quota-set", "keys-reset", "cap-set", "cap-removed",
-    "webhook-added", "webhook-removed", "secret-created",
+    "webhook-added", "webhook-removed", "secret-created", "dataset-deleted", "series-created",
+    "series-extended", "series-cap-set", "series-cap-removed",
 )  # fmt: skip
 Event = dict[str, Any]
 
@@ -55,11 +61,16 @@ def find_faults(transaction: Transaction) -> Iterator[str]:
     events.sort(key=lambda event: (event["at"], event["id"]))
     keys = _read_all(transaction, API_KEY, read_key, unreadable)
     webhooks = _read_all(transaction, WEBHOOK, read_webhook, unreadable)
+    series = _read_all(transaction, SERIES, read_series, unreadable)
     yield from unreadable
     yield from _find_key_faults(keys, events)
     yield from _find_webhook_faults(webhooks, events)
     yield from _find_waiting_event_faults(transaction)
-    yield from _find_cap_faults(transaction, events)
+    of_datasets = select(DATASET.c.name, CAP).join(CAP, CAP.c.dataset == DATASET.c.id)
+    of_series = select(SERIES_CAP.c.series.label("name"), SERIES_CAP)
+    yield from _find_cap_faults(transaction, events, "dataset", "cap", of_datasets)
+    yield from _find_cap_faults(transaction, events, "series", "series-cap", of_series)
+    yield from _find_series_faults(transaction, series, events)
     yield from _find_secret_faults(transaction, events)
 
 
@@ -136,32 +147,67 @@ def _find_waiting_event_faults(transaction: Transaction) -> Iterator[str]:
         yield from (f"webhook event {row['id']}: {fault}" for fault in wrong)
 
 
-def _find_cap_faults(transaction: Transaction, events: Sequence[Event]) -> Iterator[str]:
-    """Yield a fault for each cap that is not the one that was set last."""
+def _find_cap_faults(
+    transaction: Transaction, events: Sequence[Event], owner: str, action: str, caps: Select[Any]
+) -> Iterator[str]:
+    """Yield a fault for each cap that is not the one that was set last.
+
+    Args:
+        transaction: that reads.
+        events: the audit events.
+        owner: what the caps are of, in words.
+        action: how the names of the audit events about them begin.
+        caps: their rows, each with the name of its owner.
+    """
     stated: dict[tuple[str, str], str] = {}
     for event in events:
-        if _is(event, "cap-set"):
+        if _is(event, f"{action}-set"):
             holder, _, share = event["detail"].rpartition(": ")
             stated[event["subject"], holder] = share
-        elif _is(event, "cap-removed"):
+        elif _is(event, f"{action}-removed"):
             stated.pop((event["subject"], event["detail"]), None)
-    rows = transaction.connection.execute(
-        select(DATASET.c.name, CAP).join(CAP, CAP.c.dataset == DATASET.c.id)
-    ).mappings()
-    for row in rows:
+    for row in transaction.connection.execute(caps).mappings():
         try:
-            cap = read_row(CAP, row, read_cap)
+            cap = read_row(CAP if owner == "dataset" else SERIES_CAP, row, read_cap)
         except StoredRowError as error:
             yield error.detail
             continue
         place = row["name"], f"{cap.kind} {cap.holder}"
         share = stated.pop(place, None)
         if share is None:
-            yield f"dataset {place[0]!r}: no audit event says that the cap of {place[1]} was set"
+            yield f"{owner} {place[0]!r}: no audit event says that the cap of {place[1]} was set"
         elif share != repr(cap.share):
-            yield f"dataset {place[0]!r}: the cap of {place[1]} is {cap.share!r}, not {share}"
+            yield f"{owner} {place[0]!r}: the cap of {place[1]} is {cap.share!r}, not {share}"
     for (name, holder), share in stated.items():
-        yield f"dataset {name!r}: the cap of {holder} was set to {share}, but it has no row"
+        yield f"{owner} {name!r}: the cap of {holder} was set to {share}, but it has no row"
+
+
+def _find_series_faults(
+    transaction: Transaction, series: Sequence[Series], events: Sequence[Event]
+) -> Iterator[str]:
+    """Yield a fault for each series, and each dataset in one, that is not as the events say.
+
+    Keys that are bound to a series may use its datasets, so which these are must not be altered.
+    """
+    created = {each["subject"]: each["detail"] for each in events if _is(each, "series-created")}
+    members: dict[str, str] = {}
+    for event in events:
+        if _is(event, "series-extended"):
+            members[event["subject"]] = event["detail"]
+        elif _is(event, "dataset-deleted"):
+            members.pop(event["subject"], None)
+    for each in series:
+        stated = created.pop(each.name, None)
+        if stated is None:
+            yield f"series {each.name!r}: no audit event says that it was created"
+        elif stated != series_fingerprint(each):
+            yield f"series {each.name!r}: it was altered since it was created"
+    for name in created:
+        yield f"series {name!r}: the audit events say that it was created, but it has no row"
+    for row in transaction.connection.execute(select(DATASET.c.name, DATASET.c.series)):
+        stated = members.pop(row.name, None)
+        if row.series != stated:
+            yield f"dataset {row.name!r}: it is in series {row.series!r}, not {stated!r}"
 
 
 def _find_secret_faults(transaction: Transaction, events: Sequence[Event]) -> Iterator[str]:

@@ -73,7 +73,11 @@ class Keys:
     def warn_of_missing_datasets(self, names: Iterable[str]) -> list[str]:
         """Return a warning for each dataset that a key is bound to and that does not exist yet."""
         with self._repository.reading() as reading:
-            missing = [name for name in names if reading.find_dataset(name) is None]
+            missing = [
+                name
+                for name in names
+                if reading.find_dataset(name) is None and reading.find_series(name) is None
+            ]
         return [
             f"there is no dataset {name!r}; the key is for it once it is created"
             for name in missing
@@ -138,7 +142,10 @@ class Keys:
         if record.quota is not None:
             self._count_request(record, record.quota)
         self._record_use(record)
-        return record
+        if record.datasets is None:
+            return record
+        with self._repository.reading() as reading:
+            return reading.add_series_names(record)
 
     def _count_request(self, record: KeyRecord, quota: Quota) -> None:
         """Count a request against a key's quota; raise `QuotaExceededError` if none is left.

@@ -32,16 +32,11 @@ class Caps:
             UnknownSubjectError: there is no such dataset, or no such key for this dataset.
             LedgerError: the share is not from 0 to 1.
         """
-        if not 0 <= cap.share <= 1:
-            raise LedgerError(f"the share of a cap must be from 0 to 1, not {cap.share!r}")
+        require_share(cap)
         with self._repository.transaction() as transaction:
             found = _lock_dataset(transaction, dataset)
-            if cap.kind is HolderKind.KEY:
-                _require_key(transaction, cap.holder, dataset)
-            use = transaction.set_cap(found, cap)
-            detail = f"{cap.kind} {cap.holder}: {cap.share!r}"
-            transaction.record_audit_event(by, "cap-set", dataset, detail)
-            return found, use
+            require_holder(transaction, cap, dataset)
+            return found, record_cap(transaction, found, cap, by)
 
     def remove(self, dataset: str, kind: HolderKind, holder: str, by: str) -> None:
         """Remove the cap of a key or team.
@@ -88,8 +83,31 @@ def _lock_dataset(transaction: Transaction, name: str) -> Dataset:
     return found
 
 
-def _require_key(transaction: Transaction, identifier: str, dataset: str) -> None:
-    """Raise `UnknownSubjectError` unless a key exists that may see the dataset."""
-    key = transaction.find_key(identifier)
-    if key is None or not is_visible(key, dataset):
-        raise UnknownSubjectError(f"there is no key {identifier!r} for dataset {dataset!r}")
+def record_cap(transaction: Transaction, dataset: Dataset, cap: Cap, by: str) -> CapUse:
+    """Set a cap of a locked dataset, and record who did; return it with the budget used.
+
+    Args:
+        transaction: that has locked the dataset, or creates it.
+        dataset: the dataset.
+        cap: replaces an earlier cap of the same holder.
+        by: the identifier of the key that sets it, for the audit events.
+    """
+    use = transaction.set_cap(dataset, cap)
+    detail = f"{cap.kind} {cap.holder}: {cap.share!r}"
+    transaction.record_audit_event(by, "cap-set", dataset.name, detail)
+    return use
+
+
+def require_share(cap: Cap) -> None:
+    """Raise `LedgerError` unless the share of a cap is from 0 to 1."""
+    if not 0 <= cap.share <= 1:
+        raise LedgerError(f"the share of a cap must be from 0 to 1, not {cap.share!r}")
+
+
+def require_holder(transaction: Transaction, cap: Cap, name: str) -> None:
+    """Raise `UnknownSubjectError` if a cap is of a key that may not see a dataset or series."""
+    if cap.kind is not HolderKind.KEY:
+        return
+    key = transaction.find_key(cap.holder)
+    if key is None or not is_visible(transaction.add_series_names(key), name):
+        raise UnknownSubjectError(f"there is no key {cap.holder!r} for {name!r}")

@@ -14,7 +14,9 @@ LedgerError
 ├── ReservationOpenError       the reservation has not ended yet
 ├── StaleSequenceError         the client's count of granted steps is not the ledger's
 ├── WeakGuaranteeError         the budget of a new dataset protects hardly anyone
-├── NameTakenError             a dataset of this name exists
+├── NameTakenError             a dataset or a series of this name exists
+├── SeriesLabelError           a label of a series has another length than those before it
+├── SeriesTooShortError        a series has fewer datasets than a request takes
 ├── IdempotencyKeyRequiredError, IdempotencyKeyReusedError
 ├── UnauthenticatedError, ForbiddenError, UnknownSubjectError
 ├── TooManyRunsError           the key has too many open runs, or too many that spent nothing
@@ -135,7 +137,21 @@ class WeakGuaranteeError(
 
 
 class NameTakenError(LedgerError, code="name-taken", title="The name is taken", status=409):
-    """A dataset of this name exists."""
+    """A dataset or a series of this name exists, and is another one."""
+
+
+class SeriesLabelError(LedgerError, code="series-label", title="The label does not fit its series"):
+    """The label of a new dataset has another number of characters than those before it."""
+
+    mechanism_at = ""  # the pointer is one into the request
+
+
+class SeriesTooShortError(
+    LedgerError, code="series-too-short", title="The series has fewer datasets", status=409
+):
+    """A request takes more of the last datasets of a series than there are."""
+
+    mechanism_at = ""
 
 
 class IdempotencyKeyRequiredError(

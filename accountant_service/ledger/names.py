@@ -10,7 +10,8 @@ class Scope(StrEnum):
 
     `auditor` permits only to export the record.
 
-    A key that is bound to datasets has its permissions for these only, and cannot create datasets.
+    A key that is bound to datasets has its permissions for these only. It cannot create datasets
+    but those of a series that it is bound to.
     """
 
     COMPUTE = "compute"

@@ -9,14 +9,14 @@ from __future__ import annotations
 import bisect
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Final
 
 from accountant_service import calculator, mechanisms
 from accountant_service.errors import CodedError, NoFiniteEpsilonError, TooExpensiveError
-from accountant_service.guarantee import Assumption, Guarantee, Status
+from accountant_service.guarantee import Assumption, Guarantee, Status, warn_about_delta
 from accountant_service.ledger.errors import (
     ChargeUndecidedError,
     DatasetSizeError,
@@ -230,6 +230,12 @@ def preview_budget(policy: PrivacyFilter, planned: Mechanism | None = None) -> B
     return BudgetPreview(runs, tuple(warnings))
 
 
+def warn_of_size(preview: BudgetPreview, size: int, delta: float) -> BudgetPreview:
+    """Return the preview of a new dataset's budget, with a warning if δ is large for its size."""
+    warning = warn_about_delta(size, delta)
+    return preview if warning is None else replace(preview, warnings=(*preview.warnings, warning))
+
+
 def _count_admitted_steps(policy: PrivacyFilter, step: Mechanism, deadline: float) -> int | None:
     """Return the most steps that a whole budget covers; None if that is not known in time.
 
@@ -317,6 +323,15 @@ def compute_charge(
     return PlannedCharge(described, plan.canonical.hash, charge, policy.tabulated())
 
 
+def state_of(dataset: Dataset, caps: Sequence[CapUse] = ()) -> Hashable:
+    """Return all that a charge or a quote of a plan depends on, besides the plan.
+
+    The datasets of a series that were not used yet have one state: what is computed for one of
+    them holds for all.
+    """
+    return dataset.policy, dataset.balance.taken, dataset.closed_at, tuple(caps)
+
+
 def _compute_capped_charge(
     policy: PrivacyFilter, plan: StepPlan, taken: Amounts, caps: Sequence[CapUse]
 ) -> Charge:
@@ -347,6 +362,7 @@ def quote_plan(
     mechanism: Mechanism,
     caps: Sequence[CapUse] = (),
     noise_seconds: float = NOISE_SECONDS_MAX,
+    records: int | None = None,
 ) -> Quote:
     """Return a quote: whether a plan fits a budget, and the largest part of it that would fit.
 
@@ -355,13 +371,15 @@ def quote_plan(
         mechanism: the plan.
         caps: of the key and team that ask.
         noise_seconds: CPU time for the search for the least noise multiplier.
+        records: the number that the plan is for; the dataset's, unless it is on several.
 
     Raises:
         CodedError: the dataset is closed, or the plan is for another number of records or too
             large to be reserved.
     """
     require_dataset_open(dataset)
-    plan, taken = _read_plan(dataset.size, mechanism), dataset.balance.taken
+    plan = _read_plan(dataset.size if records is None else records, mechanism)
+    taken = dataset.balance.taken
     policy = dataset.policy.after_reserving(plan, taken)
     charged = _compute_fitting_cost(policy, plan, taken, caps)
     fits = charged is not None

@@ -83,6 +83,7 @@ from accountant_service.ledger.rules import (
     Reservation,
     State,
 )
+from accountant_service.ledger.series import Series, Template
 from accountant_service.ledger.tables import (
     API_KEY,
     AUDIT_EVENT,
@@ -92,6 +93,8 @@ from accountant_service.ledger.tables import (
     IDEMPOTENCY,
     RESERVATION,
     SECRET,
+    SERIES,
+    SERIES_CAP,
     WEBHOOK,
     WEBHOOK_EVENT,
 )
@@ -209,7 +212,10 @@ _ANSWER_BY_KEY: Final = (
 _INSERT_SECRET: Final = text(
     "INSERT INTO secret (name, value) VALUES (:name, :value) ON CONFLICT DO NOTHING"
 )
-_WITH_LOCK: Final = {query: query.with_for_update() for query in (_DATASET_BY_NAME, _DATASET_BY_ID)}
+_SERIES_BY_NAME: Final = select(SERIES).where(SERIES.c.name == bindparam("row_key"))
+_WITH_LOCK: Final = {
+    query: query.with_for_update() for query in (_DATASET_BY_NAME, _DATASET_BY_ID, _SERIES_BY_NAME)
+}
 
 
 def now() -> int:
@@ -614,6 +620,71 @@ class Transaction:
         self.connection.execute(ENTRY.delete().where(ENTRY.c.dataset == dataset.identifier))
         self.connection.execute(DATASET.delete().where(DATASET.c.id == dataset.identifier))
         self.record_audit_event(key, "dataset-deleted", dataset.name, dataset.head)
+
+    # --- series
+
+    def find_series(self, name: str, *, lock: bool = False) -> Series | None:
+        """Return a series; lock its row if requested.
+
+        Who locks datasets too locks them afterwards.
+        """
+        query = _WITH_LOCK[_SERIES_BY_NAME] if lock else _SERIES_BY_NAME
+        row = self.connection.execute(query, {"row_key": name}).first()
+        return None if row is None else read_row(SERIES, row._mapping, read_series)
+
+    def list_series(
+        self, after: str = "", limit: int | None = None, names: Collection[str] | None = None
+    ) -> list[Series]:
+        """Return the series sorted by name.
+
+        Args:
+            after: the last name of the page before.
+            limit: at most so many; None for all.
+            names: only these; None for all.
+        """
+        query = select(SERIES).order_by(SERIES.c.name).limit(limit).where(SERIES.c.name > after)
+        if names is not None:
+            query = query.where(SERIES.c.name.in_(names))
+        return [
+            read_row(SERIES, row, read_series) for row in self.connection.execute(query).mappings()
+        ]
+
+    def add_series(self, series: Series, by: str) -> None:
+        """Store a new series, and record who created it."""
+        self.connection.execute(SERIES.insert().values(write_series(series)))
+        self.record_audit_event(by, "series-created", series.name, series_fingerprint(series))
+
+    def list_datasets_of_series(self, names: Collection[str]) -> list[str]:
+        """Return the names of all datasets of some series."""
+        query = select(DATASET.c.name).where(DATASET.c.series.in_(names))
+        return list(self.connection.execute(query).scalars())
+
+    def add_series_names(self, key: KeyRecord) -> KeyRecord:
+        """Return a key with the names of all datasets of the series that it is bound to."""
+        if key.datasets is None:
+            return key
+        return replace(key, datasets=(*key.datasets, *self.list_datasets_of_series(key.datasets)))
+
+    def set_series_cap(self, series: Series, cap: Cap) -> None:
+        """Store a cap of a series in place of an earlier one of the same holder."""
+        self.remove_series_cap(series, cap.kind, cap.holder)
+        self.connection.execute(
+            SERIES_CAP.insert().values(
+                series=series.name, kind=cap.kind.value, holder=cap.holder, share=cap.share
+            )
+        )
+
+    def remove_series_cap(self, series: Series, kind: HolderKind, holder: str) -> bool:
+        """Remove a cap of a series; return whether it existed."""
+        of_holder = tuple_(SERIES_CAP.c.series, SERIES_CAP.c.kind, SERIES_CAP.c.holder)
+        place = of_holder == (series.name, kind.value, holder)
+        return self.connection.execute(SERIES_CAP.delete().where(place)).rowcount > 0
+
+    def list_series_caps(self, series: Series) -> list[Cap]:
+        """Return the caps of a series."""
+        query = select(SERIES_CAP).where(SERIES_CAP.c.series == series.name)
+        rows = self.connection.execute(query.order_by(SERIES_CAP.c.kind, SERIES_CAP.c.holder))
+        return [read_row(SERIES_CAP, row, read_cap) for row in rows.mappings()]
 
     # --- reservations
 
@@ -1558,6 +1629,11 @@ def key_fingerprint(key: KeyRecord) -> str:
     )  # fmt: skip
 
 
+def series_fingerprint(series: Series) -> str:
+    """Return the fingerprint of a series."""
+    return fingerprint(**write_series(series))
+
+
 def webhook_fingerprint(webhook: Webhook) -> str:
     """Return the fingerprint of a webhook."""
     return fingerprint(
@@ -1623,7 +1699,7 @@ def read_dataset(row: Mapping[Any, Any]) -> Dataset:
         raise ValueError(f"spent and held must have {len(policy.nothing)} amounts each")
     return Dataset(
         row["id"], row["name"], row["size"], row["privacy_unit"], policy, balance, row["version"],
-        row["head"], row["created_at"], row["closed_at"],
+        row["head"], row["created_at"], row["closed_at"], row.get("series"),
     )  # fmt: skip
 
 
@@ -1641,7 +1717,7 @@ def write_dataset(dataset: Dataset) -> Row:
         "epsilon": policy.epsilon, "delta": policy.delta, "policy": json.dumps(policy.to_json()),
         "spent": json.dumps(balance.spent), "held": json.dumps(balance.held),
         "version": dataset.version, "head": dataset.head, "created_at": dataset.created_at,
-        "closed_at": dataset.closed_at,
+        "closed_at": dataset.closed_at, "series": dataset.series,
     }  # fmt: skip
 
 
@@ -1692,6 +1768,19 @@ def _write_progress(run: Reservation) -> Row:
         "taken": json.dumps(run.taken),
         "ended_entry": run.ended_entry,
     }
+
+
+def read_series(row: Mapping[Any, Any]) -> Series:
+    """Return the series that a table row describes."""
+    return Series(row["name"], Template.from_text(row["template"]), row["created_at"])
+
+
+def write_series(series: Series) -> Row:
+    """Return the table row that stores a series."""
+    return {
+        "name": series.name, "template": series.template.to_text(),
+        "created_at": series.created_at,
+    }  # fmt: skip
 
 
 def read_cap(row: Mapping[Any, Any]) -> Cap:

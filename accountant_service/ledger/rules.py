@@ -181,6 +181,7 @@ class Dataset:
         head: the hash of the last entry.
         created_at: microseconds since 1970.
         closed_at: when it was closed; None while it takes reservations. It is never opened again.
+        series: the name of the series that it was created in; None for a dataset on its own.
     """
 
     identifier: str
@@ -193,6 +194,7 @@ class Dataset:
     head: str
     created_at: int
     closed_at: int | None = None
+    series: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -19,7 +19,6 @@ from sqlalchemy.exc import IntegrityError
 
 from accountant_service.canonical_json import canonical_json
 from accountant_service.errors import CodedError
-from accountant_service.guarantee import warn_about_delta
 from accountant_service.ledger import certificate, hash_chain, plans, rules, signing
 from accountant_service.ledger.api_keys import (
     Scope,
@@ -236,9 +235,7 @@ class Ledger:
             preview: what the budget admits; part of the answer.
         """
         require_unbound(request.key, Scope.OWNER)
-        warning = warn_about_delta(new.size, new.delta)
-        if warning is not None:
-            preview = replace(preview, warnings=(*preview.warnings, warning))
+        preview = plans.warn_of_size(preview, new.size, new.delta)
         dataset = Dataset(
             uuid.uuid4().hex,
             new.name,
@@ -257,6 +254,8 @@ class Ledger:
                 raise NameTakenError(
                     f"there is a dataset {new.name!r} already; choose another name"
                 )
+            if transaction.find_series(new.name) is not None:
+                raise NameTakenError(f"there is a series {new.name!r}; choose another name")
             transaction.record_audit_event(
                 request.key.identifier, "dataset-created", new.name, new.accepted_weaknesses
             )
@@ -423,14 +422,18 @@ class Ledger:
     ) -> StoredAnswer:
         """Reserve budget for a plan on one dataset, or jointly on several."""
         for attempt in range(ATTEMPTS):
-            datasets = self.find_datasets(request.key, names, is_joint=is_joint)
+            datasets = self.find_datasets(request.key, names, Scope.RUN, is_joint=is_joint)
             records = sum(dataset.size for dataset in datasets)
             try:
+                charges: dict[Hashable, PlannedCharge] = {}
                 planned = []
                 for at, dataset in enumerate(datasets):
                     caps = self.find_cap_uses(request.key, dataset)
-                    with naming_dataset(at, is_joint=is_joint):
-                        planned.append(plans.compute_charge(dataset, mechanism, caps, records))
+                    state = plans.state_of(dataset, caps)
+                    if state not in charges:
+                        with naming_dataset(at, is_joint=is_joint):
+                            charges[state] = plans.compute_charge(dataset, mechanism, caps, records)
+                    planned.append(charges[state])
                 return self.hold_budget(
                     request, list(zip(datasets, planned, strict=True)), lease, purpose,
                     is_joint=is_joint,
@@ -446,9 +449,15 @@ class Ledger:
         raise AssertionError  # the last attempt returns or raises
 
     def find_datasets(
-        self, key: KeyRecord, names: Sequence[str], *, is_joint: bool
+        self, key: KeyRecord, names: Sequence[str], *scopes: Scope, is_joint: bool
     ) -> list[Dataset]:
-        """Return the datasets that a key may reserve budget of, by their names.
+        """Return the datasets of one run, by their names.
+
+        Args:
+            key: the caller's API key.
+            names: of the datasets.
+            scopes: the key needs one of them: owner or run unless given.
+            is_joint: whether the request names several.
 
         Raises:
             DatasetsDifferError: they have not one neighbouring relation and one privacy unit.
@@ -456,7 +465,7 @@ class Ledger:
         found: list[Dataset] = []
         for at, name in enumerate(names):
             with naming_dataset(at, is_joint=is_joint):
-                found.append(self.find_dataset(key, name, Scope.RUN))
+                found.append(self.find_dataset(key, name, *scopes))
                 rules.require_alike(found[0], found[-1])
         return found
 

@@ -37,6 +37,25 @@ DATASET: Final = Table(
     Column("head", String(64), nullable=False),  # the hash of the last entry
     Column("created_at", BigInteger, nullable=False),  # microseconds since 1970, like all times
     Column("closed_at", BigInteger, nullable=True),  # null while reservations are accepted
+    Column("series", String(200), ForeignKey("series.name"), nullable=True),
+    Index("ix_dataset_series", "series"),
+)
+
+SERIES: Final = Table(  # of datasets that a template describes
+    "series",
+    METADATA,
+    Column("name", String(200), primary_key=True),
+    Column("template", Text, nullable=False),  # as JSON
+    Column("created_at", BigInteger, nullable=False),
+)
+
+SERIES_CAP: Final = Table(  # caps that every dataset of a series has from its creation on
+    "series_cap",
+    METADATA,
+    Column("series", String(200), ForeignKey("series.name"), primary_key=True),
+    Column("kind", String(4), primary_key=True),  # of the holder: key or team
+    Column("holder", String(200), primary_key=True),
+    Column("share", Float(53), nullable=False),  # of each dataset's budget
 )
 
 RESERVATION: Final = Table(

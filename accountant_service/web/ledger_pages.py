@@ -1,4 +1,4 @@
-"""Pages of the ledger: all datasets, one dataset, one run."""
+"""Pages of the ledger: all datasets, one dataset, series of datasets, one run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,14 @@ from starlette.responses import Response
 
 from accountant_service import mechanisms
 from accountant_service.api import ledger_views
-from accountant_service.api.ledger_routes import DatasetCursor, Name, Wanted, report_response
+from accountant_service.api.ledger_routes import (
+    DatasetCursor,
+    Name,
+    SeriesName,
+    Wanted,
+    report_response,
+)
+from accountant_service.api.ledger_schemas import DATASETS_MAX
 from accountant_service.api.routes import StrictRoute
 from accountant_service.api.schemas import UnreadBody
 from accountant_service.disclosure.formats import Format
@@ -33,6 +40,7 @@ _WARN_FROM: Final = 0.8  # share of the budget taken
 _ALARM_FROM: Final = 0.95
 _ENTRIES: Final = 25
 _RUNS: Final = 20
+_WINDOW: Final = 12  # datasets of a series
 _POINTS: Final = 120  # of the plot of ε over time
 
 router = APIRouter(route_class=StrictRoute, include_in_schema=False)
@@ -98,6 +106,33 @@ async def datasets(
     context = {"items": items, "after": after, "following": found["next_cursor"]}
     return await run_in_threadpool(
         partial(render_page, request, "datasets.html", parameters=("after",), **context)
+    )
+
+
+@router.get("/series")
+async def series_list(
+    request: Request, session: TheSession, ledger: TheLedger, after: DatasetCursor = ""
+) -> Response:
+    """Show a page of the series that the key may see."""
+    found = await ledger.list_series(session.key, after)
+    context = {"items": found["items"], "after": after, "following": found["next_cursor"]}
+    return await run_in_threadpool(
+        partial(render_page, request, "series_list.html", parameters=("after",), **context)
+    )
+
+
+@router.get("/series/{name}")
+async def series(
+    request: Request, name: SeriesName, session: TheSession, ledger: TheLedger, last: str = ""
+) -> Response:
+    """Show a series: its template, its last datasets, and what they prove together."""
+    found = await ledger.get_series(session.key, name)
+    wanted = int(last) if re.fullmatch(r"[1-9]\d?", last) else _WINDOW
+    count = min(wanted, DATASETS_MAX, found["dataset_count"])
+    window = await ledger.find_window(session.key, name, count) if count else None
+    context = {"series": found, "window": window, "count": count}
+    return await run_in_threadpool(
+        partial(render_page, request, "series.html", parameters=("last",), **context)
     )
 
 

@@ -2,7 +2,8 @@
 
 `ledger-0003.sql` has datasets of both filters: runs like the reference and exchanged ones, ended
 early, ended without a grant, and open. From `ledger-0004.sql` on one is closed beside an open run,
-which goes on; a key has a quota, and events wait for a webhook.
+which goes on; a key has a quota, and events wait for a webhook. `ledger-0009.sql` has a run on
+several datasets.
 `python -m tests.contract.test_earlier_ledgers` records it anew.
 """
 
@@ -12,7 +13,7 @@ import json
 import sqlite3
 import tempfile
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -27,10 +28,10 @@ from accountant_service.ledger.caps import Caps
 from accountant_service.ledger.errors import DatasetClosedError
 from accountant_service.ledger.filters import (
     AdditionFilter,
+    LateMixtureFilter,
     LateReferenceFilter,
     ReferenceFilter,
     RenyiFilter,
-    RenyiMixtureFilter,
 )
 from accountant_service.ledger.filters.reference import ReferenceCharge
 from accountant_service.ledger.repository import KeyRecord, Repository
@@ -43,13 +44,13 @@ from accountant_service.mechanisms import DpSgd, Mechanism
 from tests.support.databases import database
 from tests.support.earlier_ledgers import FIXTURES, open_unmigrated, read_rows
 
-NEWEST = "0008"  # of the fixtures
+NEWEST = "0009"  # of the fixtures
 REFERENCE = DpSgd(4.0, sample_rate=0.1, steps=30)
 OTHER = DpSgd(6.0, sample_rate=0.1, steps=20)
 UNCHANGED = ("api_key", "audit_event", "secret", "entry", "idempotency_key")
 
 
-REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006", "0007", NEWEST)
+REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008", NEWEST)
 # tier 1 has one; PostgreSQL has one that runs each migration, and the last; the others at night
 ACCEPTED = [
     pytest.param(database, revision, marks=[] if marks is None else marks)
@@ -57,7 +58,7 @@ ACCEPTED = [
         ("sqlite", REVISIONS[:1], None),
         ("sqlite", REVISIONS[1:], pytest.mark.slow),
         ("postgresql", (REVISIONS[0], REVISIONS[2], NEWEST), pytest.mark.slow),
-        ("postgresql", (REVISIONS[1], *REVISIONS[3:7]), pytest.mark.nightly),
+        ("postgresql", (REVISIONS[1], *REVISIONS[3:8]), pytest.mark.nightly),
     )
     for revision in revisions
 ]
@@ -86,6 +87,11 @@ class Writer:
         if granted:
             self.ledger.grant(self.request(), identifier, granted, 0)
         return identifier
+
+    def reserve_jointly(self, names: Sequence[str], mechanism: Mechanism, granted: int) -> None:
+        """Reserve a plan on several datasets, and grant the first of its steps."""
+        answer = self.ledger.reserve_jointly(self.request(), names, mechanism, 3600, "")
+        self.ledger.grant(self.request(), str(json.loads(answer.text)["id"]), granted, 0)
 
 
 def record(url: str) -> None:
@@ -118,6 +124,7 @@ def record(url: str) -> None:
         if name == "planned":
             ledger.close_dataset(writer.request(), name)
             ledger.grant(writer.request(), run, 2, 3)
+    writer.reserve_jointly(("first", "mixture", "sums"), OTHER, 2)
     repository.close()
 
 
@@ -141,6 +148,7 @@ def test_every_dataset_keeps_its_filter_its_balance_and_its_record(revision: str
         assert policy == {"filter": "renyi", "order": order}  # to the last digit
         assert (json.loads(row.pop("spent")), json.loads(row.pop("held"))) == ([spent], [held])
         assert row.pop("closed_at") is None
+        assert row.pop("series") is None
         assert row == was
     for was, row in zip(rows["reservation"], read_rows(before, "reservation"), strict=True):
         assert json.loads(row.pop("charge")) == {"unit_attonats": was.pop("unit")}
@@ -199,7 +207,7 @@ def test_the_newest_fixture_contains_exchanges_and_early_ends(url: str) -> None:
     repository.close()
     kinds = {type(each.policy) for each in datasets.values()}
     assert kinds == {
-        AdditionFilter, LateReferenceFilter, ReferenceFilter, RenyiFilter, RenyiMixtureFilter,
+        AdditionFilter, LateMixtureFilter, LateReferenceFilter, ReferenceFilter, RenyiFilter,
     }  # fmt: skip
     for name, planned in (("first", False), ("planned", True)):
         policy: Any = datasets[name].policy.reference_part
@@ -216,6 +224,7 @@ def test_the_newest_fixture_contains_exchanges_and_early_ends(url: str) -> None:
         assert any(run.state is State.OPEN and run.steps_granted for run in runs[name])
         balance = datasets[name].balance
         assert min(*balance.spent[:2], *balance.held[:2]) > 0
+    assert {run.joint is None for run in runs["first"]} == {False, True}
     assert {key.requests_per_minute for key in keys} == {None, 600}
     told = {json.loads(event.body)["type"] for event in waiting}
     assert {"budget.share_passed", "dataset.closed"} <= told

@@ -1,8 +1,9 @@
 """One client process of a storm: reserve, read, grant, commit, and log every call.
 
-Some runs are of another mechanism than the dataset's reference, and some end early.
+Some runs are of another mechanism than the dataset's reference, some are on a second dataset too,
+and some end early.
 
-    python storm_client.py KEY DATASET LOG PORT...
+    python storm_client.py KEY DATASET OTHER_DATASET LOG PORT...
 
 Every line of the log is one answered call (see `tests/support/linearizability.py`), written and
 flushed before the next one is made. A client that is stopped ends between two calls.
@@ -26,11 +27,19 @@ RUN = {"kind": "dp_sgd", "noise_multiplier": 60.0, "sample_rate": 1.0, "sampling
        "steps": 12}  # fmt: skip
 PLANS = {"usual": RUN, "other": RUN | {"noise_multiplier": 90.0}}
 OTHERS_EVERY = 6  # reservations of a client, of which one is of the other plan
+JOINT_EVERY = 4  # of which one is a run on both datasets
 PATIENCE = 600.0
 Answer = tuple[int, dict[str, Any]]
 
 
-def main(key: str, dataset: str, log: str, ports: list[str]) -> None:
+def describe_reservation(names: list[str], plan: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Return path and body of the request that reserves a plan on one dataset or on several."""
+    if len(names) == 1:
+        return f"/v1/datasets/{names[0]}/reservations", {"mechanism": plan}
+    return "/v1/reservations", {"datasets": names, "mechanism": plan}
+
+
+def main(key: str, dataset: str, other: str, log: str, ports: list[str]) -> None:
     chance = random.Random(log)
     started = time.monotonic()
     with httpx.Client(timeout=10) as http, open(log, "a") as history:
@@ -66,8 +75,8 @@ def main(key: str, dataset: str, log: str, ports: list[str]) -> None:
         while goes_on():
             name = "usual" if only_usual or turn % OTHERS_EVERY else "other"
             turn += 1
-            plan = {"mechanism": PLANS[name]}
-            path = f"/v1/datasets/{dataset}/reservations"
+            names = chance.sample([dataset, other], 2) if turn % JOINT_EVERY == 0 else [dataset]
+            path, plan = describe_reservation(names, PLANS[name])
             status, run = call("reserve", "POST", path, plan, name)
             if status == 409 and name == "usual":
                 return
@@ -89,4 +98,5 @@ def main(key: str, dataset: str, log: str, ports: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], sys.argv[3], sys.argv[4:])
+    _, key, dataset, other, log, *ports = sys.argv
+    main(key, dataset, other, log, ports)

@@ -17,7 +17,7 @@ from accountant_service.guarantee import NeighbouringRelation
 from accountant_service.ledger import database as opening
 from accountant_service.ledger.api_keys import Keys, Scope
 from accountant_service.ledger.filters.reference import SLACK_UNITS, ReferenceFilter
-from accountant_service.ledger.rules import NewDataset
+from accountant_service.ledger.rules import Dataset, NewDataset
 from accountant_service.ledger.service import Ledger, WriteRequest
 from accountant_service.ledger.verification import verify
 from accountant_service.mechanisms import from_json, to_json
@@ -31,18 +31,23 @@ CLIENT = Path(__file__).with_name("storm_client.py")
 
 
 class Storm:
-    """Clients and servers on one dataset, from the first call to the reckoning."""
+    """Clients and servers, from the first call to the reckoning.
+
+    All runs are on dataset d, and some on dataset e as well, which therefore always has room.
+    """
 
     def __init__(self, url: str, folder: Path, servers: int, epsilon: float) -> None:
         self.repository = opening.open_repository(url)
         token, admin = Keys(self.repository).create([Scope.ADMIN])
         relation = NeighbouringRelation.ADD_OR_REMOVE_ONE
-        Ledger(self.repository, ANSWERS).create_dataset(
-            WriteRequest(admin, "first", "storm", None),
-            NewDataset(
-                "d", 60_000, epsilon, 1e-5, relation, "record", from_json(RUN), accept_weak=True
-            ),
-        )
+        for name in ("d", "e"):
+            Ledger(self.repository, ANSWERS).create_dataset(
+                WriteRequest(admin, name, "storm", None),
+                NewDataset(
+                    name, 60_000, epsilon, 1e-5, relation, "record", from_json(RUN),
+                    accept_weak=True,
+                ),
+            )  # fmt: skip
         self.epsilon, self.folder = epsilon, folder
         self.servers = [Server(url, folder) for _ in range(servers)]
         for server in self.servers:
@@ -50,7 +55,8 @@ class Storm:
         ports = [str(server.port) for server in self.servers]
         self.logs = [folder / f"client-{i}.jsonl" for i in range(8)]
         self.clients = [
-            subprocess.Popen([sys.executable, CLIENT, token, "d", log, *ports]) for log in self.logs
+            subprocess.Popen([sys.executable, CLIENT, token, "d", "e", log, *ports])
+            for log in self.logs
         ]
 
     @property
@@ -78,26 +84,36 @@ class Storm:
         assert codes == [0] * 8, [log.read_bytes()[-500:] for log in self.folder.glob("*.log")]
         report = verify(self.repository)
         assert report.faults == []
+        lines = [line for log in self.logs if log.exists() for line in log.read_text().splitlines()]
+        calls = [Call.from_line(line) for line in lines]
+        joint = [call for call in calls if "e" in (call.answer.get("datasets") or ())]
+        dataset, entries = self.judge("d", calls)
+        self.judge("e", joint)
+        charged = {name: _charged(entries, plan) for name, plan in PLANS.items()}
+        assert all(charged.values()), "one of the plans was never reserved"
+        assert joint, "no run was on both datasets"
+        self.repository.close()
+        early = sum(e["kind"] in ("commit", "release") and e["steps"] > 0 for e in entries)
+        counts = ", ".join(f"{len(each)} {name}" for name, each in charged.items())
+        both = f"{len(joint)} of runs on both datasets"
+        return f"{len(calls)} calls, {both}, {counts}, {early} ended early, {dataset.balance}"
+
+    def judge(self, name: str, calls: list[Call]) -> tuple[Dataset, list[dict[str, Any]]]:
+        """Hold the calls about a dataset against its record; return the dataset and its entries."""
         with self.repository.reading() as reading:
-            dataset = reading.find_dataset("d")
+            dataset = reading.find_dataset(name)
             assert dataset is not None
             entries = [json.loads(row.body) for row in reading.list_entries(dataset, 0, 1 << 30)]
         policy = dataset.policy
         assert isinstance(policy, ReferenceFilter)
         assert policy.admits(dataset.balance.taken)
         assert policy.epsilon_of(dataset.balance.spent) <= self.epsilon
-        charged = {name: _charged(entries, plan) for name, plan in PLANS.items()}
-        assert all(charged.values()), "one of the plans was never reserved"
-        lines = [line for log in self.logs if log.exists() for line in log.read_text().splitlines()]
-        calls = [Call.from_line(line) for line in lines]
+        charged = {plan: _charged(entries, PLANS[plan]) for plan in PLANS}
         # a client waits for every answer before it ends: nothing may be stored beyond these
-        costs = {name: (max(each, default=12) + 1, 0) for name, each in charged.items()}
-        costs |= {name: (12, 0) for name, plan in PLANS.items() if _is_reference(policy, plan)}
+        costs = {plan: (max(each, default=12) + 1, 0) for plan, each in charged.items()}
+        costs |= {each: (12, 0) for each, plan in PLANS.items() if _is_reference(policy, plan)}
         assert faults(calls, entries, (policy.steps, SLACK_UNITS), costs) == []
-        self.repository.close()
-        early = sum(e["kind"] in ("commit", "release") and e["steps"] > 0 for e in entries)
-        counts = ", ".join(f"{len(each)} {name}" for name, each in charged.items())
-        return f"{len(calls)} calls, {counts}, {early} ended early, {dataset.balance}"
+        return dataset, entries
 
 
 def _charged(entries: list[dict[str, Any]], plan: dict[str, Any]) -> list[int]:

@@ -21,19 +21,26 @@ BODIES: dict[str, Any] = {
     "/quotes/batch": {"mechanisms": [PLAN_JSON]},
     "/reservations": {"mechanism": PLAN_JSON},
     "/grants": {"steps": 1, "sequence": 0},
-    "PUT": {"share": 0.5},  # every PUT sets a cap
+    "/v1/series/{series}": {"budget": BUDGET},
+    "/v1/series/{series}/datasets/{label}": {"size": 9},
+    "/v1/series/{series}/quotes": {"mechanism": PLAN_JSON, "last": 1},
+    "PUT": {"share": 0.5},  # every other PUT sets a cap
     "PATCH": {"requests_per_minute": 60},  # every PATCH changes a key
 }
 Call = tuple[str, str]
 
 
 class Owners(Service):
-    """A service with a dataset `ours` and, unknown to the bound keys, `theirs` with two runs."""
+    """A service with a dataset `ours`; the bound keys know neither the other nor the series.
+
+    Two runs are on the other, `theirs`. The series is `months`.
+    """
 
     def fill(self) -> None:
         """Create the datasets and the runs."""
         for name in ("ours", "theirs"):
             self.admin.dataset(name, filter="renyi")
+        self.admin.send("PUT", "/v1/series/months", {"budget": BUDGET})
         self.open, self.ended = (self.admin.reserve("theirs")["id"] for _ in range(2))
         self.admin.commit(self.ended)
 
@@ -61,7 +68,9 @@ def answer(caller: Caller, call: Call, of: str) -> tuple[int, str]:
     """Return a call's status and answer, without the name of the object asked for."""
     method, template = call
     name = re.sub(r"^.*}", "", template) if method == "POST" else method
-    body = BODIES.get(name, {}) if method in ("POST", "PUT", "PATCH") else None
+    body = (
+        BODIES.get(template, BODIES.get(name, {})) if method in ("POST", "PUT", "PATCH") else None
+    )
     found = caller.send(method, re.sub(r"{\w+}", of, template), body)
     return found.status_code, found.text.replace(of, "NAME")
 
@@ -81,7 +90,7 @@ def test_other_owners_objects_are_answered_like_missing_ones(owners: Owners, sco
     for call in asked:
         nothing = answer(caller, call, NOTHING)
         assert nothing[0] in (403, 404), (call, nothing)
-        for known in ("theirs", owners.open, owners.ended):
+        for known in ("theirs", "months", owners.open, owners.ended):
             assert answer(caller, call, known) == nothing, call
     seen = owners.admin.read("/v1/datasets/theirs")
     assert seen["version"] == 4, "and nothing was written"

@@ -19,9 +19,11 @@ from accountant_service.ledger.rules import State
 from accountant_service.ledger.schema_revision import SCHEMA
 from accountant_service.ledger.verification import verify_export
 from tests.support.ledger_scenarios import (
+    ON_POSTGRESQL,
     ON_SQLITE,
     PLAN_JSON,
     SQL_MATTERS,
+    Caller,
     Commands,
     Scenario,
     Service,
@@ -441,3 +443,41 @@ def test_racing_runs_neither_wait_for_each_other_nor_overspend(
     for name in NAMES:
         dataset = months.dataset(name)
         assert dataset.policy.admits(dataset.balance.taken)
+
+
+@ON_POSTGRESQL
+def test_runs_over_http_that_queue_at_one_dataset_only_never_wait_in_a_circle(
+    own_web: Service,
+) -> None:
+    """Runs on any of four datasets, by twelve callers; caps and looks take locks beside them.
+
+    A run queues in the server at the dataset that it locks first, and in the database at the
+    others. A deadlock would be answered with 503, and so would a wait of 5 s.
+    """
+    admin, names = own_web.admin, [f"d{at}" for at in range(4)]
+    for name in names:
+        admin.dataset(name, filter="renyi", planned_mechanism=PLAN_JSON)
+    random_numbers = random.Random(4)
+    chosen = [
+        [random_numbers.sample(names, random_numbers.randint(1, 4)) for _ in range(3)]
+        for _ in range(12)
+    ]
+
+    def work(caller: Caller, runs: list[list[str]]) -> list[int]:
+        """Make three runs; return the statuses of all answers."""
+        found = []
+        for each in runs:
+            asked = {"datasets": each, "mechanism": PLAN_JSON}
+            status, run = caller.post("/v1/reservations", asked)
+            cap = f"/v1/datasets/{each[-1]}/caps/keys/{caller.identifier}"
+            found += [status, admin.ask("PUT", cap, {"share": 0.9})[0]]
+            found += [caller.grant(run["id"], 3, 0)[0], caller.get(f"/v1/datasets/{each[0]}")[0]]
+            found += [caller.commit(run["id"])[0]]
+        return found
+
+    works = [partial(work, own_web.caller(), runs) for runs in chosen]
+    statuses = [status for found in race(*works) for status in found]  # type: ignore[union-attr]
+    assert set(statuses) == {200, 201}
+    for name in names:
+        runs = sum(name in each for every in chosen for each in every)
+        assert admin.look(name)["version"] == 1 + 3 * runs

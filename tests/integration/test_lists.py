@@ -23,6 +23,7 @@ from accountant_service.ledger.tables import API_KEY, RESERVATION
 from accountant_service.web import account_pages
 from tests.support.databases import record_plans
 from tests.support.ledger_scenarios import (
+    BUDGET,
     ON_SQLITE,
     SQL_MATTERS,
     Json,
@@ -36,12 +37,13 @@ NAMES = [f"d{number}" for number in range(7)]
 
 @pytest.fixture
 def filled(own_web: Service, monkeypatch: pytest.MonkeyPatch) -> Service:
-    """Seven datasets, keys and caps, in pages of three."""
+    """Seven datasets, series, keys and caps, in pages of three."""
     for module in (ledger_views, async_ledger, account_pages):
         monkeypatch.setattr(module, "LIST_PAGE_SIZE", 3)
     for name in NAMES:
         own_web.admin.dataset(name, filter="renyi")
         own_web.admin.send("PUT", f"/v1/datasets/d0/caps/teams/{name}", {"share": 0.5})
+        own_web.admin.send("PUT", f"/v1/series/s{name}", {"budget": BUDGET})
     for _ in range(6):
         own_web.caller()
     return own_web
@@ -59,7 +61,12 @@ def pages(service: Service, path: str) -> list[list[Json]]:
 
 @pytest.mark.parametrize(
     ("path", "name"),
-    [("/v1/datasets", "name"), ("/v1/keys", "created_at"), ("/v1/datasets/d0/caps", "team")],
+    [
+        ("/v1/datasets", "name"),
+        ("/v1/series", "name"),
+        ("/v1/keys", "created_at"),
+        ("/v1/datasets/d0/caps", "team"),
+    ],
 )
 def test_a_list_comes_in_pages_in_one_order(filled: Service, path: str, name: str) -> None:
     found = pages(filled, path)

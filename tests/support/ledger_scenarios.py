@@ -476,7 +476,10 @@ class Caller:
         def forward(sent: httpx.Request) -> httpx.Response:
             """Pass a request to the application."""
             answer = self.http.request(
-                sent.method, sent.url.path, content=sent.content, headers=sent.headers
+                sent.method,
+                sent.url.raw_path.decode(),
+                content=sent.content,
+                headers=sent.headers,
             )
             return httpx.Response(answer.status_code, content=answer.content)
 

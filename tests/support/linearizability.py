@@ -99,6 +99,7 @@ class _Record:
         self.created = 0
         self.broken: list[str] = []
         granted: dict[str, int] = {}
+        names: dict[str, str] = {}
         self.reserved: dict[str, int] = {}
         closed: set[str] = set()
         for number, entry in enumerate(entries, 1):
@@ -106,6 +107,9 @@ class _Record:
             self.spent.append(_add(self.spent[-1], _recorded("spent", entry)))
             self.held.append(_add(self.held[-1], _recorded("held", entry)))
             run, kind = entry.get("reservation", ""), entry["kind"]
+            if "joint" in entry:  # its answers name the first of its reservations
+                names[run] = entry["joint"]["reservations"][0]
+            run = names.get(run, run)
             lowest = min(*self.held[-1], *self.spent[-1])
             if lowest < 0 or _exceeds(_add(self.spent[-1], self.held[-1]), budget):
                 self.broken.append(f"after entry {number} the balance is not within the budget")

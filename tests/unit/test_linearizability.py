@@ -64,6 +64,14 @@ def test_what_one_order_of_calls_explains_is_accepted() -> None:
         assert judge(*calls) == []
 
 
+def test_a_run_on_several_datasets_is_found_by_its_first_reservation() -> None:
+    joint = {"joint": {"reservations": ["a", "b"], "records": 2}}
+    parts = [entry | ({"reservation": "b"} if "reservation" in entry else {}) for entry in RECORD]
+    record = [parts[0], parts[1] | joint, *parts[2:]]
+    assert judge(*HISTORY, record=record) == []
+    assert UNEXPLAINED in judge(*HISTORY, record=parts)[0]
+
+
 @pytest.mark.parametrize(
     ("calls", "fault"),
     [

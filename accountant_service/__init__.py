@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from accountant_service.functions import (
+    from accountant_service.questions.functions import (
         compare,
         delta,
         epsilon,
@@ -49,7 +49,7 @@ def __getattr__(name: str) -> Any:
     """Return a function of the package, importing it when it is first used (PEP 562)."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = getattr(import_module(f"{__name__}.functions"), name)
+    found = getattr(import_module(f"{__name__}.questions.functions"), name)
     globals()[name] = found
     return found
 

@@ -386,12 +386,12 @@ class ReferencePage:
         return str(field.get("type", "object"))
 
     def _describe_range(self, field: Any) -> str:
-        """Return a JSON field's description, followed by its bounds if it names no number."""
+        """Return a JSON field's description, followed by its bounds if it does not name them."""
         given = next((e for e in field.get("anyOf", ()) if e.get("type") != "null"), field)
         about = str(field.get("description") or given.get("description", ""))
         signs = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
         bounds = [f"{sign} {given[name]:g}" for name, sign in signs.items() if name in given]
-        shown = [about, "" if re.search(r"\d", about) else ", ".join(bounds)]
+        shown = [about, "" if re.search(r"from \d\S* to ", about) else ", ".join(bounds)]
         return "; ".join(filter(None, shown))
 
 

@@ -22,7 +22,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-from training_client.answers import Guarantee
 from training_client.client import (
     ADD_OR_REMOVE_ONE,
     PLD,
@@ -30,6 +29,7 @@ from training_client.client import (
     Json,
     Reservation,
 )
+from training_client.client.answers import Guarantee
 from training_client.errors import (
     BudgetExhaustedError,
     DataError,

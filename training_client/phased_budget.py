@@ -7,7 +7,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self, TypeAlias
 
-from training_client.answers import Guarantee
 from training_client.budget import (
     RELEASE_PATIENCE_SECONDS,
     RESERVATIONS,
@@ -18,6 +17,7 @@ from training_client.budget import (
     require_granted,
 )
 from training_client.client import AccountingService, Json, Reservation
+from training_client.client.answers import Guarantee
 from training_client.errors import BudgetExhaustedError, NoGuaranteeError, TrainingStoppedError
 from training_client.plan import Mechanism, Plan, compose
 

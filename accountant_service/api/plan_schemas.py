@@ -9,6 +9,7 @@ from pydantic.config import JsonDict
 
 from accountant_service import planner
 from accountant_service.accountants import DEFAULT_METHOD
+from accountant_service.api.question_fields import OnPage
 from accountant_service.api.schemas import (
     GUARANTEE_EXAMPLE,
     Answer,
@@ -43,9 +44,19 @@ class PlanRequest(RelationRequest):
             ]
         }
     )
-    epsilon: TargetField
-    delta: PositiveDeltaField
-    dataset_size: Annotated[int, Field(ge=1, le=COUNT_MAX, description="number of records N")]
+    no_answer = "no noise multiplier that reaches the budget"
+
+    epsilon: Annotated[
+        TargetField,
+        Field(description="ε that the run must not exceed, such as 2"),
+        OnPage("2", "Budget", "ε", slider=(-1, 1.3)),
+    ]
+    delta: Annotated[PositiveDeltaField, Field(description="δ of the budget, such as 1e-5")]
+    dataset_size: Annotated[
+        int,
+        Field(ge=1, le=COUNT_MAX, description="number of records"),
+        OnPage("60000", "Records", "N"),
+    ]
     epochs: Annotated[
         float | None,
         Field(
@@ -54,25 +65,32 @@ class PlanRequest(RelationRequest):
             description="compute limit: passes over the dataset; without it, `examples`, or "
             "`batch_size` times `steps`",
         ),
+        OnPage("20", "Epoch limit", "E", slider=(-1, 3)),
     ] = None
     examples: Annotated[
         int | None,
         Field(
             ge=1,
             le=_EXAMPLES_MAX,
-            description="compute limit: examples processed, batch size times steps",
+            description="compute limit instead of epochs: batch size times steps",
         ),
     ] = None
     batch_size: Annotated[
-        _SizeField, Field(description="today's choice, which is marked and compared")
+        _SizeField,
+        Field(description="today's choice, to compare with"),
+        OnPage("256", "Batch size today", "B"),
     ] = None
     steps: Annotated[
         _SizeField,
-        Field(description="today's number of steps; as many as the limit allows by default"),
+        Field(
+            description="today's steps, with `batch_size`; as many as the limit allows by default"
+        ),
+        OnPage(label="Steps today", symbol="T", hint="as many as the epochs allow by default"),
     ] = None
     sampling: Annotated[
         Literal["poisson", "balls_in_bins", "both"],
-        Field(description="how batches may be drawn; both are compared by default"),
+        Field(description="how batches may be drawn"),
+        OnPage(),
     ] = "both"
     points: Annotated[
         int,
@@ -82,8 +100,12 @@ class PlanRequest(RelationRequest):
             description="batch sizes for each sampling, beside the recommended one",
         ),
     ] = 20
-    smallest_batch_size: _SizeField = None
-    largest_batch_size: _SizeField = None
+    smallest_batch_size: Annotated[
+        _SizeField, Field(description="smallest batch size to plan; chosen by default")
+    ] = None
+    largest_batch_size: Annotated[
+        _SizeField, Field(description="largest batch size to plan; chosen by default")
+    ] = None
     steps_min: Annotated[
         int,
         Field(ge=1, le=COUNT_MAX, description="fewest steps of a recommended run, if possible"),

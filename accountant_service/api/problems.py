@@ -7,6 +7,7 @@ so that a command starts quickly.
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, TypeVar
 
@@ -196,5 +197,5 @@ def _describe_validation_error(error: Mapping[str, Any]) -> str:
             ((limit, value),) = error["ctx"].items()
             return f"must be {_SIGNS[limit]} {number_format.round_nearest(value, 12)}"
         case _:
-            message = str(error["msg"])
-            return message.replace("Input should be", "must be").replace("Value error, ", "")
+            message = re.sub("^(Input|String|List) should ", "must ", str(error["msg"]))
+            return message.replace("Value error, ", "")

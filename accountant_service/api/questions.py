@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Final
 
 from pydantic import BaseModel
@@ -20,6 +19,12 @@ from accountant_service.api.schemas import UnreadBody
 from accountant_service.canonical_json import canonical_json
 from accountant_service.guarantee import Guarantee
 from accountant_service.mechanisms import DpSgd, Mechanism, canonical_form
+from accountant_service.solutions import (
+    SolvedNoiseMultiplier,
+    SolvedParameter,
+    SolvedSampleRate,
+    SolvedSteps,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,18 +36,18 @@ class Endpoint:
         answer_model: the model of its answers.
         key: returns the cache key of a question.
         compute: computes what a question asks for, as the Python functions return it.
-        view: converts that to an answer of the API.
+        view: converts that, and the question, to an answer of the API.
     """
 
     request: type[BaseModel]
     answer_model: type[BaseModel]
     key: Callable[[Any], Hashable]
     compute: Callable[[Any], Any]
-    view: Callable[[Any], BaseModel] = lambda answer: answer
+    view: Callable[[Any, Any], BaseModel] = lambda found, _: found
 
     def answer(self, question: BaseModel) -> BaseModel:
         """Compute the API's answer to a question."""
-        return self.view(self.compute(question))
+        return self.view(self.compute(question), question)
 
 
 def _epsilon(question: schemas.EpsilonRequest) -> Guarantee:
@@ -67,20 +72,36 @@ def _delta(question: schemas.DeltaRequest) -> Guarantee:
     )
 
 
-def _solve(
-    solve: Callable[[DpSgd, solver.SolverTarget], solver.Solution],
-    view: Callable[[solver.Solution], BaseModel],
-    question: schemas._RunRequest,
-) -> BaseModel:
-    """Solve for a run's unknown parameter, and convert the solution to an API answer by `view`."""
-    return view(solve(question.run(), question.target()))
+def _noise_multiplier(question: schemas.NoiseMultiplierRequest) -> SolvedNoiseMultiplier:
+    """Solve for a run's noise multiplier."""
+    found = solver.noise_multiplier(question.run(), question.target())
+    return SolvedNoiseMultiplier(found.value, found.guarantee, found.risk)
 
 
-def _solve_parameter(question: schemas.SolveRequest) -> schemas.SolveAnswer:
+def _steps(question: schemas.StepsRequest) -> SolvedSteps:
+    """Solve for a run's number of steps."""
+    found = solver.steps(question.run(), question.target())
+    assert found.next is not None
+    return SolvedSteps(int(found.value), found.guarantee, found.next, found.undecided, found.risk)
+
+
+def _sample_rate(question: schemas.SampleRateRequest) -> SolvedSampleRate:
+    """Solve for a run's sample rate."""
+    found = solver.sample_rate(question.run(), question.target())
+    return SolvedSampleRate(found.value, found.guarantee, found.risk)
+
+
+def _solve(question: schemas.SolveRequest) -> SolvedParameter:
     """Solve for the free parameter of a mechanism."""
     free = question.free_parameter()
-    return views.solved_parameter(
-        free, question.parameter, solver.parameter(free, question.target())
+    found = solver.parameter(free, question.target())
+    return SolvedParameter(
+        int(found.value) if free.is_whole else found.value,
+        free.write(found.value),
+        found.guarantee,
+        found.next,
+        found.undecided,
+        found.risk,
     )
 
 
@@ -121,16 +142,16 @@ def _compute_trade_off(question: schemas.TradeOffRequest) -> schemas.TradeOffAns
     return views.trade_off(found, question.prior)
 
 
-def _plan(question: plan_schemas.PlanRequest) -> plan_schemas.PlanAnswer:
-    """Answer a request to plan a run within a budget and a compute limit."""
-    goal = question.goal()
-    found = planner.plan(goal, question.samplings(), question.batches(), question.current())
-    return views.plan(found, goal)
+def _plan(question: plan_schemas.PlanRequest) -> planner.Plan:
+    """Plan a run within a budget and a compute limit."""
+    return planner.plan(
+        question.goal(), question.samplings(), question.batches(), question.current()
+    )
 
 
-def _import(question: schemas.ImportRequest) -> schemas.ImportAnswer:
-    """Answer a request to import a document of another tool."""
-    return views.imported(importing.account_for(question.read()))
+def _import(question: schemas.ImportRequest) -> importing.Answer:
+    """Import a document of another tool."""
+    return importing.account_for(question.read())
 
 
 def _import_cache_key(question: schemas.ImportRequest) -> Hashable:
@@ -179,36 +200,60 @@ def _to_hashable(value: Any) -> Hashable:
     return tuple(value) if isinstance(value, list) else value
 
 
+def _of_answer(view: Callable[[Any], BaseModel]) -> Callable[[Any, Any], BaseModel]:
+    """Return a view that does not need the question."""
+    return lambda found, _: view(found)
+
+
 ENDPOINTS: Final[Mapping[str, Endpoint]] = {
     "/v1/epsilon": Endpoint(
-        schemas.EpsilonRequest, schemas.GuaranteeView, _cache_key, _epsilon, views.guarantee
+        schemas.EpsilonRequest,
+        schemas.GuaranteeView,
+        _cache_key,
+        _epsilon,
+        _of_answer(views.guarantee),
     ),
     "/v1/delta": Endpoint(
-        schemas.DeltaRequest, schemas.GuaranteeView, _cache_key, _delta, views.guarantee
+        schemas.DeltaRequest,
+        schemas.GuaranteeView,
+        _cache_key,
+        _delta,
+        _of_answer(views.guarantee),
     ),
     "/v1/noise-multiplier": Endpoint(
         schemas.NoiseMultiplierRequest,
         schemas.NoiseMultiplierAnswer,
         _cache_key,
-        partial(_solve, solver.noise_multiplier, views.noise_multiplier),
+        _noise_multiplier,
+        _of_answer(views.noise_multiplier),
     ),
     "/v1/steps": Endpoint(
         schemas.StepsRequest,
         schemas.StepsAnswer,
         _cache_key,
-        partial(_solve, solver.steps, views.steps),
+        _steps,
+        _of_answer(views.steps),
     ),
     "/v1/sample-rate": Endpoint(
         schemas.SampleRateRequest,
         schemas.SampleRateAnswer,
         _cache_key,
-        partial(_solve, solver.sample_rate, views.sample_rate),
+        _sample_rate,
+        _of_answer(views.sample_rate),
     ),
     "/v1/solve": Endpoint(
-        schemas.SolveRequest, schemas.SolveAnswer, _solve_cache_key, _solve_parameter
+        schemas.SolveRequest,
+        schemas.SolveAnswer,
+        _solve_cache_key,
+        _solve,
+        lambda found, question: views.solved_parameter(found, question.parameter),
     ),
     "/v1/compare": Endpoint(
-        schemas.CompareRequest, schemas.CompareAnswer, _cache_key, _compare, views.comparison
+        schemas.CompareRequest,
+        schemas.CompareAnswer,
+        _cache_key,
+        _compare,
+        _of_answer(views.comparison),
     ),
     "/v1/curve": Endpoint(
         schemas.CurveRequest, schemas.CurveAnswer, _curve_cache_key, _compute_curve
@@ -216,8 +261,20 @@ ENDPOINTS: Final[Mapping[str, Endpoint]] = {
     "/v1/trade-off": Endpoint(
         schemas.TradeOffRequest, schemas.TradeOffAnswer, _cache_key, _compute_trade_off
     ),
-    "/v1/plan": Endpoint(plan_schemas.PlanRequest, plan_schemas.PlanAnswer, _cache_key, _plan),
-    "/v1/import": Endpoint(schemas.ImportRequest, schemas.ImportAnswer, _import_cache_key, _import),
+    "/v1/plan": Endpoint(
+        plan_schemas.PlanRequest,
+        plan_schemas.PlanAnswer,
+        _cache_key,
+        _plan,
+        lambda found, question: views.plan(found, question.goal()),
+    ),
+    "/v1/import": Endpoint(
+        schemas.ImportRequest,
+        schemas.ImportAnswer,
+        _import_cache_key,
+        _import,
+        _of_answer(views.imported),
+    ),
 }
 
 

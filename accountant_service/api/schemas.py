@@ -20,12 +20,15 @@ from pydantic.config import JsonDict, JsonValue
 
 from accountant_service import importing, mechanisms, risk, solver
 from accountant_service.accountants import ACCOUNTANTS, DEFAULT_METHOD
+from accountant_service.api.question_fields import OnPage
 from accountant_service.guarantee import NeighbouringRelation, Status
 from accountant_service.mechanisms import DpSgd, MechanismError, Sampling
+from accountant_service.mechanisms.json_form import fields_of
 from accountant_service.mechanisms.kinds import COUNT_MAX, NOISE_MAX, NOISE_MIN
 from accountant_service.number_format import round_nearest as shown
 
 MECHANISM_PLACEHOLDER: Final = "x-mechanism"  # replaced by a reference when OpenAPI is built
+RUN_FIELDS: Final = fields_of(DpSgd)
 
 
 def _check_method(name: object) -> str:
@@ -63,16 +66,20 @@ def _check_delta(value: float) -> float:
     return value
 
 
+_DELTA_ON_PAGE: Final = OnPage(
+    "1e-5", "Failure probability", "δ", "well below 1 ÷ number of records", (-10, -2)
+)
 DeltaField = Annotated[
     float,
     Field(ge=0, lt=1, description="δ: 0, or from 1e-50 to below 1"),
     AfterValidator(_check_delta),
+    _DELTA_ON_PAGE,
 ]
 PositiveDeltaField = Annotated[
-    float, Field(ge=DELTA_MIN, lt=1, description="δ, from 1e-50 to below 1")
+    float, Field(ge=DELTA_MIN, lt=1, description="δ, from 1e-50 to below 1"), _DELTA_ON_PAGE
 ]
 EpsilonField = Annotated[float, Field(ge=0, le=1e6, description="ε, from 0 to 1e6")]
-TargetField = Annotated[float, Field(gt=0, le=1e6, description="target ε, above 0 and up to 1e6")]
+TargetField = Annotated[float, Field(gt=0, le=1e6)]
 
 _RUN: Final[JsonDict] = {
     "kind": "dp_sgd",
@@ -104,11 +111,23 @@ class _StrictModel(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
 
 
-class RelationRequest(_StrictModel):
+class Question(_StrictModel):
+    """Base of the requests that have one answer.
+
+    Attributes:
+        no_answer: why there may be none, as the documentation says it.
+    """
+
+    no_answer: ClassVar[str] = "no finite ε"
+
+
+class RelationRequest(Question):
     """Base of requests that choose a neighbouring relation."""
 
     neighbouring_relation: Annotated[
-        NeighbouringRelation, Field(strict=False, description="the neighbouring relation")
+        NeighbouringRelation,
+        Field(strict=False, description="the neighbouring relation"),
+        OnPage(label="Neighbouring datasets"),
     ] = NeighbouringRelation.ADD_OR_REMOVE_ONE
 
 
@@ -145,44 +164,66 @@ class DeltaRequest(_CertifiedRequest):
     method: MethodField = DEFAULT_METHOD
 
 
-_TARGETS: Final = ("epsilon", "advantage", "attack_success", "true_positive_rate", "mu")
-_QUALIFIERS: Final = {
+TARGETS: Final = ("epsilon", "advantage", "attack_success", "true_positive_rate", "mu")
+QUALIFIERS: Final = {
     "delta": ("epsilon", "mu"),
     "prior": ("attack_success",),
     "false_positive_rate": ("true_positive_rate",),
 }
-_RiskField = Annotated[
-    float | None, Field(gt=0, lt=1, description="largest value allowed, instead of `epsilon`")
-]
+_RiskField = Annotated[float | None, Field(gt=0, lt=1)]
 
 
 class _TargetRequest(RelationRequest):
     """Base of requests with a target: (ε, δ) or a risk."""
 
-    epsilon: Annotated[TargetField | None, Field(description="target ε, with `delta`")] = None
+    no_answer = "no value that meets the target"
+
+    epsilon: Annotated[
+        TargetField | None,
+        Field(description="target ε, such as 2; with `delta`"),
+        OnPage("2", "Target", "ε", "the runs must not exceed it", (-1, 1.3)),
+    ] = None
     delta: Annotated[
         DeltaField | None,
         Field(
             description="δ of the target; with `mu`, by how much the trade-off curve may miss it"
         ),
     ] = None
-    advantage: _RiskField = None
-    attack_success: _RiskField = None
+    advantage: Annotated[
+        _RiskField, Field(description="largest membership advantage, such as 0.1, instead of ε")
+    ] = None
+    attack_success: Annotated[
+        _RiskField,
+        Field(description="largest success of guessing membership, such as 0.6, instead of ε"),
+    ] = None
     prior: Annotated[
         float | None,
-        Field(ge=1e-9, le=1 - 1e-9, description="with `attack_success`; 0.5 by default"),
+        Field(
+            ge=1e-9,
+            le=1 - 1e-9,
+            description="with `attack_success`: probability of membership; 0.5 by default",
+        ),
     ] = None
-    true_positive_rate: _RiskField = None
+    true_positive_rate: Annotated[
+        _RiskField,
+        Field(description="largest rate, with `false_positive_rate`, instead of ε"),
+    ] = None
     false_positive_rate: Annotated[
-        float | None, Field(ge=1e-12, le=0.999, description="with `true_positive_rate`")
+        float | None,
+        Field(ge=1e-12, le=0.999, description="with `true_positive_rate`, such as 0.001"),
     ] = None
     mu: Annotated[
-        float | None, Field(gt=0, le=1000, description="target μ of Gaussian DP, with `delta`")
+        float | None,
+        Field(
+            gt=0,
+            le=1000,
+            description="target μ of Gaussian DP, up to `delta` if that is given, instead of ε",
+        ),
     ] = None
     method: MethodField = DEFAULT_METHOD
     earlier: Annotated[
         MechanismField | None,
-        Field(description="releases made before the run; both together must meet the target"),
+        Field(description="releases made before, as JSON; all together must meet the target"),
     ] = None
 
     def target(self) -> solver.SolverTarget:
@@ -191,13 +232,13 @@ class _TargetRequest(RelationRequest):
         Raises:
             MechanismError: there is not exactly one target, or it is incomplete.
         """
-        given = {name for name in _TARGETS if getattr(self, name) is not None}
+        given = {name for name in TARGETS if getattr(self, name) is not None}
         if len(given) != 1:
             raise MechanismError(
-                ("", "must have exactly one target: " + ", ".join(_TARGETS) + f", not {len(given)}")
+                ("", "must have exactly one target: " + ", ".join(TARGETS) + f", not {len(given)}")
             )
         (name,) = given
-        for other, allowed in _QUALIFIERS.items():
+        for other, allowed in QUALIFIERS.items():
             if getattr(self, other) is not None and name not in allowed:
                 raise MechanismError((f"/{other}", "belongs to " + " or ".join(allowed)))
         if name == "epsilon":
@@ -237,28 +278,33 @@ class _TargetRequest(RelationRequest):
         return solver.RiskTarget(measure, self.neighbouring_relation, limit, earlier=self.earlier)
 
 
+def _of_run(name: str, **limits: Any) -> Any:
+    """Return the description of a field as that of a run has it."""
+    return Field(description=RUN_FIELDS[name].about, **limits)
+
+
 class _RunRequest(_TargetRequest):
     """A DP-SGD run with one unknown parameter, and a target: (ε, δ) or a risk."""
 
-    sampling: Sampling = "poisson"
-    sample_rate: float | None = None
-    steps: int | None = None
-    dataset_size: int | None = None
-    batch_size: int | None = None
-    epochs: float | None = None
+    sampling: Annotated[Sampling, _of_run("sampling"), OnPage()] = "poisson"
+    sample_rate: Annotated[float | None, _of_run("sample_rate"), OnPage("0.01", slider=(-4, 0))] = (
+        None
+    )
+    steps: Annotated[int | None, _of_run("steps"), OnPage("1000", slider=(0, 6))] = None
+    dataset_size: Annotated[
+        int | None, _of_run("dataset_size"), OnPage("60000", "Records", "N")
+    ] = None
+    batch_size: Annotated[int | None, _of_run("batch_size"), OnPage("600", symbol="B")] = None
+    epochs: Annotated[float | None, _of_run("epochs"), OnPage("10", symbol="E")] = None
 
     solved_for: ClassVar[str]
     placeholder: ClassVar[float]
+    left_out: ClassVar[tuple[str, ...]] = ()  # besides: what would determine it
 
     def run(self) -> DpSgd:
         """Return the run with a placeholder value for the unknown parameter."""
-        known = self.model_dump(
-            include={"sampling", "sample_rate", "steps", "dataset_size", "batch_size", "epochs"},
-            exclude_none=True,
-        )
-        noise = getattr(self, "noise_multiplier", None)
-        fields = {"kind": "dp_sgd", "noise_multiplier": noise, **known}
-        run = mechanisms.from_json(fields | {self.solved_for: self.placeholder})
+        known = self.model_dump(include=set(RUN_FIELDS), exclude_none=True)
+        run = mechanisms.from_json({"kind": "dp_sgd", **known, self.solved_for: self.placeholder})
         assert isinstance(run, DpSgd)
         return run
 
@@ -281,7 +327,7 @@ class _RunRequest(_TargetRequest):
 
 
 class NoiseMultiplierRequest(_RunRequest):
-    """Find the least noise multiplier that keeps a run within ε at δ."""
+    """Find the least noise multiplier with which a run meets an (ε, δ) or risk target."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -295,11 +341,15 @@ class NoiseMultiplierRequest(_RunRequest):
 class _NoisyRunRequest(_RunRequest):
     """Base of requests for a run whose noise multiplier is known."""
 
-    noise_multiplier: Annotated[float, Field(ge=NOISE_MIN, le=NOISE_MAX)]
+    noise_multiplier: Annotated[
+        float,
+        _of_run("noise_multiplier", ge=NOISE_MIN, le=NOISE_MAX),
+        OnPage("1.1", slider=(-0.5, 1.5)),
+    ]
 
 
 class StepsRequest(_NoisyRunRequest):
-    """Find the largest number of steps that keeps a run within ε at δ."""
+    """Find the largest number of steps with which a run meets an (ε, δ) or risk target."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -310,23 +360,26 @@ class StepsRequest(_NoisyRunRequest):
     )
     solved_for = "steps"
     placeholder = 0
+    left_out = ("epochs",)
 
 
 class SampleRateRequest(_NoisyRunRequest):
-    """Find the largest sample rate that keeps a run within ε at δ."""
+    """Find the largest sample rate with which a run meets an (ε, δ) or risk target."""
 
     model_config = ConfigDict(
         json_schema_extra={
             "examples": [{"noise_multiplier": 1.1, "steps": 1000, "epsilon": 2.0, "delta": 1e-5}]
         }
     )
-    sampling: Literal["poisson"] = "poisson"
+    steps: Annotated[int, _of_run("steps")]
+    sampling: Annotated[Literal["poisson"], _of_run("sampling")] = "poisson"
     solved_for = "sample_rate"
     placeholder = 0.01
+    left_out = ("dataset_size", "batch_size", "epochs", "sampling")
 
 
 class SolveRequest(_TargetRequest):
-    """Find the value of one parameter of any mechanism that costs most within the target."""
+    """Find the value of a mechanism's parameter that costs most within an (ε, δ) or risk target."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -345,14 +398,18 @@ class SolveRequest(_TargetRequest):
         }
     )
     mechanism: Annotated[
-        dict[str, Any], Field(description="a mechanism; the parameter's value is ignored")
+        dict[str, Any],
+        Field(
+            description="any mechanism as JSON; the parameter's value is ignored, and may be null"
+        ),
     ]
     parameter: Annotated[
         str,
         Field(
             max_length=1000,
-            description="JSON pointer into the mechanism: a noise multiplier, scale, "
-            "flip_probability, sample_rate, steps, count, records, epsilon, delta, mu or rho",
+            description="where the number is in the mechanism, as a JSON pointer, such as "
+            "/mechanism/noise_multiplier; it may be a noise multiplier, scale, flip_probability, "
+            "sample_rate, steps, count, records, epsilon, delta, mu or rho",
         ),
     ]
 
@@ -440,8 +497,8 @@ class TradeOffRequest(RelationRequest):
         return self
 
 
-class ImportRequest(_StrictModel):
-    """Import a configuration or a history of another tool, with its cost and a lint."""
+class ImportRequest(Question):
+    """Import a configuration or history of another tool: its mechanism, its cost and a lint."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -455,11 +512,11 @@ class ImportRequest(_StrictModel):
             ]
         }
     )
+    no_answer = "no noise that reaches the ε that the document targets"
+
     document: Annotated[
         str | dict[str, Any] | list[Any],
-        Field(
-            description="the document: JSON, or text that is JSON, TOML, YAML or a Python `repr`"
-        ),
+        Field(description="the document: JSON, or text that is JSON, TOML, YAML or a Python repr"),
     ]
     format: Annotated[
         str | None,
@@ -467,27 +524,38 @@ class ImportRequest(_StrictModel):
         WithJsonSchema(
             {"anyOf": [{"type": "string", "enum": list(importing.FORMATS)}, {"type": "null"}]}
         ),
-        Field(description="without it, the format is found from the document"),
+        Field(description="the tool that wrote the document; found from it by default"),
+        OnPage(label="Tool"),
     ] = None
     delta: Annotated[
-        DeltaField | None, Field(description="δ; required if the document names none")
+        DeltaField | None,
+        Field(description="δ, if the document names none"),
+        OnPage("1e-5", "Failure probability", "δ"),
     ] = None
-    epsilon: Annotated[TargetField | None, Field(description="an ε that is claimed")] = None
+    epsilon: Annotated[
+        TargetField | None,
+        Field(description="an ε that is claimed"),
+        OnPage(label="Claimed", symbol="ε"),
+    ] = None
     dataset_size: Annotated[
         int | None,
         Field(ge=1, le=COUNT_MAX, description="number of records, if the document does not say"),
+        OnPage("60000", "Records", "N"),
     ] = None
     batch_size: Annotated[
         int | None,
-        Field(ge=1, le=COUNT_MAX, description="records of a batch, if the document does not say"),
+        Field(ge=1, le=COUNT_MAX, description="expected batch size, if the document does not say"),
+        OnPage(symbol="B"),
     ] = None
     sampling: Annotated[
         Literal["poisson", "fixed_size", "shuffled", "none"] | None,
-        Field(description="how batches are drawn, if the tool's accountant assumes otherwise"),
+        Field(description="how batches are drawn, if the document does not say"),
+        OnPage(label="How batches are drawn"),
     ] = None
     neighbouring_relation: Annotated[
         NeighbouringRelation | None,
-        Field(strict=False, description="if the document does not say"),
+        Field(strict=False, description="the neighbouring relation, if the document does not say"),
+        OnPage(label="Neighbouring datasets"),
     ] = None
 
     def read(self) -> importing.Imported:

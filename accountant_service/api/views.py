@@ -22,7 +22,13 @@ from accountant_service.api.schemas import (
 )
 from accountant_service.calculator import Comparison, MethodCurve, NoAnswer, TradeOff
 from accountant_service.guarantee import Assumption, Guarantee, NeighbouringRelation
-from accountant_service.solver import Solution
+from accountant_service.solutions import (
+    Solved,
+    SolvedNoiseMultiplier,
+    SolvedParameter,
+    SolvedSampleRate,
+    SolvedSteps,
+)
 
 
 def guarantee(claim: Guarantee) -> GuaranteeView:
@@ -56,57 +62,53 @@ def _certified_interval_view(claim: Guarantee) -> CertifiedEpsilon | CertifiedDe
     return CertifiedDelta.model_construct(delta_lower=lower, delta_upper=upper)
 
 
-def _risk_view(solved: Solution) -> schemas.RiskView | None:
+def _risk_view(solved: Solved) -> schemas.RiskView | None:
     """Return the bounds on the risk that was solved for, or None if (ε, δ) was the target."""
     if solved.risk is None:
         return None
     return schemas.RiskView.of(solved.risk, status=solved.guarantee.status)
 
 
-def noise_multiplier(solved: Solution) -> schemas.NoiseMultiplierAnswer:
+def _undecided_view(solved: SolvedSteps | SolvedParameter) -> schemas.UndecidedView | None:
+    """Return how far one step more may be from the target; None if that is decided."""
+    margin = solved.undecided
+    return None if margin is None else schemas.UndecidedView.model_construct(margin=margin)
+
+
+def noise_multiplier(solved: SolvedNoiseMultiplier) -> schemas.NoiseMultiplierAnswer:
     """Return the least noise multiplier, with its guarantee, as an API answer."""
-    return schemas.NoiseMultiplierAnswer.model_construct(
-        noise_multiplier=solved.value,
-        guarantee=guarantee(solved.guarantee),
-        risk=_risk_view(solved),
+    return schemas.NoiseMultiplierAnswer.of(
+        solved, guarantee=guarantee(solved.guarantee), risk=_risk_view(solved)
     )
 
 
-def steps(solved: Solution) -> schemas.StepsAnswer:
+def steps(solved: SolvedSteps) -> schemas.StepsAnswer:
     """Return the largest number of steps, with its guarantee, as an API answer."""
-    assert solved.next is not None
-    margin = solved.undecided
-    return schemas.StepsAnswer.model_construct(
-        steps=int(solved.value),
+    return schemas.StepsAnswer.of(
+        solved,
         guarantee=guarantee(solved.guarantee),
         next=guarantee(solved.next),
         risk=_risk_view(solved),
-        undecided=None if margin is None else schemas.UndecidedView.model_construct(margin=margin),
+        undecided=_undecided_view(solved),
     )
 
 
-def sample_rate(solved: Solution) -> schemas.SampleRateAnswer:
+def sample_rate(solved: SolvedSampleRate) -> schemas.SampleRateAnswer:
     """Return the largest sample rate, with its guarantee, as an API answer."""
-    return schemas.SampleRateAnswer.model_construct(
-        sample_rate=solved.value,
-        guarantee=guarantee(solved.guarantee),
-        risk=_risk_view(solved),
+    return schemas.SampleRateAnswer.of(
+        solved, guarantee=guarantee(solved.guarantee), risk=_risk_view(solved)
     )
 
 
-def solved_parameter(
-    free: mechanisms.FreeParameter, pointer: str, solved: Solution
-) -> schemas.SolveAnswer:
+def solved_parameter(solved: SolvedParameter, pointer: str) -> schemas.SolveAnswer:
     """Return the value of a free parameter, with its guarantee, as an API answer."""
-    margin = solved.undecided
-    return schemas.SolveAnswer.model_construct(
+    return schemas.SolveAnswer.of(
+        solved,
         parameter=pointer,
-        value=int(solved.value) if free.is_whole else solved.value,
-        mechanism=free.write(solved.value),
         guarantee=guarantee(solved.guarantee),
         next=None if solved.next is None else guarantee(solved.next),
         risk=_risk_view(solved),
-        undecided=None if margin is None else schemas.UndecidedView.model_construct(margin=margin),
+        undecided=_undecided_view(solved),
     )
 
 

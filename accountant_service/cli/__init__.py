@@ -44,30 +44,13 @@ def _summarize(function: Callable[..., Any]) -> str:
 _COMMANDS: Final = {
     "epsilon": _Entry("questions", _summarize(functions.epsilon)),
     "delta": _Entry("questions", _summarize(functions.delta)),
-    "noise-multiplier": _Entry(
-        "questions",
-        "Find the least noise multiplier with which a run meets an (ε, δ) or risk target.",
-    ),
-    "steps": _Entry(
-        "questions",
-        "Find the largest number of steps with which a run meets an (ε, δ) or risk target.",
-    ),
-    "sample-rate": _Entry(
-        "questions",
-        "Find the largest sample rate with which a run meets an (ε, δ) or risk target.",
-    ),
-    "solve": _Entry(
-        "questions",
-        "Find one parameter of any mechanism with which it meets an (ε, δ) or risk target.",
-    ),
+    "noise-multiplier": _Entry("questions", _summarize(functions.noise_multiplier)),
+    "steps": _Entry("questions", _summarize(functions.steps)),
+    "sample-rate": _Entry("questions", _summarize(functions.sample_rate)),
+    "solve": _Entry("questions", _summarize(functions.solve)),
     "compare": _Entry("questions", _summarize(functions.compare)),
-    "plan": _Entry(
-        "plan", "Plan a run: batch size, steps and noise within a budget and a compute limit."
-    ),
-    "import": _Entry(
-        "import_document",
-        "Import a configuration or history of another tool: its mechanism, its cost and a lint.",
-    ),
+    "plan": _Entry("plan", _summarize(functions.plan)),
+    "import": _Entry("import_document", _summarize(functions.import_document)),
     "audit": _Entry("audit", "Recompute the papers' claims and compare each with what is proved."),
     "serve": _Entry(
         "server", "Run the service: the API, its documentation at /docs, health at /healthz."

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
 import typer
 from rich.console import Console
@@ -13,92 +13,31 @@ from rich.markup import escape
 from rich.table import Table
 
 from accountant_service import number_format
-from accountant_service.cli.asking import answer_or_exit
-from accountant_service.cli.mechanism_options import TIME_LIMIT_HELP, parse_count, parse_number
-from accountant_service.cli.names import FORMATS
-from accountant_service.guarantee import NeighbouringRelation
+from accountant_service.cli.asking import (
+    AS_JSON,
+    Option,
+    answer_or_exit,
+    list_options,
+    make_command,
+    make_option,
+)
 from accountant_service.number_format import round_nearest as shown
+from accountant_service.questions import functions
 
 Json = dict[str, Any]
 
 _COLOURS: Final = {"error": "bold red", "warning": "yellow", "note": "dim"}
-_ENDPOINT: Final = "/v1/import"
-
-import_app = typer.Typer(add_completion=False)
-COMMANDS: Final = {"import": import_app}
 
 
-@import_app.command(epilog="Example: accountant import history.json -d 1e-5")
-def import_document(
-    file: Annotated[
-        str,
-        typer.Argument(
-            help="The document: JSON, TOML, YAML or a Python repr; - is standard input."
-        ),
-    ],
-    format_name: Annotated[
-        str | None,
-        typer.Option("--format", help="One of " + ", ".join(FORMATS) + "; else found."),
-    ] = None,
-    delta: Annotated[
-        Any,
-        typer.Option(
-            "--delta",
-            "-d",
-            help="δ, if the document names none.",
-            parser=parse_number,
-            metavar="NUMBER",
-        ),
-    ] = None,
-    epsilon: Annotated[
-        Any,
-        typer.Option(
-            "--epsilon", "-E", help="An ε that is claimed.", parser=parse_number, metavar="NUMBER"
-        ),
-    ] = None,
-    dataset_size: Annotated[
-        Any,
-        typer.Option(
-            "--dataset-size", "-n", help="Number of records.", parser=parse_count, metavar="INTEGER"
-        ),
-    ] = None,
-    batch_size: Annotated[
-        Any,
-        typer.Option(
-            "--batch-size", "-b", help="Expected batch size.", parser=parse_count, metavar="INTEGER"
-        ),
-    ] = None,
-    sampling: Annotated[
-        str | None,
-        typer.Option(help="How batches are drawn: poisson, fixed_size, shuffled, none."),
-    ] = None,
-    neighbouring_relation: Annotated[
-        str | None, typer.Option(help="One of " + ", ".join(NeighbouringRelation) + ".")
-    ] = None,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Write the mechanism to this file.")
-    ] = None,
-    time_limit: Annotated[
-        Any, typer.Option(help=TIME_LIMIT_HELP, parser=parse_number, metavar="NUMBER")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the API's JSON answer.")] = False,
-) -> None:
-    """Import a configuration or history of another tool: its mechanism, its cost and a lint.
-
-    The exit status is 1 if the lint finds an error, and 2 if the document cannot be read.
-    """
-    body = {
-        "document": _read(file),
-        "format": format_name,
-        "delta": delta,
-        "epsilon": epsilon,
-        "dataset_size": dataset_size,
-        "batch_size": batch_size,
-        "sampling": sampling,
-        "neighbouring_relation": neighbouring_relation,
-    }
-    names = {"/document": "the document"}
-    answer = answer_or_exit(_ENDPOINT, body, names, as_json=as_json, time_limit=time_limit)
+def _import(file: str, output: Path | None, time_limit: Any, as_json: bool, **facts: Any) -> None:
+    """Print what a document is and costs; exit with status 1 if the lint finds an error."""
+    answer = answer_or_exit(
+        "/v1/import",
+        {"document": _read(file), **facts},
+        {"/document": "the document"},
+        as_json=as_json,
+        time_limit=time_limit,
+    )
     if output is not None:
         _write_mechanism(output, answer)
     if as_json:
@@ -182,3 +121,19 @@ def _describe_cost(answer: Json) -> str:
         low = number_format.round_down(claim["certified"]["epsilon_lower"])
         text = f"{low} ≤ {text}"
     return f"[bold]{text}[/], {claim['status']}"
+
+
+_FILE: Final[Option] = (
+    str,
+    typer.Argument(help="The document: JSON, TOML, YAML or a Python repr; - is standard input."),
+)
+_OPTIONS: Final = list_options(functions.import_document, {"document": {"file": _FILE}}, {}) | {
+    "output": make_option(Path | None, "Write the mechanism to this file.", "--output", "-o"),
+    "as_json": AS_JSON,
+}
+_EXIT_STATUS: Final = (
+    "\n\nThe exit status is 1 if the lint finds an error, and 2 if the document cannot be read."
+)
+COMMANDS: Final = {
+    "import": make_command("import", _import, _OPTIONS, "history.json -d 1e-5", _EXIT_STATUS)
+}

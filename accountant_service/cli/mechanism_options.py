@@ -8,6 +8,7 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
+from inspect import signature
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -15,10 +16,12 @@ import typer
 
 from accountant_service.canonical_json import read_json
 from accountant_service.cli.problems import CommandProblemError, build_problem
+from accountant_service.questions import functions
 
 Json = dict[str, Any]
 _PERCENTAGE: Final = re.compile(r"(\d{1,20}(?:\.\d{1,20})?) ?%", re.ASCII)
 _FRACTION: Final = re.compile(r"(\d{1,20}) ?/ ?(\d{1,20})", re.ASCII)
+_DESCRIBED: Final = re.compile(r"^        (\w+): (.*(?:\n            .*)*)", re.MULTILINE)
 MECHANISM_HELP: Final = (
     "A mechanism as JSON, @FILE, or @- for standard input; a certificate counts as its mechanism. "
     'Repeatable. Example: \'{"kind": "dp_sgd", "noise_multiplier": 1.1, "sample_rate": 0.01, '
@@ -63,51 +66,6 @@ def parse_count(text: str) -> Any:
     return int(value) if is_whole else value
 
 
-PANEL: Final = "The plan"
-NoiseMultiplier = Annotated[
-    Any,
-    typer.Option(
-        "--noise-multiplier", "-s", parser=parse_number, metavar="NUMBER",
-        help="σ: noise standard deviation over the clip norm.", rich_help_panel=PANEL,
-    ),
-]  # fmt: skip
-SampleRate = Annotated[
-    Any,
-    typer.Option(
-        "--sample-rate", "-q", parser=parse_number, metavar="NUMBER",
-        help="q: expected batch size over dataset size.", rich_help_panel=PANEL,
-    ),
-]  # fmt: skip
-BatchSize = Annotated[
-    Any,
-    typer.Option(
-        "--batch-size", "-b", parser=parse_count, metavar="INTEGER",
-        help="Expected batch size, instead of --sample-rate.", rich_help_panel=PANEL,
-    ),
-]  # fmt: skip
-Steps = Annotated[
-    Any,
-    typer.Option(
-        "--steps", "-t", parser=parse_count, metavar="INTEGER",
-        help="T: number of steps.", rich_help_panel=PANEL,
-    ),
-]  # fmt: skip
-Epochs = Annotated[
-    Any,
-    typer.Option(
-        "--epochs", "-e", parser=parse_number, metavar="NUMBER",
-        help="Instead of --steps, with --batch-size.", rich_help_panel=PANEL,
-    ),
-]  # fmt: skip
-# in the help of an option without which the command is refused: it is checked with all other
-# faults, not by Typer, which would name one at a time. The backslash is for Rich
-REQUIRED: Final = r" \[required]"
-Mechanisms = Annotated[
-    list[str] | None,
-    typer.Option("--mechanism", "-m", metavar="JSON", help=MECHANISM_HELP, rich_help_panel=PANEL),
-]
-
-
 RUN_FLAGS: Final[dict[str, tuple[str, ...]]] = {  # the options that give the fields of a run
     "noise_multiplier": ("--noise-multiplier", "-s"),
     "sample_rate": ("--sample-rate", "-q"),
@@ -118,17 +76,63 @@ RUN_FLAGS: Final[dict[str, tuple[str, ...]]] = {  # the options that give the fi
     "sampling": ("--sampling",),
 }
 _FIELDS: Final = {flag: name for name, flags in RUN_FLAGS.items() for flag in flags}
-_PARSERS: Final[dict[str, Callable[[str], Any]]] = {
-    "noise_multiplier": parse_number,
-    "sample_rate": parse_number,
-    "steps": parse_count,
-    "dataset_size": parse_count,
-    "batch_size": parse_count,
-    "epochs": parse_number,
-    "sampling": str,
+_PARSERS_BY_TYPE: Final[dict[str, Callable[[str], Any]]] = {
+    "float": parse_number,
+    "int": parse_count,
+    "str": str,
 }
+_PARSERS: Final = {
+    name: _PARSERS_BY_TYPE[parameter.annotation.removesuffix(" | None")]
+    for name, parameter in signature(functions.epsilon).parameters.items()
+    if name in RUN_FLAGS
+}
+
+
+def describe_arguments(function: Callable[..., Any]) -> dict[str, str]:
+    """Return what the docstring of a function says of its arguments, in words of the command line.
+
+    A sentence each, which names options.
+    """
+    found = {}
+    for name, words in _DESCRIBED.findall(function.__doc__ or ""):
+        text = " ".join(words.replace('"', "").split())
+        text = re.sub("`([^`]*)`", lambda each: "--" + each[1].replace("_", "-"), text)
+        is_symbol = not text[:1].isascii() or text[1:2] == ":"
+        found[name] = text if is_symbol else text[:1].upper() + text[1:]
+    return found
+
+
+_TEXTS: Final = describe_arguments(functions.epsilon)
+PANEL: Final = "The plan"
+
+
+def _run_option(name: str, text: str | None = None) -> Any:
+    """Return the option of a number that describes a run of a plan."""
+    is_count = _PARSERS[name] is parse_count
+    return typer.Option(
+        *RUN_FLAGS[name],
+        parser=_PARSERS[name],
+        metavar="INTEGER" if is_count else "NUMBER",
+        help=text or _TEXTS[name],
+        rich_help_panel=PANEL,
+    )
+
+
+NoiseMultiplier = Annotated[Any, _run_option("noise_multiplier")]
+SampleRate = Annotated[Any, _run_option("sample_rate")]
+BatchSize = Annotated[
+    Any, _run_option("batch_size", "Expected batch size, instead of --sample-rate.")
+]
+Steps = Annotated[Any, _run_option("steps")]
+Epochs = Annotated[Any, _run_option("epochs", "Instead of --steps, with --batch-size.")]
+# in the help of an option without which the command is refused: it is checked with all other
+# faults, not by Typer, which would name one at a time. The backslash is for Rich
+REQUIRED: Final = r" \[required]"
+Mechanisms = Annotated[
+    list[str] | None,
+    typer.Option("--mechanism", "-m", metavar="JSON", help=MECHANISM_HELP, rich_help_panel=PANEL),
+]
 OTHER_RUNS_POINTER: Final = "/other_runs"  # of a fault in `--and` itself
-TIME_LIMIT_HELP: Final = "Most CPU seconds that the computation may take; none by default."
 OTHER_RUNS_HELP: Final = (
     'Another run on the same data, by its options: --and "-b 256 -e 5 -s 1.5". Repeatable. '
     "Without --dataset-size it has that of the first run."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
 import typer
 from rich.console import Console
@@ -12,18 +12,17 @@ from rich.markup import escape
 from rich.table import Table
 
 from accountant_service import number_format
-from accountant_service.cli.asking import answer_or_exit
-from accountant_service.cli.mechanism_options import (
-    REQUIRED,
-    TIME_LIMIT_HELP,
-    parse_count,
-    parse_number,
+from accountant_service.cli.asking import (
+    AS_JSON,
+    answer_or_exit,
+    list_options,
+    make_command,
+    make_option,
 )
-from accountant_service.guarantee import NeighbouringRelation
+from accountant_service.questions import functions
 
 Json = dict[str, Any]
 
-_ENDPOINT: Final = "/v1/plan"
 _WIDE: Final = 60  # columns from which the table also has σ/B and epochs
 _MARKS: Final = {"recommended": "▸", "current": "•"}
 _COLOURS: Final = {"warning": "yellow", "note": "dim"}
@@ -32,133 +31,10 @@ _COMMANDS: Final = {
     "train": "train it, with your data in the folder data/mine and a service that is running:",
 }
 
-plan_app = typer.Typer(add_completion=False)
-COMMANDS: Final = {"plan": plan_app}
 
-
-@plan_app.command(epilog="Example: accountant plan -E 2 -d 1e-5 -n 60000 -e 20 -b 256")
-def plan(
-    epsilon: Annotated[
-        Any,
-        typer.Option(
-            "--epsilon",
-            "-E",
-            help=f"ε of the budget, such as 2.{REQUIRED}",
-            parser=parse_number,
-            metavar="NUMBER",
-        ),
-    ] = None,
-    delta: Annotated[
-        Any,
-        typer.Option(
-            "--delta",
-            "-d",
-            help=f"δ of the budget, such as 1e-5.{REQUIRED}",
-            parser=parse_number,
-            metavar="NUMBER",
-        ),
-    ] = None,
-    dataset_size: Annotated[
-        Any,
-        typer.Option(
-            "--dataset-size",
-            "-n",
-            help=f"Number of records.{REQUIRED}",
-            parser=parse_count,
-            metavar="INTEGER",
-        ),
-    ] = None,
-    epochs: Annotated[
-        Any,
-        typer.Option(
-            "--epochs",
-            "-e",
-            help="Compute limit: passes over the data.",
-            parser=parse_number,
-            metavar="NUMBER",
-        ),
-    ] = None,
-    examples: Annotated[
-        Any,
-        typer.Option(
-            help="Compute limit instead of epochs: batch size times steps.",
-            parser=parse_count,
-            metavar="INTEGER",
-        ),
-    ] = None,
-    batch_size: Annotated[
-        Any,
-        typer.Option(
-            "--batch-size",
-            "-b",
-            help="Today's choice, to compare with.",
-            parser=parse_count,
-            metavar="INTEGER",
-        ),
-    ] = None,
-    steps: Annotated[
-        Any,
-        typer.Option(
-            "--steps",
-            "-t",
-            help="Today's steps; with --batch-size.",
-            parser=parse_count,
-            metavar="INTEGER",
-        ),
-    ] = None,
-    sampling: Annotated[
-        str | None, typer.Option(help="poisson, balls_in_bins, or both (the default).")
-    ] = None,
-    neighbouring_relation: Annotated[
-        str | None, typer.Option(help="One of " + ", ".join(NeighbouringRelation) + ".")
-    ] = None,
-    points: Annotated[
-        Any,
-        typer.Option(
-            help="Batch sizes for each sampling; 20 by default.",
-            parser=parse_count,
-            metavar="INTEGER",
-        ),
-    ] = None,
-    smallest_batch_size: Annotated[
-        Any, typer.Option(help="Smallest batch size.", parser=parse_count, metavar="INTEGER")
-    ] = None,
-    largest_batch_size: Annotated[
-        Any, typer.Option(help="Largest batch size.", parser=parse_count, metavar="INTEGER")
-    ] = None,
-    steps_min: Annotated[
-        Any,
-        typer.Option(
-            help="Fewest steps of a recommended run; 100 by default.",
-            parser=parse_count,
-            metavar="INTEGER",
-        ),
-    ] = None,
-    plot: Annotated[
-        Path | None, typer.Option(help="Also draw the frontier into this SVG, PNG or PDF file.")
-    ] = None,
-    time_limit: Annotated[
-        Any, typer.Option(help=TIME_LIMIT_HELP, parser=parse_number, metavar="NUMBER")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the API's JSON answer.")] = False,
-) -> None:
-    """Plan a run: batch size, steps and noise within a budget and a compute limit."""
-    body = {
-        "epsilon": epsilon,
-        "delta": delta,
-        "dataset_size": dataset_size,
-        "epochs": epochs,
-        "examples": examples,
-        "batch_size": batch_size,
-        "steps": steps,
-        "sampling": sampling,
-        "neighbouring_relation": neighbouring_relation,
-        "points": points,
-        "smallest_batch_size": smallest_batch_size,
-        "largest_batch_size": largest_batch_size,
-        "steps_min": steps_min,
-    }
-    answer = answer_or_exit(_ENDPOINT, body, {}, as_json=as_json, time_limit=time_limit)
+def _plan(plot: Path | None, time_limit: Any, as_json: bool, **body: Any) -> None:
+    """Print a plan, and draw its frontier if that is wanted."""
+    answer = answer_or_exit("/v1/plan", body, {}, as_json=as_json, time_limit=time_limit)
     if plot is not None:
         _draw(answer, plot)
     if as_json:
@@ -289,3 +165,12 @@ def _curve(answer: Json, runs: list[Json]) -> tuple[list[float], list[float]]:
     limit = answer["signal_to_noise_limit"]
     shares = [100 * run["signal_to_noise"] / limit for run in runs]
     return [run["batch_size"] for run in runs], shares
+
+
+_OPTIONS: Final = list_options(functions.plan, {}, {}) | {
+    "plot": make_option(Path | None, "Also draw the frontier into this SVG, PNG or PDF file."),
+    "as_json": AS_JSON,
+}
+COMMANDS: Final = {
+    "plan": make_command("plan", _plan, _OPTIONS, "-E 2 -d 1e-5 -n 60000 -e 20 -b 256")
+}

@@ -6,13 +6,11 @@ request model and computation, so that both accept, refuse and answer alike.
 
 from __future__ import annotations
 
-import copy
 import json
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from inspect import Parameter, Signature, signature
+from inspect import signature
 from typing import Any, Final
 
 import typer
@@ -20,7 +18,13 @@ from rich.markup import escape
 from rich.table import Table
 
 from accountant_service import number_format
-from accountant_service.cli import help_of
+from accountant_service.cli.asking import (
+    AS_JSON,
+    Option,
+    list_options,
+    make_command,
+    make_option,
+)
 from accountant_service.cli.encoding import spell
 from accountant_service.cli.mechanism_options import (
     MECHANISM_HELP,
@@ -28,14 +32,12 @@ from accountant_service.cli.mechanism_options import (
     OTHER_RUNS_POINTER,
     REQUIRED,
     RUN_FLAGS,
+    describe_arguments,
     find_dataset_size,
     join_mechanisms,
-    parse_count,
-    parse_number,
     read_mechanisms,
     read_run,
 )
-from accountant_service.cli.names import METHODS
 from accountant_service.cli.printing import is_narrow, open_console, print_records
 from accountant_service.cli.problems import CommandProblemError, run_or_exit, validate
 from accountant_service.guarantee import warn_about_delta
@@ -47,209 +49,90 @@ _LARGE_EPSILON: Final = 10.0  # from which a sample rate of 1 is probably a mist
 _COLOURS: Final = {"proven": "green", "estimate": "yellow", "refuted": "bold red"}
 
 
-def _option(
-    type_: Any, text: str, *flags: str, panel: str | None = None, **settings: Any
-) -> tuple[Any, Any]:
-    """Return a command-line option's type and its default, which holds flags and help text."""
-    default = settings.pop("default", None)
-    return type_, typer.Option(default, *flags, help=text, rich_help_panel=panel, **settings)
-
-
-def _number_option(text: str, *flags: str, panel: str | None = None) -> tuple[Any, Any]:
-    """Return a number option's type and its default, which holds flags and help text."""
-    return _option(Any, text, *flags, panel=panel, parser=parse_number, metavar="NUMBER")
-
-
-def _count_option(text: str, *flags: str, panel: str | None = None) -> tuple[Any, Any]:
-    """Return a whole-number option's type and its default, which holds flags and help text."""
-    return _option(Any, text, *flags, panel=panel, parser=parse_count, metavar="INTEGER")
-
-
-_RISK_PANEL: Final = "A risk instead of ε and δ"
-_RUN_PANEL: Final = "The run"
-_FLAGS: Final = RUN_FLAGS | {"epsilon": ("--epsilon", "-E"), "delta": ("--delta", "-d")}
-_DESCRIBED: Final = re.compile(r"^        (\w+): (.*(?:\n            .*)*)", re.MULTILINE)
-
-
-def _argument_options(function: Callable[..., Any]) -> dict[str, tuple[Any, Any]]:
-    """Return the options that are the arguments of a function of the package, by name.
-
-    Their help is the text of the function's docstring.
-    """
-    texts = dict(_DESCRIBED.findall(function.__doc__ or ""))
-    found = {}
-    for name, parameter in signature(function).parameters.items():
-        text = " ".join(texts[name].replace('"', "").split())
-        text = text[:1].upper() + text[1:] if text[:1].isascii() and text[1:2] != ":" else text
-        if name == "method":
-            text += f" One of: {', '.join(METHODS)}."
-        flags, panel = _FLAGS.get(name, ()), _RUN_PANEL if name in RUN_FLAGS else None
-        match str(parameter.annotation).partition(" ")[0]:
-            case "float":
-                found[name] = _number_option(text, *flags, panel=panel)
-            case "int":
-                found[name] = _count_option(text, *flags, panel=panel)
-            case "str":
-                found[name] = _option(str | None, text, *flags, panel=panel, metavar="NAME")
-    return found
-
-
-_OPTIONS: Final = {
-    **_argument_options(functions.delta),
-    **_argument_options(functions.epsilon),
-    "mechanism": _option(
-        list[str] | None,
-        f"Further releases, added to the run if one is described. {MECHANISM_HELP}",
-        "--mechanism",
-        "-m",
-        metavar="JSON",
-    ),
-    "parameter": _option(
-        str | None,
-        "Where the number is in the mechanism, as a JSON pointer: /mechanism/noise_multiplier.",
-    ),
-    "other_runs": _option(list[str] | None, OTHER_RUNS_HELP, "--and", metavar="OPTIONS"),
-    "advantage": _number_option("Largest membership advantage, such as 0.1.", panel=_RISK_PANEL),
-    "attack_success": _number_option(
-        "Largest success of guessing membership, such as 0.6.", panel=_RISK_PANEL
-    ),
-    "prior": _number_option(
-        "With --attack-success: probability of membership; 0.5 by default.", panel=_RISK_PANEL
-    ),
-    "true_positive_rate": _number_option(
-        "Largest rate, with --false-positive-rate.", panel=_RISK_PANEL
-    ),
-    "false_positive_rate": _number_option(
-        "With --true-positive-rate, such as 0.001.", panel=_RISK_PANEL
-    ),
-    "mu": _number_option("Gaussian DP, up to --delta if that is given.", panel=_RISK_PANEL),
-    "as_json": _option(
-        bool, "Print the API's JSON answer, or its problem.", "--json", default=False
-    ),
-}
-_SHAPE: Final = ("dataset_size", "batch_size", "epochs", "sampling")
-_RISK: Final = (
-    "advantage",
-    "attack_success",
-    "prior",
-    "true_positive_rate",
-    "false_positive_rate",
-    "mu",
+_ASKED: Final = signature(functions.epsilon).parameters | signature(functions.delta).parameters
+_RISKS: Final = [
+    name for name in signature(functions.noise_multiplier).parameters if name not in _ASKED
+]
+_PANELS: Final = dict.fromkeys(_RISKS, "A risk instead of ε and δ") | dict.fromkeys(
+    RUN_FLAGS, "The run"
 )
-_TARGET: Final = ("epsilon", "delta", *_RISK)
-_TARGET_OPTIONS: Final = {  # of commands that solve for a parameter
-    "epsilon": _number_option("Target ε, such as 2; with --delta.", "--epsilon", "-E"),
-    "other_runs": _option(
-        list[str] | None,
-        "Another run on the same data that counts towards the target, by its options: "
-        '--and "-b 256 -e 5 -s 1.5". Repeatable. Without --dataset-size it has that of this run.',
-        "--and",
-        metavar="OPTIONS",
-    ),
-    "mechanism": _option(
-        list[str] | None,
-        "Releases made before the run on the same data: both together meet the target. "
-        + MECHANISM_HELP,
-        "--mechanism",
-        "-m",
-        metavar="JSON",
-    ),
-}
-_SOLVE_OPTIONS: Final = {  # of the command that solves for a parameter of any mechanism
-    "epsilon": _TARGET_OPTIONS["epsilon"],
-    "mechanism": _option(
-        list[str] | None,
-        "The mechanism, with any number or null for the parameter. " + MECHANISM_HELP,
-        "--mechanism",
-        "-m",
-        metavar="JSON",
-    ),
-}
-_CLAIM: Final = ("method", "neighbouring_relation")
 
 
 @dataclass(frozen=True, slots=True)
 class _Question:
-    """A table entry of a command that computes an API endpoint's answer without HTTP.
+    """A command that asks what a function of the package asks.
 
     Attributes:
-        name: the command's name; the endpoint is /v1/ and this name.
-        options: names in `_OPTIONS`, in the order of its help.
-        required: those of them that its help marks as required.
+        function: the function.
         example: options of the example in its help.
     """
 
-    name: str
-    options: tuple[str, ...]
-    required: tuple[str, ...]
+    function: Callable[..., Any]
     example: str
 
+    @property
+    def name(self) -> str:
+        """The command's name; the endpoint is /v1/ and this name."""
+        return self.function.__name__.replace("_", "-")
 
-def _question_of(function: Callable[..., Any], example: str) -> _Question:
-    """Return the command that asks what a function of the package asks."""
-    parameters = signature(function).parameters
-    names = [name for name in parameters if name in _OPTIONS and name != "time_limit"]
-    names.insert(names.index("mechanism"), "other_runs")
-    required = tuple(
-        name for name in names if name in parameters and parameters[name].default is Parameter.empty
-    )
-    return _Question(function.__name__, tuple(names), required, example)
+    @property
+    def mechanism_field(self) -> str:
+        """The field with the mechanisms of the options: `earlier` if a run is solved for."""
+        return "mechanism" if "mechanism" in signature(self.function).parameters else "earlier"
+
+    @property
+    def options(self) -> dict[str, Option]:
+        """The command's options, by name, in the order of its help."""
+        field = self.mechanism_field
+        about = "Further releases, added to the run if one is described."
+        if self.name == "solve" or field == "earlier":
+            about = describe_arguments(self.function)[field]
+        required = REQUIRED if self.name == "solve" else ""
+        further = {
+            "other_runs": make_option(
+                list[str] | None, OTHER_RUNS_HELP, "--and", metavar="OPTIONS"
+            ),
+            "mechanism": make_option(
+                list[str] | None,
+                f"{about} {MECHANISM_HELP}{required}",
+                "--mechanism",
+                "-m",
+                metavar="JSON",
+            ),
+        }
+        if self.name == "solve":
+            del further["other_runs"]
+        found = list_options(self.function, {field: further}, _PANELS)
+        return found | {"as_json": AS_JSON}
 
 
 _QUESTIONS: Final = (
-    _question_of(functions.epsilon, "-q 0.01 -s 1.1 -t 1000 -d 1e-5"),
-    _question_of(functions.delta, "-q 0.01 -s 1.1 -t 1000 -E 2"),
+    _Question(functions.epsilon, "-q 0.01 -s 1.1 -t 1000 -d 1e-5"),
+    _Question(functions.delta, "-q 0.01 -s 1.1 -t 1000 -E 2"),
+    _Question(functions.noise_multiplier, "-q 0.01 -t 1000 -E 2 -d 1e-5"),
+    _Question(functions.steps, "-q 0.01 -s 1.1 -E 2 -d 1e-5"),
+    _Question(functions.sample_rate, "-s 1.1 -t 1000 -E 2 -d 1e-5"),
     _Question(
-        "noise-multiplier",
-        (*_TARGET, "sample_rate", "steps", *_SHAPE, "other_runs", "mechanism", *_CLAIM),
-        (),
-        "-q 0.01 -t 1000 -E 2 -d 1e-5",
-    ),
-    _Question(
-        "steps",
-        (
-            *_TARGET,
-            "noise_multiplier",
-            "sample_rate",
-            "dataset_size",
-            "batch_size",
-            "sampling",
-            "other_runs",
-            "mechanism",
-            *_CLAIM,
-        ),
-        ("noise_multiplier",),
-        "-q 0.01 -s 1.1 -E 2 -d 1e-5",
-    ),
-    _Question(
-        "sample-rate",
-        (*_TARGET, "noise_multiplier", "steps", "other_runs", "mechanism", *_CLAIM),
-        ("noise_multiplier", "steps"),
-        "-s 1.1 -t 1000 -E 2 -d 1e-5",
-    ),
-    _Question(
-        "solve",
-        (*_TARGET, "parameter", "mechanism", *_CLAIM),
-        ("parameter", "mechanism"),
+        functions.solve,
         """-m '{"kind": "laplace", "noise_multiplier": null}' --parameter /noise_multiplier """
         "-E 0.5 -d 0",
     ),
-    _question_of(functions.compare, "-q 0.01 -s 1.1 -t 1000 -d 1e-5"),
+    _Question(functions.compare, "-q 0.01 -s 1.1 -t 1000 -d 1e-5"),
 )
 
 
-def _create_command(command: _Question) -> typer.Typer:
-    """Build a command with the options that its table entry names."""
+def _create_command(question: _Question) -> typer.Typer:
+    """Build the command of a question."""
 
     def run(**options: Any) -> None:
         """Compute the answer to the given options, and print it."""
         as_json, seconds = options.pop("as_json"), options.pop("time_limit")
         given = {name: value for name, value in options.items() if value is not None}
-        read = partial(_read_parts, command, given)
+        read = partial(_read_parts, question, given)
         parts = run_or_exit(read, _PART_OPTIONS, as_json=as_json)
-        pointers = _map_pointers(command, parts)
+        pointers = _map_pointers(question, parts, options)
         answer = run_or_exit(
-            lambda: _answer(command, given, parts), pointers, as_json=as_json, time_limit=seconds
+            lambda: _answer(question, given, parts), pointers, as_json=as_json, time_limit=seconds
         )
         size = find_dataset_size([given, *(part.mechanism for part in parts)])
         warning = _warn_about_delta(answer, size) or _warn_about_rate(answer, parts)
@@ -257,39 +140,12 @@ def _create_command(command: _Question) -> typer.Typer:
             typer.echo(json.dumps(answer, indent=2))
             if warning:
                 typer.echo(f"warning: {warning}", err=True)
-        elif command.name == "compare":
+        elif question.name == "compare":
             _print_comparison(answer, warning)
         else:
             _print_answer(answer, warning)
 
-    options = _OPTIONS | (_TARGET_OPTIONS if _is_solver(command) else {})
-    if command.name == "solve":
-        options |= _SOLVE_OPTIONS
-    options |= {name: _mark_required(*options[name]) for name in command.required}
-    types = {name: options[name] for name in (*command.options, "time_limit", "as_json")}
-    run.__annotations__ = {name: type_ for name, (type_, _) in types.items()}
-    run.__signature__ = Signature(  # type: ignore[attr-defined]
-        [
-            Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=type_)
-            for name, (type_, default) in types.items()
-        ]
-    )
-    epilog = f"Example: accountant {command.name} {command.example}"
-    app = typer.Typer(add_completion=False)
-    app.command(command.name, help=help_of(command.name), epilog=epilog)(run)
-    return app
-
-
-def _mark_required(type_: Any, default: Any) -> tuple[Any, Any]:
-    """Return an option whose help says that it is required."""
-    marked = copy.copy(default)
-    marked.help += REQUIRED
-    return type_, marked
-
-
-def _is_solver(command: _Question) -> bool:
-    """Return whether a command solves for a parameter of a run, such as its noise."""
-    return "advantage" in command.options and command.name != "solve"
+    return make_command(question.name, run, question.options, question.example)
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,7 +165,7 @@ class _Part:
 _PART_OPTIONS: Final = {"/mechanism": "--mechanism", OTHER_RUNS_POINTER: "--and"}
 
 
-def _read_parts(command: _Question, given: Json) -> list[_Part]:
+def _read_parts(question: _Question, given: Json) -> list[_Part]:
     """Take the mechanisms out of a command's options, and return them.
 
     Raises:
@@ -320,14 +176,14 @@ def _read_parts(command: _Question, given: Json) -> list[_Part]:
     size = given.get("dataset_size")
     texts = given.pop("other_runs", None) or []
     parts += [_Part(read_run(text, size), f'--and "{text}"') for text in texts]
-    if not _is_solver(command):
+    if question.mechanism_field == "mechanism":
         run: Json = {name: given.pop(name) for name in RUN_FLAGS if name in given}
         if run or not parts:
             parts.append(_Part({"kind": "dp_sgd", **run}, ""))
     return parts
 
 
-def _answer(command: _Question, given: Json, parts: Sequence[_Part]) -> Json:
+def _answer(question: _Question, given: Json, parts: Sequence[_Part]) -> Json:
     """Compute the answer to a command's options.
 
     Raises:
@@ -338,14 +194,13 @@ def _answer(command: _Question, given: Json, parts: Sequence[_Part]) -> Json:
 
     body = dict(given)
     if parts:
-        name = "earlier" if _is_solver(command) else "mechanism"
-        body[name] = join_mechanisms([part.mechanism for part in parts])
-    endpoint = ENDPOINTS[f"/v1/{command.name}"]
+        body[question.mechanism_field] = join_mechanisms([part.mechanism for part in parts])
+    endpoint = ENDPOINTS[f"/v1/{question.name}"]
     try:
         request = validate(endpoint.request, body)
     except CommandProblemError as error:
         if any(map(_has_epochs_alone, [given, *(part.mechanism for part in parts)])):
-            at = "/epochs" if _is_solver(command) else "/mechanism/epochs"
+            at = "/mechanism/epochs" if question.mechanism_field == "mechanism" else "/epochs"
             fault = {"pointer": at, "message": "is -e: for ε, write -E"}
             error.document["errors"].append(fault)
         raise
@@ -357,13 +212,14 @@ def _has_epochs_alone(run: Json) -> bool:
     return "epochs" in run and not run.keys() & {"dataset_size", "batch_size"}
 
 
-def _map_pointers(command: _Question, parts: Sequence[_Part]) -> dict[str, str]:
+def _map_pointers(
+    question: _Question, parts: Sequence[_Part], options: Iterable[str]
+) -> dict[str, str]:
     """Map each JSON pointer of the request to the option that sets its value."""
-    names = {name: "--" + name.replace("_", "-") for name in command.options}
+    names = {name: "--" + name.replace("_", "-") for name in (*options, "time_limit")}
     pointers = {f"/{name}": option for name, option in names.items() if name != "mechanism"}
-    pointers["/time_limit"] = "--time-limit"
-    base = "/earlier" if _is_solver(command) else "/mechanism"
-    pointers |= {"": ""} if _is_solver(command) else {}
+    base = f"/{question.mechanism_field}"
+    pointers |= {"": ""} if base == "/earlier" else {}
     for i, part in enumerate(parts):
         at = f"{base}/mechanisms/{i}" if len(parts) > 1 else base
         pointers[at] = part.option

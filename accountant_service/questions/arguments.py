@@ -3,24 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from accountant_service.errors import InvalidArgumentError
 from accountant_service.time_limit import limit_cpu_seconds
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
-
-RUN: Final = (  # the arguments that describe a run
-    "noise_multiplier",
-    "sample_rate",
-    "steps",
-    "dataset_size",
-    "batch_size",
-    "epochs",
-    "sampling",
-)
-Model = TypeVar("Model", bound="BaseModel")
 
 
 def answer(path: str, arguments: Mapping[str, Any]) -> Any:
@@ -35,35 +24,14 @@ def answer(path: str, arguments: Mapping[str, Any]) -> Any:
     given = dict(arguments)
     with limit_cpu_seconds(given.pop("time_limit")):
         endpoint = ENDPOINTS[path]
-        return endpoint.compute(_read_mechanism_request(endpoint.request, given))
+        return endpoint.compute(_read_arguments(endpoint.request, given))
 
 
-def _read_mechanism_request(model: type[Model], arguments: Mapping[str, Any]) -> Model:
-    """Validate keyword arguments that describe a run or a mechanism; return the request.
+def _read_arguments(model: type[BaseModel], arguments: Mapping[str, Any]) -> BaseModel:
+    """Validate arguments by the model of a question; return the question.
 
-    Raises:
-        InvalidArgumentError: an argument is missing or out of range.
-    """
-    given = _without_none(arguments)
-    run = {name: given.pop(name) for name in RUN if name in given}
-    if "mechanism" not in given:
-        given["mechanism"] = {"kind": "dp_sgd"} | run
-        return read_arguments(model, given, inside_mechanism=True)
-    if run:
-        raise InvalidArgumentError((next(iter(run)), "must be left out if mechanism is given"))
-    return read_arguments(model, given)
-
-
-def read_arguments(
-    model: type[Model], arguments: Mapping[str, Any], *, inside_mechanism: bool = False
-) -> Model:
-    """Validate keyword arguments by a request model; return the request.
-
-    Args:
-        model: the request's model.
-        arguments: by name; None counts as missing.
-        inside_mechanism: True if arguments that describe a run became the field `mechanism`; errors
-            then name the arguments.
+    Arguments that the model lacks describe a run, which becomes its field `mechanism`; errors name
+    the arguments.
 
     Raises:
         InvalidArgumentError: an argument is missing or out of range.
@@ -72,11 +40,19 @@ def read_arguments(
 
     from accountant_service.api import problems
 
+    given = _without_none(arguments)
+    names = [name for name in arguments if name not in model.model_fields]
+    run = {name: given.pop(name) for name in names if name in given}
+    is_run = bool(names) and "mechanism" not in given
+    if is_run:
+        given["mechanism"] = {"kind": "dp_sgd"} | run
+    elif run:
+        raise InvalidArgumentError((next(iter(run)), "must be left out if mechanism is given"))
     try:
-        return model.model_validate(_without_none(arguments))
+        return model.model_validate(given)
     except ValidationError as error:
         faults = problems.of_error(error)["errors"]
-    prefix = "/mechanism" if inside_mechanism else ""
+    prefix = "/mechanism" if is_run else ""
     raise InvalidArgumentError(
         *((fault["pointer"].removeprefix(prefix).strip("/"), fault["message"]) for fault in faults)
     )

@@ -5,28 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import wraps
 from inspect import signature
-from typing import Any, Final, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from accountant_service.errors import AccountingError, InvalidArgumentError
 from accountant_service.presentation import Answers
-
-_NUMBERS: Final = {  # the arguments that may be arrays
-    "noise_multiplier",
-    "sample_rate",
-    "steps",
-    "dataset_size",
-    "batch_size",
-    "epochs",
-    "epsilon",
-    "delta",
-    "advantage",
-    "attack_success",
-    "prior",
-    "true_positive_rate",
-    "false_positive_rate",
-    "mu",
-    "tolerance",
-}
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -37,12 +19,18 @@ def for_each_element(function: Callable[Parameters, Result]) -> Callable[Paramet
 
     Type checkers know the function of single numbers.
     """
+    parameters = signature(function).parameters.values()
+    numbers = {
+        each.name
+        for each in parameters
+        if each.annotation.startswith(("float", "int")) and each.name != "time_limit"
+    }
 
     @wraps(function)
     def answer(*args: Parameters.args, **arguments: Parameters.kwargs) -> Any:
         """Call the function once, or once for each element of the arrays."""
         given = signature(function).bind(*args, **arguments).arguments
-        arrays = {name: _read_array(given[name]) for name in given if name in _NUMBERS}
+        arrays = {name: _read_array(given[name]) for name in given if name in numbers}
         found = {name: values for name, values in arrays.items() if values is not None}
         if not found:
             return function(*args, **arguments)

@@ -10,18 +10,22 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from accountant_service.api.questions import ENDPOINTS
+from accountant_service.api.schemas import CompareRequest, NoiseMultiplierRequest
 from accountant_service.web import run_form
-from accountant_service.web.choices import RELATION, Choice
-from accountant_service.web.number_fields import DELTA, NumberField, parse_number
+from accountant_service.web.choices import Choice, describe_choices
+from accountant_service.web.number_fields import NumberField, describe_fields, read_values
 from accountant_service.web.run_form import RunForm
 
 Json = dict[str, Any]
 
 SHARED_FIELDS: Final[Mapping[str, NumberField]] = {
-    "delta": DELTA,
-    "epsilon": NumberField("Target", "ε", "2", "the runs must not exceed it", (-1, 1.3)),
+    name: field
+    for model in (CompareRequest, NoiseMultiplierRequest)
+    for name, field in describe_fields(model, required=("epsilon",)).items()
+    if name not in run_form.FIELDS
 }
-SHARED_CHOICES: Final[Mapping[str, Choice]] = {"neighbouring_relation": RELATION}
+SHARED_CHOICES: Final[Mapping[str, Choice]] = describe_choices(CompareRequest)
 FIELDS: Final[Mapping[str, NumberField]] = {**run_form.FIELDS, **SHARED_FIELDS}
 CHOICES: Final[Mapping[str, Choice]] = {**run_form.CHOICES, **SHARED_CHOICES}
 _POINTS: Final = 29
@@ -40,7 +44,7 @@ class CalculatorForm:
     Attributes:
         runs: the runs, at least one.
         texts: the text of every shared field and choice, by name.
-        values: the numbers of the shared fields, by name.
+        values: the values of the shared fields, by name.
         problems: a sentence for each field that is wrong, by its name in the form.
         faults: a sentence for each parameter of the address that cannot be used.
         filled: the names of fields in use that the address lacks, if it has others.
@@ -48,7 +52,7 @@ class CalculatorForm:
 
     runs: tuple[RunForm, ...]
     texts: Mapping[str, str]
-    values: Mapping[str, float]
+    values: Mapping[str, Any]
     problems: Mapping[str, str]
     faults: tuple[str, ...] = ()
     filled: tuple[str, ...] = ()
@@ -66,8 +70,9 @@ class CalculatorForm:
     @property
     def relation(self) -> Json:
         """The form's neighbouring relation, as a field of the API; empty for the default."""
-        chosen = self.texts["neighbouring_relation"]
-        return {} if chosen == RELATION.initial else {"neighbouring_relation": chosen}
+        name = "neighbouring_relation"
+        chosen = self.texts[name]
+        return {} if chosen == SHARED_CHOICES[name].initial else {name: chosen}
 
     @property
     def questions(self) -> Mapping[str, Question]:
@@ -86,7 +91,15 @@ class CalculatorForm:
         if len(self.runs) == 1 and self.solved_run:
             curve = {"methods": list(CURVES), "points": _POINTS}
             found[CURVE] = ("/v1/curve", common | delta | curve)
-        return found | self._solver_questions()
+        found |= self._solver_questions()
+        return {
+            name: (path, body | self._select_further(path)) for name, (path, body) in found.items()
+        }
+
+    def _select_further(self, path: str) -> Json:
+        """Return the shared values, besides ε and δ, that a question takes."""
+        known = ENDPOINTS[path].request.model_fields.keys() - {"epsilon", "delta"}
+        return {name: value for name, value in self.values.items() if name in known}
 
     def _solver_questions(self) -> dict[str, Question]:
         """Return the API requests for a run's least noise and most steps, by name."""
@@ -95,7 +108,8 @@ class CalculatorForm:
             return {}
         others = [each.mechanism for each in self.runs if each is not run]
         earlier = {"earlier": _compose(others)} if others else {}
-        target = dict(self.values) | run.batches | self.relation | earlier
+        target = {name: self.values[name] for name in ("delta", "epsilon") if name in self.values}
+        target |= run.batches | self.relation | earlier
         noise = run.select_values("noise_multiplier")
         return {
             NOISE: ("/v1/noise-multiplier", target | run.duration),
@@ -133,13 +147,8 @@ def read_form(query: Mapping[str, str]) -> CalculatorForm:
     runs = run_form.read_runs(query)
     texts = {name: query.get(name, field.initial).strip() for name, field in SHARED_FIELDS.items()}
     texts |= {name: choice.read(query.get(name)) for name, choice in SHARED_CHOICES.items()}
-    values: dict[str, float] = {}
-    problems = {name + run.suffix: text for run in runs for name, text in run.problems.items()}
-    for name, field in SHARED_FIELDS.items():
-        try:
-            values[name] = parse_number(texts[name], field.whole)
-        except ValueError as error:
-            problems[name] = field.sentence(str(error))
+    values, problems = read_values(SHARED_FIELDS, texts)
+    problems |= {name + run.suffix: text for run in runs for name, text in run.problems.items()}
     faults = [fault for run in runs for fault in run.faults]
     for name, choice in SHARED_CHOICES.items():
         fault = choice.find_fault(name, query.get(name))

@@ -6,9 +6,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from pydantic import BaseModel
+
+from accountant_service.api.question_fields import list_fields
+from accountant_service.api.schemas import RelationRequest
 from accountant_service.common_names import find_value
+from accountant_service.importing import FORMATS
 
 _SHOWN_MAX: Final = 40  # characters of an unknown option that a sentence repeats
+_UNDECIDED: Final = {"format": "found from the text"}
+_WORDS: Final[Mapping[str, str]] = {  # of values that their name with spaces does not explain
+    "poisson": "Poisson",
+    "both": "Poisson or balls in bins",
+    "none": "none: the whole dataset",
+    "add_or_remove_one": "one record added or removed",
+    "replace_one": "one record replaced",
+    "zero_out_one": "one record zeroed out",
+    **{name: each.title for name, each in FORMATS.items()},
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +57,19 @@ class Choice:
         return f"“{shown}” is no value of {name}: it may be {', '.join(self.options)}.{advice}"
 
 
-RELATION: Final = Choice(
-    "Neighbouring datasets",
-    {
-        "add_or_remove_one": "one record added or removed",
-        "replace_one": "one record replaced",
-        "zero_out_one": "one record zeroed out",
-    },
-)
+def describe_choices(model: type[BaseModel]) -> dict[str, Choice]:
+    """Return the choices of a question that a form shows, by name; the default is chosen at first.
+
+    Without a default, at first nothing is chosen.
+    """
+    found = {}
+    for name, field in list_fields(model).items():
+        if field.on_page and field.choices:
+            label = field.on_page.label or name.replace("_", " ").capitalize()
+            options = {each: _WORDS.get(each, each.replace("_", " ")) for each in field.choices}
+            undecided = {"": _UNDECIDED.get(name, "as the document says")}
+            found[name] = Choice(label, options if field.default else undecided | options)
+    return found
+
+
+RELATION: Final = describe_choices(RelationRequest)["neighbouring_relation"]

@@ -12,46 +12,18 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from accountant_service.api.routes import StrictRoute
-from accountant_service.api.schemas import UnreadBody
-from accountant_service.importing import CODES, FORMATS
+from accountant_service.api.schemas import ImportRequest, UnreadBody
+from accountant_service.importing import CODES
 from accountant_service.web import run_form
 from accountant_service.web.calculator_page import answer_or_problem, require_computation_access
-from accountant_service.web.choices import Choice
-from accountant_service.web.number_fields import NumberField, parse_number
+from accountant_service.web.choices import describe_choices
+from accountant_service.web.number_fields import describe_fields, read_values
 from accountant_service.web.rendering import render_page
 from accountant_service.web.session_checks import Fields, SentFields, first_value
 
 Json = dict[str, Any]
-FIELDS: Final[Mapping[str, NumberField]] = {
-    "delta": NumberField("Failure probability", "δ", "1e-5", "empty: as the document says"),
-    "epsilon": NumberField("Claimed", "ε", "", "to check; may be empty"),
-    "dataset_size": NumberField("Records", "N", "60000", "may be empty", whole=True),
-    "batch_size": NumberField("Batch size", "B", "", "may be empty", whole=True),
-}
-CHOICES: Final[Mapping[str, Choice]] = {
-    "format": Choice(
-        "Tool", {"": "found from the text"} | {name: each.title for name, each in FORMATS.items()}
-    ),
-    "sampling": Choice(
-        "How batches are drawn",
-        {
-            "": "as the document says",
-            "poisson": "Poisson",
-            "fixed_size": "fixed size",
-            "shuffled": "shuffled",
-            "none": "none: the whole dataset",
-        },
-    ),
-    "neighbouring_relation": Choice(
-        "Neighbouring datasets",
-        {
-            "": "as the document says",
-            "add_or_remove_one": "one record added or removed",
-            "replace_one": "one record replaced",
-            "zero_out_one": "one record zeroed out",
-        },
-    ),
-}
+FIELDS: Final = describe_fields(ImportRequest)
+CHOICES: Final = describe_choices(ImportRequest)
 DOCUMENT: Final = "document"
 EXAMPLE: Final = '{"history": [[1.1, 0.01, 1000]], "mechanism": "rdp"}'
 
@@ -108,15 +80,8 @@ def _build_body(texts: Mapping[str, str]) -> tuple[Json, dict[str, str]]:
     """Return the form as a request body of the API, and a sentence for each wrong field."""
     body: Json = {DOCUMENT: texts[DOCUMENT]}
     body |= {name: texts[name] for name in CHOICES if texts[name]}
-    problems = {} if texts[DOCUMENT] else {DOCUMENT: "Paste a document."}
-    for name, field in FIELDS.items():
-        if not texts[name]:
-            continue
-        try:
-            body[name] = parse_number(texts[name], field.whole)
-        except ValueError as error:
-            problems[name] = field.sentence(str(error))
-    return body, problems
+    values, problems = read_values(FIELDS, texts)
+    return body | values, problems | ({} if texts[DOCUMENT] else {DOCUMENT: "Paste a document."})
 
 
 def _place_problems(answer: Json) -> dict[str, str]:

@@ -6,35 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from accountant_service.web.choices import RELATION, Choice
-from accountant_service.web.number_fields import DELTA, RECORDS, NumberField, parse_number
+from accountant_service.api.plan_schemas import PlanRequest
+from accountant_service.web.choices import describe_choices
+from accountant_service.web.number_fields import describe_fields, read_values
 
 Json = dict[str, Any]
 
-FIELDS: Final[Mapping[str, NumberField]] = {
-    "epsilon": NumberField("Budget", "ε", "2", "the run must not exceed it", (-1, 1.3)),
-    "delta": DELTA,
-    "dataset_size": RECORDS,
-    "epochs": NumberField(
-        "Epoch limit", "E", "20", "passes over the dataset that you can afford", (-1, 3)
-    ),
-    "batch_size": NumberField(
-        "Batch size today", "B", "256", "to compare with; may be empty", whole=True
-    ),
-    "steps": NumberField("Steps today", "T", "", "empty: as many as the epochs allow", whole=True),
-}
-CHOICES: Final[Mapping[str, Choice]] = {
-    "sampling": Choice(
-        "Sampling",
-        {
-            "both": "Poisson or balls in bins",
-            "poisson": "Poisson",
-            "balls_in_bins": "balls in bins",
-        },
-    ),
-    "neighbouring_relation": RELATION,
-}
-_OPTIONAL: Final = {"batch_size", "steps"}
+FIELDS: Final = describe_fields(PlanRequest, required=("epochs",))
+CHOICES: Final = describe_choices(PlanRequest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +22,13 @@ class PlanForm:
 
     Attributes:
         texts: the text of every field and choice, by name.
-        values: the numbers of the fields that have one, by name.
+        values: the values of the fields that have one, by name.
         problems: a sentence for each field that is wrong, by name.
         filled: the names of required fields that the address lacks, if it has others.
     """
 
     texts: Mapping[str, str]
-    values: Mapping[str, float]
+    values: Mapping[str, Any]
     problems: Mapping[str, str]
     filled: tuple[str, ...] = ()
 
@@ -65,22 +44,13 @@ def read_form(query: Mapping[str, str]) -> PlanForm:
     If the query has other fields, a missing one that may be empty is so: today's choice, which the
     initial form has as an example, is nobody's.
     """
-    empty = _OPTIONAL if query else ()
     texts = {
-        name: query.get(name, "" if name in empty else field.initial).strip()
+        name: query.get(name, field.initial if field.required or not query else "").strip()
         for name, field in FIELDS.items()
     }
     texts |= {name: choice.read(query.get(name)) for name, choice in CHOICES.items()}
-    values: dict[str, float] = {}
-    problems: dict[str, str] = {}
-    for name, field in FIELDS.items():
-        if not texts[name] and name in _OPTIONAL:
-            continue
-        try:
-            values[name] = parse_number(texts[name], field.whole)
-        except ValueError as error:
-            problems[name] = problem_sentence(name, str(error))
-    filled = [name for name in FIELDS if name not in query and name not in _OPTIONAL]
+    values, problems = read_values(FIELDS, texts)
+    filled = [name for name, field in FIELDS.items() if field.required and name not in query]
     return PlanForm(texts, values, problems, tuple(filled) if query else ())
 
 

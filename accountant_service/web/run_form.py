@@ -14,46 +14,22 @@ from typing import Any, Final
 
 from pydantic_core import from_json
 
+from accountant_service.api.schemas import RUN_FIELDS, StepsRequest
 from accountant_service.canonical_json import require_unique_names
 from accountant_service.number_format import shorten_exponents
 from accountant_service.web import kind_form
-from accountant_service.web.choices import Choice
-from accountant_service.web.number_fields import RECORDS, NumberField, parse_number
+from accountant_service.web.choices import Choice, describe_choices
+from accountant_service.web.number_fields import describe_fields
 
 Json = dict[str, Any]
 
-FIELDS: Final[Mapping[str, NumberField]] = {
-    "sample_rate": NumberField(
-        "Sample rate", "q", "0.01", "share of the records in each batch", (-4, 0)
-    ),
-    "dataset_size": RECORDS,
-    "batch_size": NumberField(
-        "Batch size", "B", "600", "expected number of records in a batch", whole=True
-    ),
-    "noise_multiplier": NumberField(
-        "Noise multiplier",
-        "σ",
-        "1.1",
-        "standard deviation of the noise ÷ clipping norm",
-        (-0.5, 1.5),
-    ),
-    "steps": NumberField("Steps", "T", "1000", "number of noisy updates", (0, 6), whole=True),
-    "epochs": NumberField("Epochs", "E", "10", "passes over the dataset"),
-}
+_SHOWN: Final = describe_fields(StepsRequest, required=RUN_FIELDS)
+FIELDS: Final = {name: _SHOWN[name] for name in RUN_FIELDS if name in _SHOWN}
 CHOICES: Final[Mapping[str, Choice]] = {
     "kind": Choice("Kind", {"dp_sgd": "DP-SGD run", "fields": "another kind", "json": "JSON"}),
     "batches": Choice("Batches", {"rate": "by sample rate", "sizes": "by sizes"}),
     "length": Choice("Length", {"steps": "by steps", "epochs": "by epochs"}),
-    "sampling": Choice(
-        "Sampling",
-        {
-            "poisson": "Poisson",
-            "fixed_size": "fixed size",
-            "balls_in_bins": "balls in bins",
-            "shuffled": "shuffled",
-            "none": "none: the whole dataset",
-        },
-    ),
+    "sampling": describe_choices(StepsRequest)["sampling"],
 }
 MECHANISM: Final = "mechanism"  # the text field with a mechanism as JSON
 _RELEASE: Final = f"{kind_form.ROOT}_kind"  # the chosen kind, if one is
@@ -361,7 +337,7 @@ def _read_field(name: str, text: str) -> Any:
     Raises:
         ValueError: it has none; the message continues the field's name.
     """
-    return parse_number(text, FIELDS[name].whole) if name in FIELDS else _parse_json(text)
+    return FIELDS[name].read(text) if name in FIELDS else _parse_json(text)
 
 
 def _parse_json(text: str) -> Any:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from fastapi.testclient import TestClient
 from typer.testing import CliRunner
@@ -21,6 +22,9 @@ from accountant_service.ledger.api_keys import Scope
 from accountant_service.mechanisms import from_json
 from accountant_service.settings import Settings
 from tests.support.training_bench import Bench
+from training_client.client import AccountingService
+from training_client.client.arguments import EpsilonArguments
+from training_client.errors import ServiceRefusedError
 
 KIND = {"kind": "concentrated_gaussian", "rho": 0.5}
 STEP = {"kind": "concentrated_gaussian", "rho": 0.001}
@@ -124,8 +128,8 @@ def test_the_page_shows_the_methods(api: TestClient) -> None:
 
 
 def test_the_field_is_known_at_every_edge(api: TestClient) -> None:
-    """Schema, limits, command and function, from one description."""
-    asked = {"mechanism": KIND, "delta": 1e-5}
+    """Schema, limits, command, function, page and typed client, from one description."""
+    asked: dict[str, Any] = {"mechanism": KIND, "delta": 1e-5}
     schema = api.get("/openapi.json").json()["components"]["schemas"]["EpsilonRequest"]
     assert schema["properties"]["purpose"]["description"].startswith("what the answer is for")
     served = api.post("/v1/epsilon", json=asked | {"purpose": "a paper"}).json()
@@ -138,3 +142,18 @@ def test_the_field_is_known_at_every_edge(api: TestClient) -> None:
     assert epsilon(**asked, purpose="a paper").epsilon == served["epsilon"]
     with pytest.raises(InvalidArgumentError, match="purpose"):
         epsilon(**asked, purpose="x" * 101)
+    page = api.get("/", params={"purpose": "a paper"}).text
+    assert "what the answer is for; may be empty" in page
+    assert "≤ ε ≤" in page
+    assert "Purpose must have at most 100" in api.get("/", params={"purpose": "x" * 101}).text
+    assert "purpose: what the answer is for" in (EpsilonArguments.__doc__ or "")
+
+    def send(request: httpx.Request) -> httpx.Response:
+        """Answer a request by the application."""
+        answer = api.request(request.method, request.url.path, json=json.loads(request.content))
+        return httpx.Response(answer.status_code, content=answer.content)
+
+    with AccountingService("http://test", transport=httpx.MockTransport(send)) as service:
+        assert service.epsilon(**asked, purpose="a paper").epsilon == served["epsilon"]
+        with pytest.raises(ServiceRefusedError, match="purpose"):
+            service.epsilon(**asked, purpose="x" * 101)

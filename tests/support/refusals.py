@@ -13,7 +13,7 @@ import json
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, get_args, get_type_hints
 from urllib.parse import urlencode
 
 from typer.main import get_command
@@ -24,7 +24,6 @@ from accountant_service.api.questions import ENDPOINTS
 from accountant_service.ledger.api_keys import Scope
 from accountant_service.web import calculator_form, import_page, plan_form
 from tests.support.helpers import gaussian, run
-from training_client.answers import RunArguments
 from training_client.client import AccountingService, Reservation
 
 Json = dict[str, Any]
@@ -843,12 +842,16 @@ def to_client_call(row: Refusal) -> Callable[[AccountingService], Any] | None:
     arguments = dict(row.body)
     if row.question == "curve":
         arguments["run"] = arguments.pop("mechanism")
-    if method is None or not _can_take(
-        partial(method, None), arguments, RunArguments.__annotations__
-    ):
+    if method is None or not _can_take(partial(method, None), arguments, _list_further(method)):
         return None
     needed = {"mechanism", "delta", "epsilon"} & inspect.signature(method).parameters.keys()
     return (lambda service: method(service, **arguments)) if needed <= set(arguments) else None
+
+
+def _list_further(method: Callable[..., Any]) -> Container[str]:
+    """Return the names of the arguments that a method of the client takes by a typed dictionary."""
+    hints = get_type_hints(method)
+    return get_args(hints["arguments"])[0].__annotations__ if "arguments" in hints else ()
 
 
 def to_function_call(row: Refusal) -> Callable[[], Any] | None:
@@ -870,7 +873,6 @@ def _can_take(function: Callable[..., Any], arguments: Json, others: Container[s
         signature.bind(**arguments)
     except TypeError:
         return False
-    is_open = "options" in signature.parameters  # it takes every field of the request
     return None not in arguments.values() and all(
-        is_open or name in signature.parameters or name in others for name in arguments
+        name in signature.parameters or name in others for name in arguments
     )

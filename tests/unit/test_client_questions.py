@@ -14,8 +14,8 @@ from accountant_service.app import create_app
 from accountant_service.settings import Settings
 from tests.support.stub_service import claim
 from tests.support.stub_service import service as stub
-from training_client.answers import Guarantee
 from training_client.client import AccountingService
+from training_client.client.answers import Guarantee
 from training_client.errors import DataError, ServiceConfusedError
 
 RUN: dict[str, Any] = {
@@ -132,6 +132,7 @@ RUN_OUTSIDE = {
     "signal_to_noise": 1.0,
     "epsilon": 2.5,
 }
+RISK = {"noise_multiplier": 1.0, "guarantee": claim(9.0)}
 CONFUSED = [
     ("plan", {"recommended": RUN_OUTSIDE, "reason": "", "current": None, "runs": [], "advice": []}),
     ("plan", {"recommended": {"steps": 1}, "current": None, "runs": [], "advice": []}),
@@ -142,6 +143,8 @@ CONFUSED = [
     ("delta", claim(1.0) | {"status": "estimate"}),
     ("sample_rate", {"sample_rate": 0.1, "guarantee": claim(9.0)}),
     ("solve", {"value": 0.1, "guarantee": claim(9.0)}),
+    ("noise_multiplier", RISK | {"risk": {"lower": 0.1, "upper": 0.2, "status": "proven"}}),
+    ("noise_multiplier", RISK | {"risk": None}),
     ("import_document", {"verdict": None}),
 ]
 
@@ -153,9 +156,13 @@ def test_an_answer_that_breaks_the_contract_is_not_trusted() -> None:
         "delta": {"epsilon": 2.0, **RUN},
         "sample_rate": {**TARGET, "noise_multiplier": 1.0, "steps": 5},
         "solve": {**TARGET, "mechanism": {}, "parameter": "/scale"},
+        "noise_multiplier": {"advantage": 0.1, "sample_rate": 0.01, "steps": 9},
         "import_document": {"document": {}},
     }
     for name, answer in CONFUSED:
         service = stub(lambda *_, answer=answer: httpx.Response(200, json=answer))
         with pytest.raises(ServiceConfusedError):
             getattr(service, name)(**asked[name])
+    answer = RISK | {"risk": {"lower": 0.09, "upper": 0.1, "status": "proven"}}
+    service = stub(lambda *_: httpx.Response(200, json=answer))
+    assert service.noise_multiplier(advantage=0.1, sample_rate=0.01, steps=9) == 1.0

@@ -83,6 +83,12 @@ def masked_by(finite: Callable[[torch.Tensor], Any]) -> Use:
     return use
 
 
+def parts_of_two(h: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the rows, and the rows of the next examples, as parts of the same values."""
+    two = torch.cat([h, h])
+    return two[: len(h)], two[1 : len(h) + 1]
+
+
 class Centred(torch.autograd.Function):
     """The identity, whose gradients are centred if `is_on`."""
 
@@ -187,6 +193,7 @@ BY_NUMBER: dict[str, Use] = {
     "tensor of many": lambda _, h: h * torch.tensor(min(1.0, 4 / len(h))),
     "dimension": lambda _, h: h - h.mean(0 if len(h) > 4 else 1, keepdim=True),
     "dimension by name": lambda _, h: torch.sort(h, stable=True, dim=0 if len(h) > 4 else 1)[0],
+    "another tensor of many": lambda _, h: h + (h.flip(1), h.roll(1, 1))[len(h) > 2],
     "groups of many": lambda _, h: h.view(-1, max(1, len(h) // 4), 6).softmax(1).view(-1, 6),
 }
 MIXING_LOSSES: dict[str, tuple[str, Loss]] = {
@@ -289,6 +296,13 @@ BEGINNING: dict[str, Callable[[int], Use]] = {
         lambda _, h: torch.cat([h, h], 1)[:, :6] + torch.cat([h, h]).view(-1, 6)[1 : len(h) + 1],
         lambda _, h: torch.cat([h, h])[: len(h)].view(-1, 6) + torch.cat([h, h], 1)[:, :6],
     ),
+    "a mean in the place of a constant": lambda k: (
+        lambda m, h: h - (torch.zeros(WIDTH), h.mean(0))[m.step >= k]
+    ),
+    "other rows in the place of its own": lambda k: (
+        lambda m, h: h * 1.0 + (h, h.roll(1, 0))[m.step >= k]
+    ),
+    "a view in the place of another": lambda k: lambda m, h: h + parts_of_two(h)[m.step >= k],
     "scalar": lambda k: scaled_from(k, lambda h: 1 / len(h), 1.0),
     "tensor": lambda k: scaled_from(k, lambda h: torch.tensor(1 / len(h)), torch.tensor(1.0)),
     "statistic in NumPy": lambda k: scaled_from(k, lambda h: float(h.data.numpy().mean()), 1.0),
@@ -506,6 +520,58 @@ def test_a_batch_that_is_given_again_is_no_memory() -> None:
     clipper, batch = Clipper(Net(lambda _, h: h)), draw(6)
     for _ in range(3):
         clipper.clip(*batch, losses_of, Transform(1.0))
+
+
+def test_examples_may_be_the_targets_too() -> None:
+    clipper, (rows, _) = Clipper(Net(lambda _, h: h)), draw(8)
+    for size in (5, 8, 7):
+        clipper.clip(rows[:size], rows[:size], lambda o, t: (o - t).square().sum(1), Transform(1.0))
+    assert len(clipper._checked._proofs) == 1  # private: a proof shows in nothing but time
+
+
+def test_a_parameter_that_takes_the_place_of_a_constant_is_seen_in_that_step() -> None:
+    """Its operations are the same, but its layer does not show all of its gradient any more."""
+    net, constant = Net(lambda _, h: h), torch.randn(WIDTH)
+
+    def loss(outputs: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+        goal = constant if net.step == 1 else net.last.bias
+        return functional.mse_loss(outputs, goal.expand_as(outputs), reduction="none").sum(1)
+
+    clipper = Clipper(net)
+    clipper.clip(*draw(6), loss, Transform(1.0))
+    net.step = 2
+    with pytest.raises(UnsupportedModelError, match=r"bias.* do not add up to its gradient"):
+        clipper.clip(*draw(6), loss, Transform(1.0))
+
+
+def test_an_index_of_rows_is_not_taken_for_one_of_columns() -> None:
+    """It is proved anew, on three rows, which have no sixth."""
+    index = torch.arange(WIDTH).roll(1)
+    net = Net(lambda m, h: torch.ops.aten.index(h, [index] if m.step > 1 else [None, index]))
+    clipper = Clipper(net)
+    clipper.clip(*draw(WIDTH), losses_of, Transform(1.0))
+    net.step = 2
+    with pytest.raises(IndexError, match="out of bounds"):
+        clipper.clip(*draw(WIDTH), losses_of, Transform(1.0))
+
+
+def test_gradients_of_zero_are_added_up_again() -> None:
+    gate = torch.zeros(1)
+    net = Net(lambda m, h: gate * (m.last(h) + functional.linear(h, m.last.weight)))
+    clipper = Clipper(net)
+    for _ in range(2):
+        clipper.clip(*draw(6), losses_of, Transform(1.0))
+    gate += 1
+    with pytest.raises(UnsupportedModelError, match="do not add up to its gradient"):
+        clipper.clip(*draw(6), losses_of, Transform(1.0))
+
+
+def test_targets_that_are_computed_from_parameters_are_refused() -> None:
+    net, (rows, _) = Net(lambda _, h: h), draw(6)
+    with pytest.raises(UnsupportedModelError, match=r"computed from parameters.*detach"):
+        Clipper(net).clip(
+            rows, net.last.bias.expand(6, -1), lambda o, t: (o - t).square().sum(1), Transform(1.0)
+        )
 
 
 def test_planned_changes_are_proved_at_some_steps_only(monkeypatch: pytest.MonkeyPatch) -> None:

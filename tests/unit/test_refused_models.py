@@ -69,6 +69,15 @@ def test_a_refused_model_is_refused_when_the_clipper_is_made(make: Make, message
         Clipper(make())
 
 
+def test_a_parameter_with_a_hook_is_refused() -> None:
+    net = nn.Sequential(nn.Linear(6, 4))
+    hook = net[0].weight.register_hook(lambda gradient: gradient)
+    with pytest.raises(UnsupportedModelError, match="parameter weight with a hook"):
+        Clipper(net)
+    hook.remove()
+    Clipper(net)
+
+
 def of_tokens(words: int, size: int, length: int) -> Callable[[], Batch]:
     """Return a function that draws sequences of tokens and their labels."""
     return lambda: (torch.randint(0, words, (size, length)), batch(size)[1])

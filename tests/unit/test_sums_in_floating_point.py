@@ -49,6 +49,7 @@ from training_client.private_step.sequence_products import SequenceProducts
 from training_client.private_step.summed_gradients import SummedGradients
 from training_client.private_step.token_gradients import TokenGradients
 from training_client.private_step.transform import AffineMap
+from training_client.testing import clipped_sum
 
 ROWS, COLUMNS, POSITIONS = 2, 3, 3
 EXPECTED = (1, 8, 60, 150, 600, 3000)  # numbers of records
@@ -378,3 +379,36 @@ def test_a_record_of_a_sequence_is_rounded_alike_beside_others() -> None:
             assert torch.equal(
                 products.dense(slice(start, stop), slice(0, rows)), whole[start:stop]
             )
+
+
+class Mixed(nn.Module):
+    """A matrix as a parameter of the model's own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(5, 6))
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return nn.functional.linear(rows, self.weight)
+
+
+@pytest.mark.parametrize("make", [Mixed, lambda: nn.Sequential(Mixed())])
+@pytest.mark.filterwarnings("ignore:.*run on each example alone")
+def test_terms_of_an_own_parameter_that_cancel_are_added_up_in_double_precision(
+    make: Callable[[], nn.Module],
+) -> None:
+    """Their rounding errors depend on the other examples, so these must be far below the sum."""
+    torch.manual_seed(0)
+    big = torch.randn(17, 150, 6) * 1e6
+    rows = torch.cat([big, -big + 0.125 * torch.randn(17, 150, 6).sign()], 1)
+    rows = rows[:, torch.randperm(300)]
+    net = make()
+
+    def loss(outputs: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+        return outputs.sum((1, 2))
+
+    exact = rows.double().sum(1)
+    for count in (17, 16):
+        found = clipped_sum(net, rows[:count], torch.zeros(count), loss, 1e9)[0]
+        expected = exact[:count].sum(0).expand(5, -1)
+        torch.testing.assert_close(found.double(), expected, rtol=1e-6, atol=1e-4)

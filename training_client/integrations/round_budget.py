@@ -21,9 +21,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
-from training_client.answers import Guarantee
 from training_client.budget import Allowance, LedgerBudget, StepCounter
 from training_client.client import AccountingService, Reservation
+from training_client.client.answers import Guarantee
 from training_client.errors import (
     BudgetExhaustedError,
     DataError,

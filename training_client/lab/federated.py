@@ -23,8 +23,8 @@ from typing import Protocol
 import torch
 from torch import nn
 
-from training_client.answers import Guarantee
 from training_client.budget import Allowance
+from training_client.client.answers import Guarantee
 from training_client.errors import BudgetExhaustedError, DataError
 from training_client.integrations.federated_average import ServerMomentum, descend_along_mean
 from training_client.optimizers.adadps import AdaDps

@@ -10,7 +10,7 @@ from typing import Final
 import torch
 from torch import nn
 
-from training_client.answers import Guarantee
+from training_client.client.answers import Guarantee
 from training_client.errors import BudgetExhaustedError
 from training_client.integrations.patches import tune_process
 from training_client.lab.data import Dataset

@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils._pytree import tree_leaves
 
-from training_client.errors import DataError
+from training_client.errors import DataError, UnsupportedModelError
 
 Examples = torch.Tensor | Mapping[str, Any]
 Targets = torch.Tensor | Mapping[str, Any]
@@ -37,6 +37,24 @@ def tensors_of(examples: Examples) -> list[torch.Tensor]:
         if isinstance(each, PackedSequence):  # its rows cannot be told apart
             raise _unexpected_batch(each)
     return [each for each in examples.values() if isinstance(each, torch.Tensor)]
+
+
+def without_graph(given: Any) -> Any:
+    """Return examples or targets as data, of which no gradients are asked.
+
+    Raises:
+        UnsupportedModelError: they are computed from parameters, or are parameters.
+    """
+    if isinstance(given, Mapping):
+        return {name: without_graph(each) for name, each in given.items()}
+    if not isinstance(given, torch.Tensor) or not given.requires_grad:
+        return given
+    if given.grad_fn is not None or isinstance(given, nn.Parameter):
+        raise UnsupportedModelError(
+            "examples or targets are computed from parameters, whose gradients would be lost: "
+            "compute them in the model or the loss, or detach them"
+        )
+    return given.detach()
 
 
 def _unexpected_batch(given: object) -> DataError:

@@ -135,6 +135,11 @@ def _find_parameter_problem(parameters: dict[str, nn.Parameter]) -> str | None:
                 f"has {each.dtype} parameters, which would round the noise away: keep them in "
                 "float32 and run the model under torch.autocast"
             )
+        if each._backward_hooks:
+            return (
+                f"has a parameter {name} with a hook, which would be given the gradient of no "
+                "example: remove the hook, and change the loss or the forward pass instead"
+            )
         if each.is_meta:
             return f"has a parameter {name} without values: use to_empty, and initialize it"
         if each.layout != torch.strided:

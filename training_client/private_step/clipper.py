@@ -11,7 +11,12 @@ import torch
 from torch import nn
 
 from training_client.errors import DataError, UnsupportedModelError, UnusualUseError
-from training_client.private_step.batches import Examples, count_examples, select_examples
+from training_client.private_step.batches import (
+    Examples,
+    count_examples,
+    select_examples,
+    without_graph,
+)
 from training_client.private_step.blocks import Block, Piece, cut_into_blocks
 from training_client.private_step.clippable_layers import find_trained_layers
 from training_client.private_step.clipped_sum import AccumulatedSum, BlockwiseSum, ClippedSum
@@ -232,6 +237,7 @@ class Clipper:
     ) -> BlockwiseSum:
         """Return a gradient sum over all examples, computed one physical batch at a time."""
         count = count_examples(examples)
+        examples, targets = without_graph(examples), without_graph(targets)
         if len(targets) != count:
             raise DataError(f"there are {count} examples and {len(targets)} targets")
         rows = self._physical_batch_size or count

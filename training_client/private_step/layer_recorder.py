@@ -68,8 +68,15 @@ class RowObserver(Protocol):
         """Raise if a tensor depends on examples."""
         ...
 
-    def own_part(self, name: str) -> AbstractContextManager[list[Any]]:
-        """Return a context manager for a layer that the engine runs, which lists its results."""
+    def own_part(
+        self, name: str, given: Sequence[torch.Tensor]
+    ) -> AbstractContextManager[list[Any]]:
+        """Return a context manager for a layer that the engine runs, which lists its results.
+
+        Args:
+            name: of the layer's type.
+            given: the layer's parameters and buffers, and its arguments that are tensors.
+        """
         ...
 
     def has_rows(self, tensor: torch.Tensor) -> bool:
@@ -146,7 +153,9 @@ class LayerRecorder:
         """Run a layer by the linear maps that it consists of."""
         if self.observer is None:
             return run(self, layer, *args, **kwargs)
-        with self.observer.own_part(type(layer).__name__) as results:
+        leaves = [*layer.parameters(), *layer.buffers(), *tree_leaves((args, kwargs))]
+        given = [each for each in leaves if isinstance(each, torch.Tensor)]
+        with self.observer.own_part(type(layer).__name__, given) as results:
             output = run(self, layer, *args, **kwargs)
             results += tree_leaves(output)
         return output

@@ -38,6 +38,7 @@ from training_client.private_step.example_gradients import (
     ExampleGradients,
     MaterializedGradients,
 )
+from training_client.private_step.isolation.operands import first_alike
 from training_client.private_step.isolation.operations import (
     DrawnError,
     MixingError,
@@ -60,9 +61,11 @@ from training_client.private_step.model_pass import (
     UsePass,
     changed_state_error,
     compute_losses,
+    parameters_and_buffers,
     run_model_pass,
 )
 from training_client.private_step.module_names import describe_layer, describe_tensor
+from training_client.private_step.module_numbers import numbers_of, restore_numbers
 from training_client.private_step.random_state import (
     RandomStates,
     random_state,
@@ -70,7 +73,7 @@ from training_client.private_step.random_state import (
 )
 from training_client.private_step.replayed_layers import Places
 from training_client.private_step.rounding_bounds import rounding_error
-from training_client.private_step.whole_model import WholeModel
+from training_client.private_step.whole_model import WholeModel, python_of_program
 
 LARGE_BATCH: Final = 32
 _CHECK_INTERVAL_FACTOR: Final = 16
@@ -224,8 +227,9 @@ class CheckedModel:
             torch.clear_autocast_cache()  # so that every pass casts the weights itself
             given = [batch.targets, *tensors_of(batch.examples)]
             comparison = Comparison(
-                given, self._proofs, self._stale, is_compiled=has_compiled_parts(self._model)
-            )
+                given, self._proofs, self._stale, parameters_and_buffers(self._model),
+                is_compiled=has_compiled_parts(self._model),
+            )  # fmt: skip
             # the proof keeps what layers were given, and the engine's own operations depend on that
             keep_all = any(each.has_backward_part for each in self._proofs)
             found = self._pass(batch, observer=comparison, keep_all=keep_all)
@@ -234,6 +238,9 @@ class CheckedModel:
             key = comparison.key
             known = self._known.get(key)
             if fresh is not None and self._is_covered(fresh, batch, comparison):
+                python = fresh.is_tested and python_of_program(self._model, comparison.python)
+                if python:
+                    raise UnusualUseError(_tested_python(python, self.unproved))
                 changes = 0 if known is None else known.changes
                 known = self._known[key] = _Known(fresh, comparison.factors, changes)
                 self._last = comparison, fresh
@@ -275,8 +282,9 @@ class CheckedModel:
         def run(part: torch.Tensor, trace: Trace) -> None:
             """Run these rows under a trace."""
             few = batch.select(part)
-            for each in (*tensors_of(few.examples), few.targets):
+            for each in (few.targets, *tensors_of(few.examples)):
                 trace.tag(each, Place(0))
+                trace.operands.name_given(each)
             with followed(trace):
                 found = self._pass(few, observer=trace, sparse=None, keep_all=True)
                 for gradient in (each for use in found.uses for each in use.gradients):
@@ -294,18 +302,29 @@ class CheckedModel:
         return proof
 
     def _add_up(self, proof: Proof, batch: _Batch) -> None:
-        """Raise unless gradients of a few examples add up to the whole; one example has no sum."""
-        if proof.is_added_up or (size := len(batch.targets)) < 2:
+        """Raise unless gradients of a few examples add up to the whole; one example has no sum.
+
+        It is repeated until every parameter had a gradient other than 0: zeros show nothing.
+        """
+        size = len(batch.targets)
+        if size < 2 or len(proof.added_up) == len(self._parameters):
             return
         rows = torch.arange(ROWS) * max(1, size // ROWS) % size
         few = batch.select(rows[: min(size, _SUMMED_EXAMPLES)])
         options = {"differentiate": self._parameters, "sparse": None, "keep_all": True}
         states = RandomStates(self._parameters[0].device, all_generators=True)
         observer = Comparison(tensors_of(few.examples), [], {})  # sees random branches
+        numbers = numbers_of(self._model)
         found = self._pass(few, observer=observer, **options)
+        pairs = enumerate(zip(self._parameters, found.full_gradients, strict=True))
+        proof.added_up |= {
+            at
+            for at, (parameter, each) in pairs
+            if parameter in found.skipped or (each is not None and bool(each.any()))
+        }
         require_complete_gradients(found, self._parameters)
         states.restore()
-        proof.is_added_up = True
+        restore_numbers(self._model, numbers)
 
     def _is_covered(self, proof: Proof, batch: _Batch, comparison: Comparison) -> bool:
         """Return whether a proof of a few examples is one of a pass.
@@ -354,6 +373,15 @@ class CheckedModel:
             check(losses(batch.examples, batch.targets))
 
 
+def _tested_python(python: Sequence[str], unproved: Sequence[str]) -> str:
+    """Return what is wrong with Python code in a backward pass that is only tested."""
+    return (
+        f"the backward pass runs Python code ({', '.join(python)}), and nothing proves that it "
+        f"keeps examples apart ({'; '.join(unproved)}): compute gradients by PyTorch's own "
+        "operations"
+    )
+
+
 @dataclass
 class _Known:
     """A proof of passes with one key.
@@ -390,10 +418,18 @@ class _Batch:
     options: dict[str, Any]
 
     def select(self, rows: torch.Tensor) -> _Batch:
-        """Return copies of some of the examples."""
-        return replace(
-            self, examples=select_examples(self.examples, rows), targets=self.targets[rows]
-        )
+        """Return copies of some of the examples; what is given twice has one copy."""
+        given = [*tensors_of(self.examples), self.targets]
+        found = select_examples(self.examples, rows)
+        copies = [*tensors_of(found), self.targets[rows]]
+        copies = [copies[at] for at in first_alike(given)]
+        left, examples = iter(copies), copies[0]  # type: Iterator[torch.Tensor], Examples
+        if not isinstance(found, torch.Tensor):
+            examples = {
+                name: next(left) if isinstance(each, torch.Tensor) else each
+                for name, each in found.items()
+            }
+        return replace(self, examples=examples, targets=copies[-1])
 
 
 def choose_rows(examples: Examples, targets: torch.Tensor, count: int) -> torch.Tensor:

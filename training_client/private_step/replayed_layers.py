@@ -16,6 +16,7 @@ from torch import nn
 from torch.func import functional_call, vjp, vmap
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
+from training_client.private_step.double_sums import DoubleSums
 from training_client.private_step.example_gradients import ExampleGradients, MaterializedGradients
 from training_client.private_step.kernels.matmul import full_precision
 from training_client.private_step.module_names import unusual_layer
@@ -149,7 +150,7 @@ class LayerCall:
             return found
 
         try:
-            with warnings.catch_warnings():
+            with warnings.catch_warnings(), DoubleSums():
                 warnings.filterwarnings("ignore", "There is a performance drop")  # of vmap
                 result: dict[str, torch.Tensor] = vmap(differentiate_one, randomness="error")(
                     inputs, gradients

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
-from training_client.answers import Guarantee
 from training_client.budget import CLAIM, Allowance
 from training_client.client import Json
+from training_client.client.answers import Guarantee
 from training_client.errors import NoGuaranteeError
 from training_client.plan import Plan
 from training_client.private_step.process_group import ProcessGroup

@@ -8,24 +8,32 @@ example's gradient is held in memory, which takes more of it, and more time, tha
 ways (`layer_recorder`).
 
 One after the other, numbers and flags of the modules are restored before each example, and must be
-the same after it. The first example is run again after the others, and must pass as before: this is
-a test of what remains, such as a list of sizes.
+the same after it. Python may keep more from one example to the next. So all examples must pass the
+same operations, which are given the same constants and numbers: then each pass is the same function
+of its example. Where an example decides which positions are chosen, or random numbers which layers,
+passes differ. Then those that differ are run again in reverse order, and must pass as before: this
+is a test of what remains, such as a list of sizes, and no Python code may be in the backward pass.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Final
 
 import torch
 from torch import nn
+from torch._functorch import autograd_function
 from torch.func import functional_call, grad_and_value, vmap
+from torch.utils.hooks import RemovableHandle
 
 from training_client.errors import UnsupportedModelError
 from training_client.private_step.batches import Examples, call_model, select_examples, tensors_of
+from training_client.private_step.double_sums import DoubleSums
 from training_client.private_step.example_gradients import ExampleGradients, MaterializedGradients
 from training_client.private_step.isolation.alone import (
     Alone,
@@ -34,14 +42,20 @@ from training_client.private_step.isolation.alone import (
     storages_of,
 )
 from training_client.private_step.isolation.places import is_close
+from training_client.private_step.isolation.trace import HOOK_OF_TENSOR, python_in_backward
 from training_client.private_step.kernels.matmul import full_precision
 from training_client.private_step.model_pass import Loss, ModelPass, parameters_and_buffers
 from training_client.private_step.module_names import describe_tensor
-from training_client.private_step.module_numbers import numbers_of, restore_numbers
+from training_client.private_step.module_numbers import Numbers, numbers_of, restore_numbers
 from training_client.private_step.random_state import RandomStates, restored_random_state
+from training_client.private_step.trained_parameters import is_sharded_module
 
 _FAILURES: Final = (RuntimeError, TypeError, ValueError, LookupError, NotImplementedError)
 _FEW: Final = 4  # examples that show whether a parameter is used
+_RULE: Final = "custom_function_call_vmap_helper"  # applies a rule
+_PASSES_DIFFERENTLY: Final = (
+    "an example passes differently after others: model or loss keep what they learn of examples"
+)
 
 
 class WholeModel:
@@ -123,7 +137,7 @@ class WholeModel:
         )
         with (
             warnings.catch_warnings(),
-            self._alone(task, [*batch.values(), of]),
+            self._alone(task, [*batch.values(), of]), DoubleSums(), _without_own_rules(),
             full_precision(self._parameters[0].device), torch.enable_grad(),
         ):  # fmt: skip
             warnings.filterwarnings("ignore", "There is a performance drop")  # of vmap
@@ -132,44 +146,64 @@ class WholeModel:
 
     def _run_one_by_one(self, task: _Task) -> tuple[Sequence[torch.Tensor], torch.Tensor]:
         """Return every example's gradients and loss, from one pass after the other."""
-        start = numbers_of(self._model)
-        ends = []
-
-        def run(at: int) -> list[torch.Tensor]:
-            """Return the loss of an example, and its gradient in each parameter."""
-            restore_numbers(self._model, start)
-            one, target = task.copy(slice(at, at + 1))
-            with (
-                self._alone(task, [*tensors_of(one), target]),
-                full_precision(self._parameters[0].device), torch.enable_grad(),
-            ):  # fmt: skip
-                value = task.loss(call_model(self._model, one), target).reshape(())
-                gradients = torch.autograd.grad(
-                    value, self._parameters, allow_unused=True, materialize_grads=True
-                )
-                found = [each.detach().clone() for each in (value, *gradients)]
-            ends.append(numbers_of(self._model))
-            return found
-
-        like, count = self._parameters[0], len(task.targets)
-        losses = like.new_empty(count)
-        found = [losses, *(each.new_empty(count, *each.shape) for each in self._parameters)]
-        before = RandomStates(like.device, all_generators=True)
+        start, device = numbers_of(self._model), self._parameters[0].device
+        count, passes = len(task.targets), []  # type: int, list[_OnePass]
+        rows: list[torch.Tensor] = []
+        before = []
         for at in range(count):
-            for rows, value in zip(found, run(at), strict=True):
-                rows[at] = value
-        if count > 1:
-            after = RandomStates(like.device, all_generators=True)
-            before.restore()
-            again = run(0)
+            before.append(RandomStates(device, all_generators=True))
+            one = self._run_alone(task, at, start, passes[0].alone if passes else None)
+            passes.append(one)
+            rows = rows or [each.new_empty(count, *each.shape) for each in one.found]
+            for row, value in zip(rows, one.found, strict=True):
+                row[at] = value
+            one.found.clear()
+        after = RandomStates(device, all_generators=True)
+        differing = [at for at in range(1, count) if not passes[at].alone.is_as_first()]
+        if any(each.end != passes[0].end for each in passes):
+            raise UnsupportedModelError(_PASSES_DIFFERENTLY)
+        if differing:
+            self._require_explained(passes, [*before, after])
+            for at in [*reversed(differing), 0]:
+                before[at].restore()
+                again = self._run_alone(task, at, start, None).found
+                if not all(map(is_close, again, (each[at] for each in rows))):
+                    raise UnsupportedModelError(_PASSES_DIFFERENTLY)
             after.restore()
-            is_same = all(map(is_close, again, (rows[0] for rows in found)))
-            if not is_same or any(end != ends[0] for end in ends):
-                raise UnsupportedModelError(
-                    "an example passes differently after others: model or loss keep what they "
-                    "learn of examples"
-                )
-        return found[1:], losses
+        return rows[1:], rows[0]
+
+    def _run_alone(self, task: _Task, at: int, start: Numbers, first: Alone | None) -> _OnePass:
+        """Run one example alone: compute its loss, and its gradient in each parameter."""
+        restore_numbers(self._model, start)
+        one, target = task.copy(slice(at, at + 1))
+        hooks = RemovableHandle.next_id
+        with (
+            self._alone(task, [*tensors_of(one), target], is_noted=True, first=first) as alone,
+            full_precision(self._parameters[0].device), torch.enable_grad(),
+        ):  # fmt: skip
+            value = task.loss(call_model(self._model, one), target).reshape(())
+            backward = python_in_backward(value, RemovableHandle.next_id - hooks)
+            gradients = torch.autograd.grad(
+                value, self._parameters, allow_unused=True, materialize_grads=True
+            )
+            found = [each.detach().clone() for each in (value, *gradients)]
+        return _OnePass(alone, backward, found, numbers_of(self._model))
+
+    def _require_explained(
+        self, passes: Sequence[_OnePass], states: Sequence[RandomStates]
+    ) -> None:
+        """Raise unless examples or random numbers may be why passes differ."""
+        names = python_of_program(self._model, {n for each in passes for n in each.backward})
+        if names:
+            raise UnsupportedModelError(
+                f"the backward pass runs Python code ({', '.join(names)}), and examples pass "
+                "different operations, so nothing shows that it keeps none of them for the next: "
+                "compute gradients by PyTorch's own operations"
+            )
+        for at, each in enumerate(passes):
+            if each.alone.is_shaped or each.alone.has_read or states[at] != states[at + 1]:
+                return
+        raise UnsupportedModelError(_PASSES_DIFFERENTLY)
 
     @torch.enable_grad()
     def _require_used_parameters(self, task: _Task) -> None:
@@ -193,9 +227,76 @@ class WholeModel:
                     "it, or it would be trained on noise alone"
                 )
 
-    def _alone(self, task: _Task, given: Sequence[torch.Tensor]) -> AbstractContextManager[Alone]:
+    def _alone(
+        self, task: _Task, given: Sequence[torch.Tensor], **options: Any
+    ) -> AbstractContextManager[Alone]:
         """Return a context manager for a pass that is given these tensors."""
-        return followed_alone(parameters_and_buffers(self._model), given, task.others, task.kept)
+        owned = parameters_and_buffers(self._model)
+        return followed_alone(owned, given, task.others, task.kept, **options)
+
+
+_is_guarded: ContextVar[bool] = ContextVar("_is_guarded", default=False)
+
+
+@contextmanager
+def _without_own_rules() -> Iterator[None]:
+    """Context manager in which no function of the program is vectorised by its own rule.
+
+    Such a rule (`vmap` of an `autograd.Function`) is given all examples at once.
+
+    Raises:
+        RuntimeError: this version of PyTorch applies such rules in another way, or one is applied.
+    """
+    _guard_rules()
+    token = _is_guarded.set(True)
+    try:
+        yield
+    finally:
+        _is_guarded.reset(token)
+
+
+@cache
+def _guard_rules() -> None:
+    """Let PyTorch ask whether a program's own rule is allowed before it applies one."""
+    apply = getattr(autograd_function, _RULE, None)
+    if apply is None:
+        raise RuntimeError(f"PyTorch {torch.__version__} has no {_RULE}")
+
+    def apply_if_allowed(*args: Any, **kwargs: Any) -> Any:
+        """Apply a rule; raise where none is allowed."""
+        if _is_guarded.get():
+            raise RuntimeError("an autograd.Function has a vmap rule of its own")
+        return apply(*args, **kwargs)
+
+    setattr(autograd_function, _RULE, apply_if_allowed)
+
+
+@dataclass(frozen=True)
+class _OnePass:
+    """A pass of one example.
+
+    Attributes:
+        alone: what it consisted of.
+        backward: the Python code of the program in the backward pass, by name.
+        found: the loss, and its gradient in each parameter.
+        end: the numbers that the modules kept.
+    """
+
+    alone: Alone
+    backward: Sequence[str]
+    found: list[torch.Tensor]
+    end: Numbers
+
+
+def python_of_program(model: nn.Module, names: Iterable[str]) -> list[str]:
+    """Return the names of the Python code in a backward pass that is not PyTorch's own.
+
+    Args:
+        model: the model; `fully_shard` has hooks on its tensors.
+        names: as `python_in_backward` returns them.
+    """
+    is_sharded = any(map(is_sharded_module, model.modules()))
+    return sorted(set(names) - {HOOK_OF_TENSOR} if is_sharded else set(names))
 
 
 @dataclass(frozen=True)

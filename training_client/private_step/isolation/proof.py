@@ -22,6 +22,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils.hooks import RemovableHandle
 
+from training_client.private_step.isolation.operands import Operands
 from training_client.private_step.isolation.operations import (
     MixingError,
     StateChangeError,
@@ -32,7 +33,13 @@ from training_client.private_step.isolation.operations import (
     tensors_in,
 )
 from training_client.private_step.isolation.places import is_close
-from training_client.private_step.isolation.trace import Check, Entry, Trace, describe_backward
+from training_client.private_step.isolation.trace import (
+    Check,
+    Entry,
+    Trace,
+    describe_backward,
+    python_in_backward,
+)
 from training_client.private_step.module_numbers import numbers_of, restore_numbers
 from training_client.private_step.random_state import RandomStates
 
@@ -58,7 +65,9 @@ class Proof:
         made_of_examples: for each operation, whether its result depends on the examples.
         given: what the operations are given, in passes of three and of two examples.
         factors: likewise.
-        is_added_up: whether the gradients of its pass were compared with their sum.
+        operands: the tensors that they are given, by name.
+        added_up: the numbers of the parameters of which the gradients of such a pass were compared
+            with their sum, when that was not 0.
         is_tested: whether the pass was only tested, because an operation has no rule.
         reads: the numbers that Python read.
         has_backward_part: whether the program takes part in the backward part.
@@ -70,15 +79,16 @@ class Proof:
     made_of_examples: Sequence[bool] = ()
     given: tuple[Sequence[Any], Sequence[Any]] = ((), ())
     factors: tuple[Sequence[Any], Sequence[Any]] = ((), ())
+    operands: Sequence[Any] = ()
     is_tested: bool = False
-    is_added_up: bool = False
+    added_up: set[int] = field(default_factory=set)
     reads: Sequence[Any] = ()
     has_backward_part: bool = False
 
     @classmethod
     def from_traces(cls, three: Trace, two: Trace) -> Proof:
         """Return what two traced passes, of three and of two examples, were."""
-        functions, given, factors = three.observed
+        functions, given, factors, operands = three.observed
         return cls(
             tuple(three.functions[:functions]),
             {at: answer for at, answer in three.answers.items() if at < functions},
@@ -86,6 +96,7 @@ class Proof:
             three.made_of_examples[:functions],
             (three.given[:given], two.given[:given]),
             (three.factors[:factors], two.factors[:factors]),
+            three.operands.found[:operands],
             reads=three.reads,
             has_backward_part=three.has_backward_part,
         )
@@ -98,6 +109,7 @@ class Proof:
         """
         return self.is_tested or (
             self.functions == comparison.names
+            and self.operands == comparison.operands.found
             and _extrapolate(*self.given, comparison.given, comparison.count)
             and _extrapolate(*self.factors, comparison.raw_factors, comparison.count)
         )
@@ -111,7 +123,8 @@ class Proof:
         pairs = zip_longest(self.functions, comparison.names)
         one, other = next((pair for pair in pairs if pair[0] != pair[1]), (None, None))
         if one == other:
-            return "the same ones, which are given other numbers"
+            are_alike = self.operands == comparison.operands.found
+            return f"the same ones, which are given other {'numbers' if are_alike else 'tensors'}"
         return f"{other or 'the end'}, where the few have {one or 'the end'}"
 
 
@@ -200,6 +213,9 @@ def _require_alike(first: Trace, second: Trace) -> None:
             )
     if first.functions != second.functions:
         raise MixingError("another number of examples passes other operations")
+    one_found, other_found = (each.operands.found[: each.observed[3]] for each in (first, second))
+    if one_found != other_found:
+        raise MixingError("another number of examples gives operations other tensors")
     for value, another in zip_longest(first.values, second.values):
         if value is None or another is None or not _is_same(value, another):
             raise MixingError(
@@ -262,13 +278,16 @@ class Comparison(TorchDispatchMode):  # type: ignore[no-untyped-call]
         functions: the operations.
         given: whole numbers, flags and names that they are given.
         raw_factors: other numbers that they are given.
+        operands: the tensors that they are given.
         reads: the numbers that Python read, in their order.
         error: what is wrong with the pass; it is kept because the program may catch it.
+        python: the Python code of the program in the backward part, by name.
 
     Args:
         given: examples and targets.
         proofs: what was proved.
         stale: storages that earlier passes made of their examples.
+        owned: parameters and buffers of the model.
         is_compiled: whether the model has compiled parts, whose operations nobody sees. Then what
             was compiled takes their place.
     """
@@ -278,6 +297,7 @@ class Comparison(TorchDispatchMode):  # type: ignore[no-untyped-call]
         given: Sequence[torch.Tensor],
         proofs: Sequence[Proof],
         stale: Mapping[int, StorageWeakRef],
+        owned: Sequence[torch.Tensor] = (),
         *,
         is_compiled: bool = False,
     ) -> None:
@@ -292,9 +312,11 @@ class Comparison(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.functions: list[Any] = []
         self.given: list[Any] = []
         self.raw_factors: list[Any] = []
+        self.operands = Operands([*owned, *given])
         self.reads: list[Any] = []
         self._made: list[tuple[int, weakref.ref[torch.UntypedStorage]]] = []
         self._hooks, self._is_observing = 0, False
+        self.python: list[str] = []
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -308,12 +330,12 @@ class Comparison(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @property
     def key(self) -> Key:
-        """The operations and their arguments that are whole numbers, flags or names."""
+        """The operations, and their arguments that are tensors, whole numbers, flags or names."""
         count = self.count
         if self.is_compiled:
             return ("compiled", _graphs_compiled())
         return (
-            *self.functions, None,
+            *self.functions, None, *self.operands.found, None,
             *[
                 v if (kind := type(v)) is not int and kind is not list
                 else _in_batches(v, count) if kind is int
@@ -344,13 +366,14 @@ class Comparison(TorchDispatchMode):  # type: ignore[no-untyped-call]
         at = len(self.functions)
         self.functions.append(func)
         note_arguments(func, args, kwargs or {}, self.given, self.raw_factors)
+        self.operands.note(args, kwargs)
         if self._stale or at in self._acts:
             answer = self._act(at, args, kwargs or {})
             if answer is not None:
                 return answer
         result = func(*args, **kwargs) if kwargs else func(*args)
         if type(result) is torch.Tensor:
-            self._made.append((at, weakref.ref(result.untyped_storage())))
+            self._made.append((at, self.operands.note_result(at, result)))
         elif func in _READS:
             self.reads.append(result)
         else:
@@ -359,7 +382,7 @@ class Comparison(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _note_made(self, at: int, tensors: Iterable[torch.Tensor]) -> None:
         """Note the memory of results. A program may keep it by another tensor, as `.data` is."""
-        self._made += [(at, weakref.ref(each.untyped_storage())) for each in tensors]
+        self._made += [(at, self.operands.note_result(at, each)) for each in tensors]
 
     def _act(self, at: int, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool | None:
         """Refuse values of earlier batches; check operands, or return an answer, as proved."""
@@ -408,6 +431,7 @@ class Comparison(TorchDispatchMode):  # type: ignore[no-untyped-call]
             yield
             return
         self.functions.append(found)
+        self.python = python_in_backward(losses, self._hooks - hooks)
         with self._observing():
             yield
 
@@ -424,13 +448,14 @@ class Comparison(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._is_observing = False
 
     @contextmanager
-    def own_part(self, name: str) -> Iterator[list[Any]]:
+    def own_part(self, name: str, given: Sequence[torch.Tensor]) -> Iterator[list[Any]]:
         """Context manager for a layer that the engine runs: one operation, with these results."""
         if not self._is_observing:  # it is run again in the backward part
             yield []
             return
         at, results = len(self.functions), []  # type: int, list[Any]
         self.functions.append(name)
+        self.operands.note(given)
         with _disable_current_modes():
             yield results
         self._note_made(at, tensors_in([results], {}))

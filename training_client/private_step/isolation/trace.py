@@ -16,10 +16,12 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch.autograd.function import BackwardCFunction
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn.modules._functions import BackwardHookFunction
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils.hooks import RemovableHandle
 
 from training_client.private_step.isolation.functions import Functions, Watcher
+from training_client.private_step.isolation.operands import Operands
 from training_client.private_step.isolation.operations import (
     Call,
     DrawnError,
@@ -50,6 +52,7 @@ from training_client.private_step.isolation.rules import (
     rule_for,
 )
 
+HOOK_OF_TENSOR: Final = "a hook of a tensor"
 _SEQUENCES: Final = (list, tuple)
 _PLAIN: Final = (bool, int, float, str, list, type(None))
 # and what PyTorch tags as pointwise
@@ -198,12 +201,14 @@ class Trace(Watcher, TorchDispatchMode):  # type: ignore[no-untyped-call]
             results, in a form that does not depend on the number of examples.
         given: whole numbers, flags and names that the operations are given.
         factors: other numbers that they are given.
+        operands: the tensors that they are given.
         values: the values that all examples share, wherever these meet examples.
         answers: of the questions whether all or any examples have a property, by the number of the
             operation that hands the answer to Python. They do not depend on the examples.
         checks: conditions on operands, by the number of the operation.
         reads: the numbers that Python read of what no example decides, in their order.
-        observed: how many of the operations, and of what they are given, every step compares.
+        observed: how many of the operations, and of what they are given, every step compares:
+            numbers of entries in `functions`, `given`, `factors` and `operands`.
         has_backward_part: whether the program takes part in the backward part.
 
     Args:
@@ -225,7 +230,8 @@ class Trace(Watcher, TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.count, self._flipped, self._drawn = count, flipped, drawn
         self.reads: list[Any] = []
-        self.observed, self.has_backward_part = (0, 0, 0), False
+        self.observed: tuple[int, ...] = (0, 0, 0, 0)
+        self.has_backward_part = False
         self._owned = {each.untyped_storage()._cdata: each for each in owned}
         self._stale = {key: ref for key, ref in stale.items() if not ref.expired()}  # type: ignore[no-untyped-call]
         self._tags: dict[int, tuple[StorageWeakRef, Tag]] = {}  # the reference keeps the key in use
@@ -235,6 +241,7 @@ class Trace(Watcher, TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.log: list[Entry] = []
         self.given: list[Any] = []
         self.factors: list[Any] = []
+        self.operands = Operands(owned)
         self.values: list[torch.Tensor] = []
         self.answers: dict[int, bool] = {}
         self.checks: dict[int, list[Check]] = {}
@@ -408,8 +415,10 @@ class Trace(Watcher, TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.functions.append(func)
             self.made_of_examples.append(False)
             note_arguments(func, args, kwargs, self.given, self.factors)
+            self.operands.note(args, kwargs)
         if signature_of(func).is_view:
             result = func(*args, **kwargs)  # of the same storage, so its tag holds
+            self._name(result)
             first = next(tensors_in(args, kwargs), None)
             if first is not None and self._depends(first):
                 self.made_of_examples[-1] = True
@@ -420,7 +429,9 @@ class Trace(Watcher, TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._met = []
         self._call = call = Call(func, args, kwargs)
         try:
-            return self._run(call, args, kwargs)
+            result = self._run(call, args, kwargs)
+            self._name(result)
+            return result
         except (MixingError, UnknownError) as error:
             self.error = type(error)(f"{call.name} in {calling_line()}: {error}")
             raise self.error from None
@@ -429,6 +440,12 @@ class Trace(Watcher, TorchDispatchMode):  # type: ignore[no-untyped-call]
             raise
         finally:
             self._call = None
+
+    def _name(self, results: Any) -> None:
+        """Name the results of an operation, by which later ones are given them."""
+        if not self._is_own:
+            for each in tensors_in([results], {}):
+                self.operands.note_result(len(self.functions) - 1, each)
 
     def _forget_period(self, tensor: torch.Tensor, view: Any) -> None:
         """Forget after how many elements values repeat, if a view has elements of another type."""
@@ -674,7 +691,8 @@ class Trace(Watcher, TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._note_observed()
 
     def _note_observed(self) -> None:
-        self.observed = len(self.functions), len(self.given), len(self.factors)
+        counted = self.functions, self.given, self.factors, self.operands.found
+        self.observed = tuple(map(len, counted))
 
     # --- functions that Python sees
     def leave(self, name: str, tensor: torch.Tensor) -> None:
@@ -687,16 +705,18 @@ class Trace(Watcher, TorchDispatchMode):  # type: ignore[no-untyped-call]
             raise self.error
 
     @contextmanager
-    def own_part(self, name: str) -> Iterator[list[Any]]:
+    def own_part(self, name: str, given: Sequence[torch.Tensor]) -> Iterator[list[Any]]:
         """Context manager for a layer that the engine runs: one operation, with these results."""
         self.functions.append(name)
         self.made_of_examples.append(True)
+        self.operands.note(given)
         self._is_own = True
         results: list[Any] = []
         try:
             yield results
         finally:
             self._is_own = False
+        self._name(results)
 
 
 def _chooses_rows(call: Call) -> bool:
@@ -748,14 +768,40 @@ def describe_backward(losses: torch.Tensor, hooks: int) -> str | None:
         losses: whose graph it is.
         hooks: that the program registered for it.
     """
-    nodes, found = [losses.grad_fn], {losses.grad_fn}
+    own = sum(isinstance(each, BackwardCFunction) for each in _nodes_of(losses))
+    return f"backward pass with {own} functions and {hooks} hooks" if own or hooks else None
+
+
+def python_in_backward(losses: torch.Tensor, hooks: int) -> list[str]:
+    """Return the names of the program's own functions in a backward pass, and of its hooks.
+
+    Args:
+        losses: whose graph it is.
+        hooks: that the program registered for it.
+    """
+    kinds = [
+        each._forward_cls  # type: ignore[attr-defined]
+        for each in _nodes_of(losses)
+        if isinstance(each, BackwardCFunction)
+    ]
+    names = [
+        "a hook of a module" if kind is BackwardHookFunction else kind.__name__
+        for kind in kinds
+        if kind is BackwardHookFunction or not kind.__module__.startswith("torch.")
+    ]
+    return sorted({*names, *([HOOK_OF_TENSOR] if hooks else [])})
+
+
+def _nodes_of(losses: torch.Tensor) -> set[Any]:
+    """Return the operations of a backward pass."""
+    nodes: list[Any] = [losses.grad_fn]
+    found = {losses.grad_fn}
     while nodes:
         node = nodes.pop()
         more = {each for each, _ in node.next_functions if each is not None} - found if node else ()
         found |= set(more)
         nodes += more
-    own = sum(isinstance(each, BackwardCFunction) for each in found)
-    return f"backward pass with {own} functions and {hooks} hooks" if own or hooks else None
+    return found
 
 
 def _period(call: Call, tags: Sequence[Tag | None]) -> int:

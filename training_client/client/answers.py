@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypedDict
+from typing import Any
 
 from training_client.errors import ServiceConfusedError
 
@@ -190,25 +190,3 @@ class BudgetPlan:
             )
         except (KeyError, TypeError) as error:
             raise ServiceConfusedError(f"the answer is not a plan: {error!r}") from None
-
-
-class RunArguments(TypedDict, total=False):
-    """The keyword arguments that describe a DP-SGD run; used where no mechanism is given.
-
-    Attributes:
-        noise_multiplier: σ > 0.
-        sample_rate: q, in (0, 1]; or `dataset_size` and `batch_size`.
-        steps: number of steps; or `epochs`, with the sizes.
-        dataset_size: number of records.
-        batch_size: expected number of records in a batch.
-        epochs: passes over the dataset.
-        sampling: "poisson" by default.
-    """
-
-    noise_multiplier: float
-    sample_rate: float
-    steps: int
-    dataset_size: int
-    batch_size: int
-    epochs: float
-    sampling: str

@@ -19,12 +19,24 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from types import TracebackType
-from typing import Any, Final, Literal, Self, Unpack
+from typing import Any, Final, Self, Unpack
 from urllib.parse import quote
 
 import httpx
 
-from training_client.answers import BudgetPlan, Comparison, Guarantee, RunArguments
+from training_client.client.answers import BudgetPlan, Comparison, Guarantee
+from training_client.client.arguments import (
+    CompareArguments,
+    DeltaArguments,
+    EpsilonArguments,
+    ImportDocumentArguments,
+    NoiseMultiplierArguments,
+    PlanArguments,
+    RunArguments,
+    SampleRateArguments,
+    SolveArguments,
+    StepsArguments,
+)
 from training_client.errors import (
     BudgetExhaustedError,
     DataError,
@@ -46,6 +58,7 @@ PLD: Final = "pld"  # the accounting method that proves each of its guarantees
 ADD_OR_REMOVE_ONE: Final = "add_or_remove_one"
 _PROVEN: Final = "proven"
 _INVALID_REQUEST: Final = "invalid-request"
+_RISKS: Final = ("advantage", "attack_success", "true_positive_rate", "mu")  # instead of ε
 _ESTIMATE: Final = "estimate"  # one of the method's hypotheses does not hold
 
 Json = Mapping[str, Any]
@@ -227,26 +240,24 @@ class AccountingService:
         delta: float | None = None,
         method: str = PLD,
         neighbouring_relation: str = ADD_OR_REMOVE_ONE,
-        **run: Unpack[RunArguments],
+        **arguments: Unpack[EpsilonArguments],
     ) -> Guarantee:
         """Return ε at δ, with its status and proof, for a DP-SGD run or any mechanism.
 
         Args:
-            mechanism: any mechanism, as JSON; without it, `run` describes a run.
+            mechanism: any mechanism, as JSON; without it, the arguments describe a run.
             delta: δ, in (0, 1), required; the answer's δ does not exceed it.
             method: the accounting method. The default proves its guarantees; other methods may
                 return one whose status is "estimate".
             neighbouring_relation: the neighbouring relation.
-            run: the arguments of a run, such as `noise_multiplier`; see `RunArguments`.
+            arguments: a run, such as `noise_multiplier`, and more: see `EpsilonArguments`.
 
         Raises:
             ServiceConfusedError: the answer is for another δ or method, or is not proven though
                 the method proves its guarantees.
         """
         delta = _require(delta, "delta")
-        described = _mechanism_of(mechanism, run)
-        body = {
-            "mechanism": described,
+        body = _describe_question(mechanism, arguments) | {
             "delta": delta,
             "method": method,
             "neighbouring_relation": neighbouring_relation,
@@ -258,7 +269,7 @@ class AccountingService:
             raise ServiceConfusedError(
                 f"asked for δ = {delta:g}, but the answer is for δ = {found.delta:g}"
             )
-        return replace(found, document={**found.document, "mechanism": described})
+        return replace(found, document={**found.document, "mechanism": body["mechanism"]})
 
     def delta(
         self,
@@ -266,24 +277,23 @@ class AccountingService:
         epsilon: float | None = None,
         method: str = PLD,
         neighbouring_relation: str = ADD_OR_REMOVE_ONE,
-        **run: Unpack[RunArguments],
+        **arguments: Unpack[DeltaArguments],
     ) -> Guarantee:
         """Return δ at ε, with its status and proof, for a DP-SGD run or any mechanism.
 
         Args:
-            mechanism: any mechanism, as JSON; without it, `run` describes a run.
+            mechanism: any mechanism, as JSON; without it, the arguments describe a run.
             epsilon: ε ≥ 0, required; the answer's ε does not exceed it.
             method: the accounting method.
             neighbouring_relation: the neighbouring relation.
-            run: the arguments of a run, such as `noise_multiplier`; see `RunArguments`.
+            arguments: a run, such as `noise_multiplier`, and more: see `DeltaArguments`.
 
         Raises:
             ServiceConfusedError: the answer is for another ε or method, or is not proven though
                 the method proves its guarantees.
         """
         epsilon = _require(epsilon, "epsilon")
-        body = {
-            "mechanism": _mechanism_of(mechanism, run),
+        body = _describe_question(mechanism, arguments) | {
             "epsilon": epsilon,
             "method": method,
             "neighbouring_relation": neighbouring_relation,
@@ -300,18 +310,17 @@ class AccountingService:
         mechanism: Json | None = None,
         delta: float | None = None,
         neighbouring_relation: str = ADD_OR_REMOVE_ONE,
-        **run: Unpack[RunArguments],
+        **arguments: Unpack[CompareArguments],
     ) -> Comparison:
         """Return ε at δ by every accounting method, and the proved interval around it.
 
         Args:
-            mechanism: any mechanism, as JSON; without it, `run` describes a run.
+            mechanism: any mechanism, as JSON; without it, the arguments describe a run.
             delta: δ, in (0, 1), required.
             neighbouring_relation: the neighbouring relation.
-            run: the arguments of a run, such as `noise_multiplier`; see `RunArguments`.
+            arguments: a run, such as `noise_multiplier`, and more: see `CompareArguments`.
         """
-        body = {
-            "mechanism": _mechanism_of(mechanism, run),
+        body = _describe_question(mechanism, arguments) | {
             "delta": _require(delta, "delta"),
             "neighbouring_relation": neighbouring_relation,
         }
@@ -333,165 +342,89 @@ class AccountingService:
         except (KeyError, IndexError, TypeError, ValueError) as error:
             raise ServiceConfusedError(f"the answer is not a curve: {error!r}") from None
 
-    def noise_multiplier(
-        self,
-        *,
-        epsilon: float,
-        delta: float,
-        method: str = PLD,
-        neighbouring_relation: str = ADD_OR_REMOVE_ONE,
-        **run: Unpack[RunArguments],
-    ) -> float:
-        """Return the smallest noise multiplier with which a run satisfies (ε, δ).
+    def noise_multiplier(self, **arguments: Unpack[NoiseMultiplierArguments]) -> float:
+        """Return the least noise multiplier with which a run meets an (ε, δ) or risk target.
 
         Args:
-            epsilon: the largest ε allowed.
-            delta: the largest δ allowed.
-            method: the accounting method.
-            neighbouring_relation: the neighbouring relation.
-            run: the run without its noise: `sample_rate` and `steps`, or `dataset_size`,
-                `batch_size` and `epochs`; whole epochs with balls-in-bins sampling.
+            arguments: the target, and the run without its noise: `sample_rate` and `steps`, or
+                `dataset_size`, `batch_size` and `epochs`; see `NoiseMultiplierArguments`.
 
         Raises:
-            ServiceConfusedError: the solution's own guarantee exceeds ε or δ.
+            ServiceConfusedError: the solution's own guarantee or risk exceeds the target.
         """
-        target = _target(epsilon, delta, method, neighbouring_relation)
-        return self._solve("noise_multiplier", run, target)
+        return self._solve("noise_multiplier", arguments)
 
-    def steps(
-        self,
-        *,
-        epsilon: float,
-        delta: float,
-        method: str = PLD,
-        neighbouring_relation: str = ADD_OR_REMOVE_ONE,
-        **run: Unpack[RunArguments],
-    ) -> int:
-        """Return the largest number of steps for which a run satisfies (ε, δ).
+    def steps(self, **arguments: Unpack[StepsArguments]) -> int:
+        """Return the largest number of steps with which a run meets an (ε, δ) or risk target.
 
         Args:
-            epsilon: the largest ε allowed.
-            delta: the largest δ allowed.
-            method: the accounting method.
-            neighbouring_relation: the neighbouring relation.
-            run: the run without its steps: `noise_multiplier`, and `sample_rate` or `dataset_size`
-                and `batch_size`.
+            arguments: the target, and the run without its steps: `noise_multiplier`, and
+                `sample_rate` or `dataset_size` and `batch_size`; see `StepsArguments`.
 
         Raises:
-            ServiceConfusedError: the solution's own guarantee exceeds ε or δ.
+            ServiceConfusedError: the solution's own guarantee or risk exceeds the target.
         """
-        target = _target(epsilon, delta, method, neighbouring_relation)
-        return int(self._solve("steps", run, target))
+        return int(self._solve("steps", arguments))
 
-    def sample_rate(
-        self,
-        *,
-        epsilon: float,
-        delta: float,
-        method: str = PLD,
-        neighbouring_relation: str = ADD_OR_REMOVE_ONE,
-        **run: Unpack[RunArguments],
-    ) -> float:
-        """Return the largest sample rate for which a Poisson-sampled run satisfies (ε, δ).
+    def sample_rate(self, **arguments: Unpack[SampleRateArguments]) -> float:
+        """Return the largest sample rate with which a run meets an (ε, δ) or risk target.
 
         Args:
-            epsilon: the largest ε allowed.
-            delta: the largest δ allowed.
-            method: the accounting method.
-            neighbouring_relation: the neighbouring relation.
-            run: the run without its rate: `noise_multiplier` and `steps`.
+            arguments: the target, and the run without its rate: `noise_multiplier` and `steps`; see
+                `SampleRateArguments`.
 
         Raises:
-            ServiceConfusedError: the solution's own guarantee exceeds ε or δ.
+            ServiceConfusedError: the solution's own guarantee or risk exceeds the target.
         """
-        target = _target(epsilon, delta, method, neighbouring_relation)
-        return self._solve("sample_rate", run, target)
+        return self._solve("sample_rate", arguments)
 
-    def solve(
-        self,
-        mechanism: Json,
-        parameter: str,
-        *,
-        epsilon: float,
-        delta: float,
-        method: str = PLD,
-        neighbouring_relation: str = ADD_OR_REMOVE_ONE,
-    ) -> float:
-        """Return the value of one parameter of any mechanism that costs most within (ε, δ).
+    def solve(self, mechanism: Json, parameter: str, **arguments: Unpack[SolveArguments]) -> float:
+        """Return the value of a mechanism's parameter that costs most within a target.
 
         Args:
             mechanism: the mechanism as JSON; the parameter's value is ignored, and may be None.
             parameter: JSON pointer into the mechanism, such as "/mechanism/noise_multiplier".
-            epsilon: the largest ε allowed.
-            delta: the largest δ allowed; it may be 0.
-            method: the accounting method.
-            neighbouring_relation: the neighbouring relation.
+            arguments: the target, (ε, δ) or a risk; see `SolveArguments`.
 
         Raises:
-            ServiceConfusedError: the solution's own guarantee exceeds ε or δ.
+            ServiceConfusedError: the solution's own guarantee or risk exceeds the target.
         """
-        target = _target(epsilon, delta, method, neighbouring_relation)
-        asked = {"mechanism": mechanism, "parameter": parameter, **target}
-        answer = self._request("/v1/solve", asked)
-        _require_within_target(Guarantee.from_json(answer.get("guarantee")), epsilon, delta)
-        return _finite_number(answer, "value")
+        asked = {"mechanism": mechanism, "parameter": parameter, **arguments}
+        return self._solve("solve", asked, "value")
 
     def import_document(
-        self, document: str | Json | Sequence[Any], delta: float | None = None, **facts: Any
+        self,
+        document: str | Json | Sequence[Any],
+        delta: float | None = None,
+        **arguments: Unpack[ImportDocumentArguments],
     ) -> Json:
         """Return what a configuration or history of another tool costs, as the service's JSON.
 
         Args:
             document: a text (JSON, TOML, YAML or a Python repr), or what JSON is parsed to.
             delta: δ, if the document names none.
-            facts: other fields of `POST /v1/import`, such as `epsilon` or `dataset_size`.
+            arguments: what the document does not say; see `ImportDocumentArguments`.
 
         Raises:
             ServiceConfusedError: the answer has no verdict.
         """
-        given = {"delta": delta} if delta is not None else {}
-        answer = self._request("/v1/import", {"document": document, **given, **facts})
+        body = {"document": document, "delta": delta, **arguments}
+        answer = self._request("/v1/import", _without_none(body))
         if not isinstance(answer.get("verdict"), str):
             raise ServiceConfusedError("the answer has no verdict")
         return answer
 
-    def plan(
-        self,
-        *,
-        epsilon: float,
-        delta: float,
-        dataset_size: int,
-        epochs: float | None = None,
-        batch_size: int | None = None,
-        steps: int | None = None,
-        sampling: Literal["poisson", "balls_in_bins", "both"] = "both",
-        **options: Any,
-    ) -> BudgetPlan:
+    def plan(self, **arguments: Unpack[PlanArguments]) -> BudgetPlan:
         """Return possible runs (batch size, steps, noise) within a budget, one of them recommended.
 
         Args:
-            epsilon: ε of the budget.
-            delta: δ of the budget.
-            dataset_size: number of records.
-            epochs: the compute limit: passes over the dataset; or the option `examples`.
-            batch_size: today's choice, to compare with.
-            steps: today's number of steps.
-            sampling: how batches may be drawn.
-            options: other fields of `POST /v1/plan`, such as `examples` or `points`.
+            arguments: the budget, the dataset and a compute limit; see `PlanArguments`.
 
         Raises:
             ServiceConfusedError: a run's ε exceeds that of the budget.
         """
-        given = {"epochs": epochs, "batch_size": batch_size, "steps": steps}
-        body = {
-            "epsilon": epsilon,
-            "delta": delta,
-            "dataset_size": dataset_size,
-            "sampling": sampling,
-            **{name: value for name, value in given.items() if value is not None},
-            **options,
-        }
-        return BudgetPlan.from_json(self._request("/v1/plan", body), epsilon)
+        answer = self._request("/v1/plan", _without_none(arguments))
+        return BudgetPlan.from_json(answer, arguments["epsilon"])
 
     def quote(self, dataset: str | Sequence[str], mechanism: Json) -> Quote:
         """Ask whether a run fits a dataset's remaining budget, and which run would; spend nothing.
@@ -681,12 +614,15 @@ class AccountingService:
         """Return the signed certificate of an ended run, which may be published."""
         return self._request(f"{_reservation_path(reservation.identifier)}/certificate")
 
-    def _solve(self, unknown: str, run: RunArguments, target: Json) -> float:
-        """Return the value of the parameter `unknown` with which a run meets a target (ε, δ)."""
-        answer = self._request(f"/v1/{unknown.replace('_', '-')}", {**run, **target})
-        found = Guarantee.from_json(answer.get("guarantee"))
-        _require_within_target(found, target["epsilon"], target["delta"])
-        return _finite_number(answer, unknown)
+    def _solve(self, question: str, arguments: Json, unknown: str | None = None) -> float:
+        """Return the number with which a target is met, from the solver of this name.
+
+        Raises:
+            ServiceConfusedError: its own guarantee or risk exceeds the target.
+        """
+        answer = self._request(f"/v1/{question.replace('_', '-')}", _without_none(arguments))
+        _require_within_target(answer, arguments)
+        return _finite_number(answer, unknown or question)
 
     @staticmethod
     def _require_trusted(found: Guarantee, method: str) -> Guarantee:
@@ -908,38 +844,44 @@ def _require(value: float | None, name: str) -> float:
     return value
 
 
-def _mechanism_of(mechanism: Json | None, run: RunArguments) -> Json:
-    """Return the given mechanism, or else that of a DP-SGD run with these arguments.
+def _without_none(arguments: Json) -> dict[str, Any]:
+    return {name: value for name, value in arguments.items() if value is not None}
+
+
+def _describe_question(mechanism: Json | None, arguments: Json) -> dict[str, Any]:
+    """Return the fields of a question about a mechanism, or about the run of these arguments.
 
     Raises:
         DataError: both were given.
     """
-    if mechanism is None:
-        return {"kind": "dp_sgd", **run}
-    if run:
+    others = _without_none(arguments)
+    names = [name for name in others if name in RunArguments.__annotations__]
+    run = {name: others.pop(name) for name in names}
+    if run and mechanism is not None:
         raise DataError(f"{next(iter(run))} must be left out if a mechanism is given")
-    return mechanism
+    return {**others, "mechanism": {"kind": "dp_sgd", **run} if mechanism is None else mechanism}
 
 
-def _target(epsilon: float, delta: float, method: str, relation: str) -> Json:
-    """Return the JSON fields of a target (ε, δ); omit the default relation, for older services."""
-    fields: dict[str, Any] = {"epsilon": epsilon, "delta": delta, "method": method}
-    if relation != ADD_OR_REMOVE_ONE:
-        fields["neighbouring_relation"] = relation
-    return fields
-
-
-def _require_within_target(guarantee: Guarantee, epsilon: float, delta: float) -> None:
-    """Raise if a guarantee exceeds the target (ε, δ) that the service solved for.
+def _require_within_target(answer: Json, target: Json) -> None:
+    """Raise if the guarantee or risk at a solution exceeds the target that was solved for.
 
     Raises:
-        ServiceConfusedError: its ε or δ is larger.
+        ServiceConfusedError: it does, or there is none.
     """
-    if guarantee.epsilon > epsilon or guarantee.delta > delta:
-        raise ServiceConfusedError(
-            f"the solution's guarantee (ε = {guarantee.epsilon}, δ = {guarantee.delta}) is outside "
-            f"the budget (ε = {epsilon}, δ = {delta})"
-        )
+    found = Guarantee.from_json(answer.get("guarantee"))
+    limits = {name: target[name] for name in _RISKS if target.get(name) is not None}
+    if not limits:
+        epsilon, delta = target.get("epsilon", 0.0), target.get("delta", 0.0)
+        if found.epsilon > epsilon or found.delta > delta:
+            raise ServiceConfusedError(
+                f"the solution's guarantee (ε = {found.epsilon}, δ = {found.delta}) is outside the "
+                f"budget (ε = {epsilon}, δ = {delta})"
+            )
+        return
+    risk = answer.get("risk")
+    upper = _finite_number(risk if isinstance(risk, dict) else {}, "upper")
+    if upper > min(limits.values()):
+        raise ServiceConfusedError(f"the solution's risk {upper} exceeds the target {limits}")
 
 
 class RetryTimer:

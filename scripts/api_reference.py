@@ -23,6 +23,7 @@ PAGE: Final = DOCS / "api.md"
 LISTED: Final = 2  # shown items of a long list
 ROW_MIN: Final = 50  # characters of a row of a table that is shown once only
 OBJECT_MIN: Final = 100  # characters of an object that is shown once only
+FIELDS_MIN: Final = 8  # fields of an object that another one contains, for which … stands
 DIGITS: Final = 6  # shown digits of a number: with four, ε of one step more is the same
 WRITTEN_AT: Final = 1795278815  # the time that the page's examples show
 TITLES: Final = {"computation": "Computations", "ledger": "The ledger", "keys": "Keys"}
@@ -162,24 +163,22 @@ CALLS: Final[list[tuple[str, str, Any]]] = [
 
 INTRODUCTION: Final = """# The HTTP API
 
-Every call, what it takes and what it answers. `scripts/api_reference.py` makes the calls and writes
-this page. The service shows the same as OpenAPI at `/openapi.json`, and as a page at `/docs`.
+Every call, what it takes and what it answers. `scripts/api_reference.py` makes the calls and
+writes this page. The service shows the same as OpenAPI at `/openapi.json`, and as a page at
+`/docs`.
 
 * **Bodies** are JSON with finite numbers. Unknown and repeated names are refused.
-* **Keys.** Calls under `/v1/datasets`, `/v1/series`, `/v1/reservations`, `/v1/keys`, `/v1/entries`
-  and `/v1/events` need `Authorization: Bearer <key>`, with [the right
-  scope](how-to/rotating-keys.md). Computations need one, of the scope `compute`, only if the
-  service runs with `ACCOUNTANT_OPEN_COMPUTATION=false`.
+* **Keys.** Calls of the ledger and of keys need `Authorization: Bearer <key>`, with [the right
+  scope](how-to/rotating-keys.md). Computations need one only with
+  `ACCOUNTANT_OPEN_COMPUTATION=false`.
 * **Writes** to the ledger need an `Idempotency-Key`: a new random value for each, the same one for
-  a repeat. `PUT` and `PATCH` need none: a repeat changes nothing more.
-* **Failures** are problems with a stable code and one of the statuses 400, 401, 403, 404, 409, 413,
-  422, 429 and 503: [errors](errors.md).
+  a repeat.
+* **Failures** are problems with a stable code: [errors](errors.md).
 * **Amounts.** `share` is the used part of a budget. The `epsilon` beside it is the guarantee of
-  what was used: it does not grow in proportion. A reservation's `charge` is what it held at first,
-  and stays so when its steps are granted or returned; the report has what remains charged.
+  what was used: it does not grow in proportion. A reservation's `charge` is what it held at first.
 * **Times** are seconds since 1970, in entries and audit events microseconds.
 * **Versions.** `v1` is the contract's version. What a released description of a mechanism means
-  never changes. "Papers/000" to "papers/004" are in the [glossary](glossary.md#the-papers).
+  never changes. Papers are in the [glossary](glossary.md#the-papers).
 
 Figures and times below are rounded; … stands for the rest of a list, for what differs each time,
 and for objects with the fields of an earlier answer.
@@ -349,7 +348,16 @@ class ReferencePage:
         first = self._answers.get(fields) or self._shown.setdefault(fields, call)
         if first != call and len(json.dumps(value)) >= OBJECT_MIN:
             return f"… as in {first}"
-        return {key: self._cut_repeated(each, call) for key, each in value.items()}
+        part = self._find_part(fields, call)
+        added = {key: each for key, each in value.items() if key not in part}
+        shown = {key: self._cut_repeated(each, call) for key, each in added.items()}
+        return shown | ({"…": f"as in {self._shown[part]}"} if part else {})
+
+    def _find_part(self, fields: tuple[str, ...], call: str) -> tuple[str, ...]:
+        """Return the fields of the largest object of an earlier call that an object contains."""
+        earlier = [each for each, first in self._shown.items() if first != call]
+        parts = [each for each in earlier if len(each) >= FIELDS_MIN and set(each) < set(fields)]
+        return max(parts, key=len, default=())
 
     def _resolve(self, schema: Any) -> Any:
         """Return the JSON schema that a reference points to."""

@@ -312,7 +312,7 @@ def test_algorithm_3_of_adadps_at_user_level() -> None:
 
 # --- what the defaults change, and where the page says so
 
-PAGE = (Path(__file__).parents[2] / "docs" / "training.md").read_text().replace("\n", " ")
+PAGE = (Path(__file__).parents[2] / "docs" / "optimizers.md").read_text().replace("\n", " ")
 DIFFERENCES: dict[str, tuple[str, dict[str, Any], str]] = {
     "ellipsoid": ("adadp", {"box": False}, "`--box`"),
     "squares of the mean": ("adadp, examples", {"example_squares": False}, "`--example-squares`"),
@@ -330,8 +330,8 @@ def test_each_default_that_differs_is_named_with_the_option_that_follows_the_pap
 ) -> None:
     name, changed, option = DIFFERENCES[difference]
     assert distance(trained(name, **LITERAL[name][1] | changed), as_in_the_paper(name)) > 1e-2
-    section = PAGE[PAGE.index("**Differences from the papers.**") :]
-    assert option in section[: section.index("**Federated training.**")]
+    section = PAGE[PAGE.index("## Differences from the papers") :]
+    assert option in section[: section.index("## Side information")]
 
 
 def test_noise_on_each_example_or_on_the_average_is_another_algorithm() -> None:

@@ -273,6 +273,8 @@ def test_a_wrong_block_fails_and_a_block_sees_the_results_of_those_before_it(
         session.run(Block("page.md:1", "console", "export WHO=me\nmkdir there && cd there\n"))
         blocks = [Block("page.md:9", *each) for each in WRONG_BLOCKS]
         assert [block for block in blocks if not fails(session, block)] == []
+        session.run(Block("page.md:2", "console", "$ true\n$ echo no && false\nno\n", fails="why"))
+        assert fails(session, Block("page.md:2", "console", "$ false\n$ true\n", fails="why"))
         session.run(Block("page.md:2", "console", "$ echo $WHO 12 > file && cat file\nme 12\n"))
         session.run(Block("page.md:3", "python", "import os\nwho = os.environ['WHO']\n"))
         session.run(Block("page.md:4", "python", "assert open('file').read() == f'{who} 12\\n'\n"))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 import re
+import shutil
 import subprocess
 from collections.abc import Iterator
 from itertools import product
@@ -15,22 +16,16 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.findings import require_none
 from tests.support.killed_program import KilledProgram, loop_of
 from tests.support.killed_ranks import MOMENTS
 from tests.support.pages import ROOT, Page
 
-PAGE = ROOT / "docs" / "how-to" / "several-processes.md"
+FOLDER = ROOT / "examples" / "several_processes"
 STEPS, FEW_STEPS = 120, 60
 BLOCKS = "block=10, block_max=10"
 KINDS = ["replicated", "sharded"]
 LOST = "ProcessLostError: a process that trains with this one ended"
-
-
-def shown_program(name: str) -> str:
-    """Return a program that the page shows."""
-    texts = (block.text for block in Page.read(PAGE).blocks)
-    text = next(each for each in texts if each.startswith(f"cat > {name} "))
-    return text.partition("\n")[2].rpartition("EOF")[0]
 
 
 class Bench:
@@ -38,7 +33,7 @@ class Bench:
 
     Args:
         folder: for the program and the ledger.
-        program: its name.
+        program: its file.
         steps: the number of steps; unless it is the page's, each is charged alone.
     """
 
@@ -47,13 +42,16 @@ class Bench:
         self.killed = KilledProgram(folder, ("posts", 3000, 4.0))
         self.run, self.program = folder / "run", folder / program
         self.killed.environment["RUN"] = str(self.run)
-        text = shown_program(program).replace(":8000", f":{self.killed.server.port}")
+        self.killed.environment["ACCOUNTANT_SERVICE"] = (
+            f"http://127.0.0.1:{self.killed.server.port}"
+        )
+        text = (FOLDER / program).read_text()
         assert text.count(BLOCKS) == text.count(f"mechanism({STEPS})") == 1
         if steps != STEPS:
             text = text.replace(f"mechanism({STEPS})", f"mechanism({steps})")
             text = text.replace(BLOCKS, "block=1, block_max=1")
         self.program.write_text(text)
-        (folder / "posts.py").write_text(shown_program("posts.py"))
+        shutil.copy(FOLDER / "posts.py", folder)
 
     def start(
         self, processes: int, victim: tuple[int, str, int] | None = None
@@ -110,8 +108,13 @@ def test_no_step_is_uncharged_at_any_moment(bench: Bench, size: int) -> None:
     bench.killed.require_charged(size)
 
 
-def test_the_text_classifier_has_25_lines() -> None:
-    assert 10 < len(loop_of(shown_program("train.py"))) <= 25
+def test_the_text_classifier_has_25_lines_and_the_page_shows_some() -> None:
+    program = (FOLDER / "train.py").read_text()
+    assert 10 < len(loop_of(program)) <= 25
+    blocks = Page.read(ROOT / "docs/how-to/several-processes.md").blocks
+    shown = next(each.text for each in blocks if each.language == "python")
+    lines = {each.strip() for each in program.splitlines()}
+    require_none(each for each in shown.splitlines() if each.strip() not in lines)
 
 
 @pytest.mark.nightly

@@ -10,6 +10,7 @@ A comment before a block says what is different about it, and why:
     <!-- run by .ci/run, tests/e2e/test_commands.py: why there and not here -->
     <!-- slow: what takes so long -->
     <!-- varies: why … in the shown output stands for text that no two runs print alike -->
+    <!-- fails: why the last command of the block ends with an error, as it must -->
 
 The output that is shown after a command must be its whole output (`tests/support/shown_output.py`).
 `python -m scripts.page_output PAGE` writes it into the page.
@@ -56,7 +57,7 @@ SECONDS: Final = 400  # for a block of commands
 Comparison = Callable[[list[str], str, str, bool], None]
 
 _COMMENT: Final = re.compile(
-    r"<!--\s*(run by|slow page|slow|varies|needs|packages)\b:?\s*(.*?)\s*-->", re.DOTALL
+    r"<!--\s*(run by|slow page|slow|varies|fails|needs|packages)\b:?\s*(.*?)\s*-->", re.DOTALL
 )
 _SERVE: Final = re.compile(r"^(?:\w+=\S+ )*(?:\.venv/bin/)?accountant serve\b.*$", re.MULTILINE)
 _SERVICE: Final = re.compile(r"(127\.0\.0\.1|localhost):8000\b")
@@ -105,6 +106,7 @@ class Block:
         run_by: the files that run it in the place of its page, and why, if they do.
         slow: what takes so long, if it does.
         varies: why its output differs from run to run where it shows …, if it does.
+        fails: why its last command ends with an error, if it does.
     """
 
     where: str
@@ -113,6 +115,7 @@ class Block:
     run_by: str | None = None
     slow: str | None = None
     varies: str | None = None
+    fails: str | None = None
 
     @property
     def here(self) -> bool:
@@ -167,7 +170,7 @@ class Page:
                 slow_page = notes.pop("slow page", slow_page)
             elif token.type == "fence":
                 assert token.info in LANGUAGES, f"{where}: {token.info!r} not in {LANGUAGES}"
-                reasons = [notes.pop(each, None) for each in ("run by", "slow", "varies")]
+                reasons = [notes.pop(each, None) for each in ("run by", "slow", "varies", "fails")]
                 reasons[1] = reasons[1] or slow_page
                 blocks.append(Block(where, token.info, token.content, *reasons))
             else:
@@ -243,22 +246,24 @@ class Session:
             case "python":
                 self._interpret(block)
             case "console" if re.search(r"^\$ ", block.text, re.MULTILINE):
-                for command, shown in split_commands(block.text):
-                    output = self._shell(command, block.where)
+                commands = list(split_commands(block.text))
+                for at, (command, shown) in enumerate(commands, start=1):
+                    fails = bool(block.fails) and at == len(commands)
+                    output = self._shell(command, block.where, fails)
                     self._compare(shown, output, block.where, bool(block.varies))
             case "console" | "sh":
-                self._shell(block.text, block.where)
+                self._shell(block.text, block.where, bool(block.fails))
 
-    def _shell(self, script: str, where: str) -> str:
+    def _shell(self, script: str, where: str, fails: bool) -> str:
         """Run a shell script and return its output; services start in the background."""
         output, done = "", 0
         for serve in _SERVE.finditer(script):
             output += self._script(script[done : serve.start()], where)
             self._serve(serve[0])
             done = serve.end()
-        return output + self._script(script[done:], where)
+        return output + self._script(script[done:], where, fails)
 
-    def _script(self, script: str, where: str) -> str:
+    def _script(self, script: str, where: str, fails: bool = False) -> str:
         """Run a shell script with the session's variables and folder; return its output."""
         if not script.strip():
             return ""
@@ -273,7 +278,8 @@ class Session:
             check=False,
             timeout=SECONDS,
         )
-        assert done.returncode == 0, f"{where}: exit code {done.returncode}\n{script}{done.stdout}"
+        as_it_should = (done.returncode != 0) == fails
+        assert as_it_should, f"{where}: exit code {done.returncode}\n{script}{done.stdout}"
         return done.stdout
 
     def _interpret(self, block: Block) -> None:

@@ -31,7 +31,7 @@ from training_client.private_step.step_processes import OneProcess, StepProcesse
 PUBLIC_BATCH_SIZE: Final = 64  # the mini-batches of papers/004, Appendix B
 NO_EXAMPLE_SQUARES: Final = (
     "the mean of per-example squares cannot be made of noisy mean gradients, and a release of its "
-    "own would be noise almost alone (docs/training.md): use state public, or raw without a claim"
+    "own would be noise almost alone (docs/optimizers.md): use state public, or raw without a claim"
 )
 
 

@@ -66,6 +66,7 @@ def test_two_releases_of_a_commit_are_equal(tmp_path: Path) -> None:
         assert run("git", "clone", "--quiet", ROOT, clone).returncode == 0
         ready = f"mkdir .venv && ln -s {sys.prefix}/* .venv && touch -d tomorrow .venv/.ready"
         assert script(ready, clone, {}).returncode == 0
+        assert run("make", "site", cwd=clone).returncode == 0  # and a release has it once
         done = run("make", "release", cwd=clone)
         assert done.returncode == 0, done.stderr[-2000:]
         sums.append((clone / "dist" / release.CHECKSUMS).read_text())

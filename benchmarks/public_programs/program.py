@@ -254,10 +254,10 @@ def _double_by_default() -> Iterator[None]:
 def _draws_of_examples(draws: Draws, count: int, way: Way) -> list[Draws]:
     """Return what was drawn for each example.
 
-    Passes of one example draw one after the other. Those that draw are alike, and not run again.
+    Passes of one example draw one after the other, and the first once more.
     """
     if way == "single":
-        each = len(draws) // count
+        each = len(draws) // (count + 1)
         return [draws[at * each : (at + 1) * each] for at in range(count)]
     return [
         [drawn[at] if drawn.dim() and len(drawn) == count else drawn for drawn in draws]

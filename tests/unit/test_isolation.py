@@ -65,6 +65,12 @@ def column(rows: torch.Tensor) -> torch.Tensor:
     return places(rows)[:, None].double()
 
 
+def summing() -> Callable[[float], float]:
+    """Return a function that returns the sum of all that it was ever given."""
+    given: list[float] = []
+    return lambda value: given.append(value) or sum(given)  # type: ignore[func-returns-value]
+
+
 def write(rows: torch.Tensor, at: Any, value: Any) -> torch.Tensor:
     found = rows.clone()
     found[at] = value
@@ -150,6 +156,11 @@ MIXING: dict[str, tuple[str, Use]] = {
     ),
     "mask with −∞ and position": ("add", masked_by(places)),
     "mean in Python": ("_local_scalar_dense", lambda _, h: h * h.mean().item()),
+    "sum by a function": ("apply_", lambda _, h: h * h.detach().clone().apply_(summing())),
+    "another by a function": (
+        "map_",
+        lambda _, h: h * h.detach().clone().map_(h.detach().roll(1, 0), lambda _, other: other),
+    ),
     "mean in NumPy": ("numpy", lambda _, h: h * float(h.detach().numpy().mean())),
     "branch": ("_local_scalar_dense", lambda _, h: h * 2 if h.mean() > 0 else h),
     "any as a number": ("mul", lambda _, h: h * (h > 1).any()),
@@ -194,6 +205,11 @@ BY_NUMBER: dict[str, Use] = {
     "dimension": lambda _, h: h - h.mean(0 if len(h) > 4 else 1, keepdim=True),
     "dimension by name": lambda _, h: torch.sort(h, stable=True, dim=0 if len(h) > 4 else 1)[0],
     "another tensor of many": lambda _, h: h + (h.flip(1), h.roll(1, 1))[len(h) > 2],
+    "flag of many": lambda _, h: h * (len(h) > 4),
+    "constant of many": lambda _, h: h * torch.tensor([1, 1, 1, 1, 1, 10 * (len(h) > 4)]),
+    "type of many": lambda _, h: h * (3 * h.detach()).to(torch.bool if len(h) > 4 else torch.int64),
+    "not a number of many": lambda _, h: h * (math.nan if len(h) > 4 else 1.0),
+    "nearly one of few": lambda _, h: h * (len(h) if len(h) > 4 else 1 + 1e-12 * len(h)),
     "groups of many": lambda _, h: h.view(-1, max(1, len(h) // 4), 6).softmax(1).view(-1, 6),
 }
 MIXING_LOSSES: dict[str, tuple[str, Loss]] = {
@@ -252,6 +268,17 @@ def test_a_loss_that_mixes_examples_is_refused_with_its_operation(name: str) -> 
 def test_a_program_that_depends_on_the_number_of_examples_is_refused(name: str) -> None:
     with pytest.raises(UnsupportedModelError, match="depend on other examples"):
         clip(Net(BY_NUMBER[name]), 8)
+
+
+def test_a_number_that_a_layer_keeps_may_not_depend_on_the_number_of_examples() -> None:
+    def normalize(m: Any, h: torch.Tensor) -> torch.Tensor:
+        m.norm.eps = 10.0 if len(h) > 4 else 1e-5
+        return m.norm(h)  # type: ignore[no-any-return]
+
+    net = Net(normalize)
+    net.norm = nn.GroupNorm(2, WIDTH)
+    with pytest.raises(UnsupportedModelError, match="given other numbers"):
+        clip(net, 8)
 
 
 def test_a_program_that_treats_one_example_alone_in_another_way_is_refused() -> None:

@@ -101,6 +101,7 @@ MODELS: dict[str, Mix] = {
     "by a value in Python": lambda _, x: x * x[0, 0].item(),
     "by NumPy": lambda _, x: x * float(x.detach().numpy().mean()),
     "by a list": lambda _, x: x * sum(x.flatten().tolist()),
+    "by a sum": lambda _, x: x * torch.tensor(x.sum(0).tolist()),
     "by the place": lambda _, x: x * torch.arange(len(x))[:, None],
     "the first row in all": lambda _, x: x + x[:1],
     "capacity": lambda _, x: x * ((x[:, :1] > 0).cumsum(0) <= 2),

@@ -175,11 +175,22 @@ def of_two(sign: float) -> torch.Tensor:
     return torch.full((6,), sign, dtype=torch.float64)
 
 
+SEEDS = itertools.count()
+
+
+def drawn_anew(x: torch.Tensor, _: Callable[[], float]) -> torch.Tensor:
+    """Multiply by numbers of a generator of the program's own: no operation shows its seed."""
+    generator = torch.Generator().manual_seed(next(SEEDS))
+    return x * torch.randn(6, generator=generator, dtype=torch.float64)
+
+
 STATE: dict[str, tuple[Callable[[torch.Tensor, Callable[[], float]], torch.Tensor], str]] = {
     "a function": (lambda x, f: Kept.apply(x, f), r"Python code \(Kept\)"),  # type: ignore[no-untyped-call]
     "a hook": (hooked, r"Python code \(a hook of a tensor\)"),
     "a factor": (lambda x, f: x * f(), "passes differently after others"),
+    "a flag": (lambda x, f: x * (f() > 0), "passes differently after others"),
     "a constant": (lambda x, f: x * of_two(f()), "passes differently after others"),
+    "a generator": (drawn_anew, "passes differently after others"),
 }
 
 

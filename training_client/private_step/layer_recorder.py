@@ -69,12 +69,12 @@ class RowObserver(Protocol):
         ...
 
     def own_part(
-        self, name: str, given: Sequence[torch.Tensor]
+        self, layer: nn.Module, given: Sequence[torch.Tensor]
     ) -> AbstractContextManager[list[Any]]:
         """Return a context manager for a layer that the engine runs, which lists its results.
 
         Args:
-            name: of the layer's type.
+            layer: the layer.
             given: the layer's parameters and buffers, and its arguments that are tensors.
         """
         ...
@@ -155,7 +155,7 @@ class LayerRecorder:
             return run(self, layer, *args, **kwargs)
         leaves = [*layer.parameters(), *layer.buffers(), *tree_leaves((args, kwargs))]
         given = [each for each in leaves if isinstance(each, torch.Tensor)]
-        with self.observer.own_part(type(layer).__name__, given) as results:
+        with self.observer.own_part(layer, given) as results:
             output = run(self, layer, *args, **kwargs)
             results += tree_leaves(output)
         return output

@@ -11,8 +11,9 @@ One after the other, numbers and flags of the modules are restored before each e
 the same after it. Python may keep more from one example to the next. So all examples must pass the
 same operations, which are given the same constants and numbers: then each pass is the same function
 of its example. Where an example decides which positions are chosen, or random numbers which layers,
-passes differ. Then those that differ are run again in reverse order, and must pass as before: this
-is a test of what remains, such as a list of sizes, and no Python code may be in the backward pass.
+passes differ, and no Python code may be in the backward pass. Those that differ, and the first, are
+run again in reverse order, and must pass as before: this is a test of what remains, such as a list
+of sizes, or what an operation of the program's own keeps.
 """
 
 from __future__ import annotations
@@ -164,12 +165,12 @@ class WholeModel:
             raise UnsupportedModelError(_PASSES_DIFFERENTLY)
         if differing:
             self._require_explained(passes, [*before, after])
-            for at in [*reversed(differing), 0]:
-                before[at].restore()
-                again = self._run_alone(task, at, start, None).found
-                if not all(map(is_close, again, (each[at] for each in rows))):
-                    raise UnsupportedModelError(_PASSES_DIFFERENTLY)
-            after.restore()
+        for at in [*reversed(differing), 0] if count > 1 else ():
+            before[at].restore()
+            again = self._run_alone(task, at, start, None).found
+            if not all(map(is_close, again, (each[at] for each in rows))):
+                raise UnsupportedModelError(_PASSES_DIFFERENTLY)
+        after.restore()
         return rows[1:], rows[0]
 
     def _run_alone(self, task: _Task, at: int, start: Numbers, first: Alone | None) -> _OnePass:

@@ -21,8 +21,16 @@ _EXITS: Final = frozenset(
         "data_ptr",
         "__reduce_ex__",
         "__deepcopy__",
+        "apply_",
+        "map_",
+        "map2_",
     )
 )
+
+
+def describe_exit(name: str) -> str:
+    """Return what stands for such a function among the operations of a pass."""
+    return f"Tensor.{name}"
 
 
 class Watcher:

@@ -19,15 +19,16 @@ _ANOTHER_PART: Final = "another part of its memory"
 
 _SEQUENCES: Final = (list, tuple)
 
-Memory = tuple[int, Any, torch.Size, tuple[int, ...]]  # storage, offset, shape, strides
+# storage, offset, shape, strides, type
+Memory = tuple[int, Any, torch.Size, tuple[int, ...], torch.dtype]
 
 
 class Operands:
     """The operands of the operations of a pass, by name.
 
     What the pass made is named by the number of the last operation that returned a tensor of the
-    same memory: the same storage, offset, shape and strides. What it was given has the numbers −1,
-    −2, …; other tensors have the next ones, in the order in which the pass meets them.
+    same memory: the same storage, offset, shape, strides and type. What it was given has the
+    numbers −1, −2, …; other tensors have the next ones, in the order in which the pass meets them.
 
     Attributes:
         found: for each operation, the name of every operand, followed by whether it requires a
@@ -116,7 +117,7 @@ class Operands:
 
 def _memory(tensor: torch.Tensor, storage: torch.UntypedStorage) -> Memory:
     """Return what tells a tensor's memory from others' while its storage exists."""
-    return id(storage), tensor.storage_offset(), tensor.size(), tensor.stride()
+    return id(storage), tensor.storage_offset(), tensor.size(), tensor.stride(), tensor.dtype
 
 
 def first_alike(tensors: Sequence[torch.Tensor]) -> list[int]:

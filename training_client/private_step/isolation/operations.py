@@ -23,8 +23,10 @@ _UNMARKED_VIEWS: Final = frozenset(
     )
 )  # fmt: skip
 _SHAPING_TYPES: Final = ("int", "bool", "str")
-_NUMBERS: Final = (int, float)
-_GIVEN: Final = (int, bool, str, list)
+_NUMBERS: Final = (int, float, bool, complex)
+_GIVEN: Final = (int, bool, str, list, complex, torch.dtype, torch.layout, torch.memory_format)
+_KEPT: Final = (int, bool, str, tuple)  # by layers
+_MOST_VALUES: Final = 64  # of a constant that Python computed, which are compared
 
 
 class MixingError(Exception):
@@ -128,13 +130,29 @@ def note_arguments(
             factors.append(value)
         elif type(value) is list:
             factors += value
-    if signature.name == "lift_fresh" and args[0].is_cpu and args[0].numel() == 1:
-        factors.append(args[0].item())  # a number that Python computed
+        elif type(value) in _GIVEN:
+            given.append(value)
+    if signature.name == "lift_fresh" and args[0].is_cpu and args[0].numel() <= _MOST_VALUES:
+        values = args[0].tolist()  # numbers that Python computed
+        factors.append(values if args[0].dim() < 2 else args[0].flatten().tolist())
     for name, value in kwargs.items():
         if type(value) is float:
             factors.append(value)
         elif type(value) in _GIVEN:
             given += name, value
+
+
+def note_layer(layer: torch.nn.Module, given: list[Any], factors: list[Any]) -> None:
+    """Note what a layer that the engine runs keeps, such as the number of its groups and its ε.
+
+    Args:
+        layer: the layer.
+        given: gets its whole numbers, flags, names and sizes, as text.
+        factors: gets its other numbers.
+    """
+    kept = vars(layer)
+    given.append(repr([each for each in kept.items() if type(each[1]) in _KEPT]))
+    factors += [each for each in kept.values() if type(each) is float]
 
 
 def tensors_in(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[torch.Tensor]:

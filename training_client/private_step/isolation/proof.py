@@ -9,6 +9,7 @@ consists of others is proved before anything of it is released.
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils.hooks import RemovableHandle
 
+from training_client.private_step.isolation.functions import Functions, Watcher, describe_exit
 from training_client.private_step.isolation.operands import Operands
 from training_client.private_step.isolation.operations import (
     MixingError,
@@ -29,6 +31,7 @@ from training_client.private_step.isolation.operations import (
     UnknownError,
     calling_line,
     note_arguments,
+    note_layer,
     signature_of,
     tensors_in,
 )
@@ -132,13 +135,20 @@ def _extrapolate(three: Any, two: Any, found: Any, count: int) -> bool:
     """Return whether a batch is given what passes of three and of two examples imply."""
     if type(found) is list and type(three) is list and type(two) is list:
         if (len(three), len(two), len(found)) == (3, 2, count):  # a number for each example
-            return len({*three, *two, *found}) == 1
+            return len({*three, *two, *found}) == 1 or (three, found) == (
+                [0, 1, 2],
+                [*range(count)],
+            )
         return len(three) == len(two) == len(found) and all(
             _extrapolate(*each, count) for each in zip(three, two, found, strict=True)
         )
     if type(three) is int and type(two) is int and type(found) is int:
         return found == two + (three - two) * (count - 2)
-    return bool(three == two == found or (three != two and type(three) is float)) or found != found
+    if found != found:  # not a number
+        return bool(three != three and two != two)
+    if type(three) is float and math.isclose(three, two, rel_tol=1e-3):
+        return math.isclose(three, found, rel_tol=1e-3) if three != two else three == found
+    return bool(three == two == found or (three != two and type(three) is float))
 
 
 def prove(
@@ -267,7 +277,7 @@ def _graphs_compiled() -> int:
     return int(counters["stats"]["unique_graphs"])
 
 
-class Comparison(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Comparison(Watcher, TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes what the forward part of a step's pass consists of, and acts as its proof says.
 
     It does so in the backward part too if the program takes part in it: by functions of its own, or
@@ -315,7 +325,7 @@ class Comparison(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.operands = Operands([*owned, *given])
         self.reads: list[Any] = []
         self._made: list[tuple[int, weakref.ref[torch.UntypedStorage]]] = []
-        self._hooks, self._is_observing = 0, False
+        self._hooks, self._is_observing, self._is_own = 0, False, False
         self.python: list[str] = []
 
     @classmethod
@@ -442,22 +452,32 @@ class Comparison(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return
         self._is_observing = True
         try:
-            with torch.compiler.set_stance("force_eager"), self:
+            with torch.compiler.set_stance("force_eager"), Functions(self), self:
                 yield
         finally:
             self._is_observing = False
 
+    def leave(self, name: str, _: torch.Tensor) -> None:
+        """Note that Python gets the values of a tensor: a pass that does is another one."""
+        if not self._is_own:
+            self.functions.append(describe_exit(name))
+
     @contextmanager
-    def own_part(self, name: str, given: Sequence[torch.Tensor]) -> Iterator[list[Any]]:
+    def own_part(self, layer: nn.Module, given: Sequence[torch.Tensor]) -> Iterator[list[Any]]:
         """Context manager for a layer that the engine runs: one operation, with these results."""
         if not self._is_observing:  # it is run again in the backward part
             yield []
             return
         at, results = len(self.functions), []  # type: int, list[Any]
-        self.functions.append(name)
+        self.functions.append(type(layer).__name__)
+        note_layer(layer, self.given, self.raw_factors)
         self.operands.note(given)
-        with _disable_current_modes():
-            yield results
+        self._is_own = True
+        try:
+            with _disable_current_modes():
+                yield results
+        finally:
+            self._is_own = False
         self._note_made(at, tensors_in([results], {}))
 
     def survivors(self, proof: Proof) -> dict[int, StorageWeakRef]:

@@ -14,13 +14,14 @@ from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
 
 import torch
+from torch import nn
 from torch.autograd.function import BackwardCFunction
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.modules._functions import BackwardHookFunction
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils.hooks import RemovableHandle
 
-from training_client.private_step.isolation.functions import Functions, Watcher
+from training_client.private_step.isolation.functions import Functions, Watcher, describe_exit
 from training_client.private_step.isolation.operands import Operands
 from training_client.private_step.isolation.operations import (
     Call,
@@ -30,6 +31,7 @@ from training_client.private_step.isolation.operations import (
     UnknownError,
     calling_line,
     note_arguments,
+    note_layer,
     signature_of,
     tensors_in,
 )
@@ -696,7 +698,10 @@ class Trace(Watcher, TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     # --- functions that Python sees
     def leave(self, name: str, tensor: torch.Tensor) -> None:
-        """Raise if Python gets the values of a tensor of examples."""
+        """Note that Python gets the values of a tensor; raise if they are of examples."""
+        if not self._is_own:
+            self.functions.append(describe_exit(name))
+            self.made_of_examples.append(False)
         if isinstance(tensor, torch.Tensor) and self._depends(tensor):
             self.error = MixingError(
                 f"{name} in {calling_line()}: Python, and so what it does next, depends on values "
@@ -705,9 +710,10 @@ class Trace(Watcher, TorchDispatchMode):  # type: ignore[no-untyped-call]
             raise self.error
 
     @contextmanager
-    def own_part(self, name: str, given: Sequence[torch.Tensor]) -> Iterator[list[Any]]:
+    def own_part(self, layer: nn.Module, given: Sequence[torch.Tensor]) -> Iterator[list[Any]]:
         """Context manager for a layer that the engine runs: one operation, with these results."""
-        self.functions.append(name)
+        self.functions.append(type(layer).__name__)
+        note_layer(layer, self.given, self.factors)
         self.made_of_examples.append(True)
         self.operands.note(given)
         self._is_own = True

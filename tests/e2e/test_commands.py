@@ -130,7 +130,7 @@ def look_at(printed: str, home: Path) -> None:
         shown = person.post("/sign-in", data={"csrf": token[1], "key": key[1]}).text
         assert 'href="/datasets/mnist"' in shown
         keys = person.get("/keys").text
-        (row,) = re.findall(r">look</th>.*?</tr>", keys, re.DOTALL)
+        (row,) = re.findall(r">look<br>.*?</tr>", keys, re.DOTALL)
         assert 'data-label="Expires">never' not in row
         run = re.search(r'href="(/runs/[^"]+)"', person.get("/datasets/mnist").text)
         assert run

@@ -326,10 +326,12 @@ def test_the_documentation_is_served_as_it_was_built(
     (tmp_path / "outside").write_text("x")
     http = TestClient(create_app(Settings(database_url=f"sqlite:///{tmp_path}/ledger.db")))
     for path in ("", "how-to/csv.html"):
+        # private: the documentation that this checkout may have is listed at start
         monkeypatch.setattr(documentation_pages, "_FILES", {})
         answer = http.get(f"/documentation/{path}")
         assert answer.status_code == 200
         assert "make site" in answer.text
+    # private: likewise
     monkeypatch.setattr(documentation_pages, "_FILES", documentation_pages.list_files(site))
     answer = http.get("/documentation")
     assert answer.url.path == "/documentation/"

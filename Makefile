@@ -75,8 +75,8 @@ $(TRY_READY): pyproject.toml constraints.txt
 
 flower-environment: $(FLOWER_READY)  ## create .venv-flower, for Flower and its own dependencies
 
-$(FLOWER_READY): pyproject.toml constraints-flower.txt
-	$(call make_environment,$(FLOWER),constraints-flower.txt,\
+$(FLOWER_READY): pyproject.toml constraints-flower.txt overrides-flower.txt
+	$(call make_environment,$(FLOWER),constraints-flower.txt,--override overrides-flower.txt \
 		--editable '.[$(FLOWER_EXTRAS)]' 'flwr[simulation]' pytest pytest-timeout httpx2)
 
 lock: $(READY)  ## write constraints.txt again: the versions of everything that an environment may hold

@@ -132,7 +132,10 @@ class SeriesRequest(_TemplateBody):
 
     @model_validator(mode="after")
     def _check_plan(self) -> Self:
-        """Check that the planned mechanism states no number of records: they will differ."""
+        """Check that the planned mechanism states no number of records.
+
+        The datasets of a series differ in it.
+        """
         plan = self.planned_mechanism
         for each in () if plan is None else mechanisms.find_dataset_size_mismatches(0, plan):
             message = "must not be stated: the datasets of a series differ in their size"

@@ -10,8 +10,8 @@ from scripts.people import FOLDER, PAGE, PEOPLE, do_job, read_purpose
 from tests.support.findings import require_none
 
 SAYS = {
-    "researcher": "noise multiplier  0.95910",
-    "engineer": "noise multiplier  2.11203",
+    "researcher": "noise multiplier  0.9591017807",
+    "engineer": "noise multiplier  2.11203687",
     "privacy_officer": "wrote registry.yaml (registry)",
     "training_engineer": "it is about this model: SHA-256 ",
     "operator": "all is well; datasets: 1, entries: 1",

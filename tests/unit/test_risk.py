@@ -385,14 +385,20 @@ def test_a_target_that_no_value_meets_is_unreachable(
 
 @pytest.mark.slow
 def test_documented_solves_take_at_most_two_cpu_seconds() -> None:
-    """Five on the slowest machine, or one that has other work: its CPU seconds are longer."""
+    """Three on a machine that has other work; and as many more as the machine is slower."""
     pages = [page.read_text(encoding="utf-8") for page in (ROOT / "docs").rglob("*.md")]
     solves = r"^\$ accountant ((?:noise-multiplier|steps|sample-rate|solve) [^|\n]*)"
     documented = {found[1] for page in pages for found in re.finditer(solves, page, re.MULTILINE)}
     assert len(documented) >= 6
+    started = time.process_time()
+    values = np.random.default_rng(0).random(2**20)
+    for _ in range(8):
+        values = np.fft.irfft(np.fft.rfft(values))
+    assert sum(each * each for each in range(3_000_000)) > 0
+    unit = time.process_time() - started  # .42 seconds on the machine where three are the limit
     seconds = {}
     for command in sorted(documented):
         started = time.process_time()
         assert CliRunner().invoke(cli.app, shlex.split(command)).exit_code == 0
         seconds[command] = time.process_time() - started
-    assert max(seconds.values()) < 5, seconds
+    assert max(seconds.values()) < 3 * unit / 0.42, seconds

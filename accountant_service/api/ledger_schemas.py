@@ -98,6 +98,18 @@ class _TemplateBody(_Body):
             raise MechanismError(("/filter", message))
         return self
 
+    def _shared(self) -> tuple[Any, ...]:
+        """Return what a dataset and a template of datasets are both made of, in their order."""
+        return (
+            self.budget.epsilon,
+            self.budget.delta,
+            self.neighbouring_relation,
+            self.privacy_unit,
+            self.planned_mechanism,
+            self.filter,
+            self.accept_weak,
+        )
+
 
 SizeField = Annotated[int, Field(ge=1, le=10**15, description="number of records")]
 
@@ -114,17 +126,7 @@ class DatasetRequest(_TemplateBody):
         Raises:
             WeakGuaranteeError: the budget protects hardly anyone, and that was not accepted.
         """
-        return NewDataset(
-            self.name,
-            self.size,
-            self.budget.epsilon,
-            self.budget.delta,
-            self.neighbouring_relation,
-            self.privacy_unit,
-            self.planned_mechanism,
-            self.filter,
-            self.accept_weak,
-        )
+        return NewDataset(self.name, self.size, *self._shared())
 
 
 class SeriesRequest(_TemplateBody):
@@ -148,15 +150,7 @@ class SeriesRequest(_TemplateBody):
         Raises:
             WeakGuaranteeError: ε protects hardly anyone, and that was not accepted.
         """
-        return Template(
-            self.budget.epsilon,
-            self.budget.delta,
-            self.neighbouring_relation,
-            self.privacy_unit,
-            self.planned_mechanism,
-            self.filter,
-            self.accept_weak,
-        )
+        return Template(*self._shared())
 
 
 class SeriesAddress(_Body):

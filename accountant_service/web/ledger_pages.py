@@ -35,18 +35,18 @@ from accountant_service.ledger.filters.base import subtract
 from accountant_service.ledger.plans import BudgetPreview, StepsLeft
 from accountant_service.ledger.repository import now
 from accountant_service.ledger.rules import Cap, Dataset, HolderKind, Reservation
-from accountant_service.ledger.service import Ledger, RunOrigin, WriteRequest
+from accountant_service.ledger.service import Ledger, RunOrigin
 from accountant_service.web import run_form
 from accountant_service.web.calculator_page import answer_or_problem
 from accountant_service.web.choices import Choice
 from accountant_service.web.rendering import HEADERS, render_page
 from accountant_service.web.session_checks import (
-    Fields,
     FormKey,
     SentFields,
     TheLedger,
     TheSession,
     first_value,
+    write_request,
 )
 from accountant_service.web.sessions import Session
 
@@ -60,7 +60,6 @@ _POINTS: Final = 120  # of the plot of ε over time
 _KEYS_OFFERED: Final = 500  # in the list of whom a cap may limit
 _PAGES_MAX: Final = 5  # of the API's list that one page of datasets searches and sorts
 _SEE_OTHER: Final = 303
-_IDEMPOTENCY_KEY_MAX: Final = 200
 SORT: Final = Choice(
     "Order", {"name": "by name", "left": "least left first", "budget": "largest ε first"}
 )
@@ -411,11 +410,6 @@ def _build_plan_request(run: Json, delta: float) -> UnreadBody:
     return UnreadBody(to_json(body))
 
 
-def _write_request(key: Any, sent: Fields, call: str) -> WriteRequest:
-    """Return a form's write request, with its field `once` as the idempotency key."""
-    return WriteRequest(key, first_value(sent, "once")[:_IDEMPOTENCY_KEY_MAX], call, {})
-
-
 @router.get("/datasets/{name}/close")
 async def ask_to_close(
     request: Request, name: Name, session: TheSession, ledger: TheLedger
@@ -433,7 +427,9 @@ async def close_dataset(
     name: Name, holder: FormKey, sent: SentFields, ledger: TheLedger
 ) -> Response:
     """Close a dataset for good."""
-    await ledger.close_dataset(_write_request(holder, sent, f"POST /datasets/{name}/close"), name)
+    await ledger.close_dataset(
+        write_request(holder, sent, f"POST /datasets/{name}/close", {}), name
+    )
     return RedirectResponse(f"/datasets/{quote(name)}", _SEE_OTHER)
 
 
@@ -492,7 +488,7 @@ async def release_run(
     identifier: Name, holder: FormKey, sent: SentFields, ledger: TheLedger
 ) -> Response:
     """End a run; what it has not used returns to the budget."""
-    write = _write_request(holder, sent, f"POST /runs/{identifier}/release")
+    write = write_request(holder, sent, f"POST /runs/{identifier}/release", {})
     await ledger.release(write, identifier)
     return RedirectResponse(f"/runs/{identifier}", _SEE_OTHER)
 

@@ -20,7 +20,6 @@ from accountant_service.errors import CodedError
 from accountant_service.guarantee import count_exposed_records, list_weaknesses
 from accountant_service.ledger.api_keys import Scope, require_unbound
 from accountant_service.ledger.errors import NameTakenError, WeakGuaranteeError
-from accountant_service.ledger.service import WriteRequest
 from accountant_service.web import run_form
 from accountant_service.web.choices import RELATION, Choice
 from accountant_service.web.rendering import render_page
@@ -32,6 +31,7 @@ from accountant_service.web.session_checks import (
     TheLedger,
     TheSession,
     first_value,
+    write_request,
 )
 
 Json = dict[str, Any]
@@ -52,7 +52,6 @@ CHOICES: Final[Mapping[str, Choice]] = {
     "filter": FILTER,
 }
 _SEE_OTHER: Final = 303
-_IDEMPOTENCY_KEY_MAX: Final = 200
 _NUMBERS: Final = ("size", "epsilon", "delta")
 _FALSE_POSITIVE_RATE: Final = 0.01  # of the attack in the explanation of a budget
 
@@ -118,7 +117,7 @@ async def create_dataset(
         asked = DatasetRequest.model_validate(body)
         new = asked.to_new_dataset()
         if not faults:
-            await ledger.create_dataset(_write_request(holder, sent, body), new)
+            await ledger.create_dataset(write_request(holder, sent, "POST /datasets", body), new)
             return RedirectResponse(f"/datasets/{asked.name}", _SEE_OTHER)
     except (ValidationError, NameTakenError) as error:
         faults = _get_problem_sentences(error, sent) | faults
@@ -149,16 +148,9 @@ async def delete_dataset(
     name: Name, holder: FormKey, sent: SentFields, ledger: TheLedger
 ) -> Response:
     """Delete a dataset that was never used."""
-    write = _write_request(holder, sent, None, f"POST /datasets/{name}/delete")
+    write = write_request(holder, sent, f"POST /datasets/{name}/delete")
     await ledger.delete_dataset(write, name)
     return RedirectResponse("/datasets", _SEE_OTHER)
-
-
-def _write_request(
-    holder: Any, sent: Fields, body: Json | None, call: str = "POST /datasets"
-) -> WriteRequest:
-    """Return the form's write request, with its field `once` as the idempotency key."""
-    return WriteRequest(holder, first_value(sent, "once")[:_IDEMPOTENCY_KEY_MAX], call, body)
 
 
 def _read_planned_run(sent: Fields) -> RunForm:

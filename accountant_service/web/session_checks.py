@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+from collections.abc import Mapping
+from typing import Annotated, Any, Final
 from urllib.parse import parse_qsl, quote
 
 from fastapi import Depends, Request
@@ -12,10 +13,12 @@ from accountant_service.api.error_responses import NOTES
 from accountant_service.api.ledger_routes import ledger_of
 from accountant_service.ledger.errors import DatabaseAwayError, ForbiddenError, UnauthenticatedError
 from accountant_service.ledger.repository import KeyRecord
+from accountant_service.ledger.service import WriteRequest
 from accountant_service.web.sessions import COOKIE, Session, Sessions
 
 _FIELDS_MAX: Final = 100
 _NUL: Final = "\0"
+_IDEMPOTENCY_KEY_MAX: Final = 200
 Fields = dict[str, list[str]]
 
 
@@ -75,6 +78,13 @@ TheLedger = Annotated[AsyncLedger, Depends(ledger_of)]
 def first_value(sent: Fields, name: str) -> str:
     """Return the first value of a field of a submitted form, or an empty string."""
     return sent.get(name, [""])[0]
+
+
+def write_request(
+    key: KeyRecord, sent: Fields, call: str, body: Mapping[str, Any] | None = None
+) -> WriteRequest:
+    """Return the write request of a submitted form, with its field `once` as idempotency key."""
+    return WriteRequest(key, first_value(sent, "once")[:_IDEMPOTENCY_KEY_MAX], call, body)
 
 
 def require_form_key(request: Request, session: TheSession, sent: SentFields) -> KeyRecord:

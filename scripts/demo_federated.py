@@ -64,8 +64,8 @@ def parse_arguments(given: list[str]) -> argparse.Namespace:
         action="store_true",
         help="run the sites in a few processes of Flower's simulation (Ray), for many sites",
     )
-    parser.add_argument("--rounds", type=int, default=6)
-    parser.add_argument("--short-rounds", type=int, default=3, help="rounds of the first site")
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--short-rounds", type=int, default=2, help="rounds of the first site")
     parser.add_argument("--site-rounds", type=int, help="rounds of each other site; as --rounds")
     parser.add_argument(
         "--simulate",
@@ -82,7 +82,12 @@ def parse_arguments(given: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--seconds", type=float, default=300.0, help="limit for each round; the start is one"
     )
-    parser.add_argument("--round-seconds", type=float, default=60.0)
+    parser.add_argument(
+        "--round-seconds",
+        type=float,
+        default=150.0,
+        help="how long the server waits for the sites; their first programs start slowly",
+    )
     return parser.parse_args(given)
 
 

@@ -58,7 +58,7 @@ def test_the_demo_waits_as_long_as_rounds_end_and_shows_each(
         patch.setattr("time.sleep", pass_time)
         # private: no process of Flower runs here
         patch.setattr(Federation, "_is_server_running", lambda _: False)
-        given = ["--output", str(tmp_path / "run"), "--seconds", "30"]
+        given = ["--output", str(tmp_path / "run"), "--seconds", "30", "--rounds", "6"]
         federation = Federation(parse_arguments(given))
         rounds.parent.mkdir(parents=True)
         with pytest.raises(TimeoutError, match="no end, and no round within 30 s"):

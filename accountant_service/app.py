@@ -153,8 +153,8 @@ def _add_middleware(app: FastAPI, settings: Settings) -> None:
     if settings.rate_limit:
         limiter = RateLimiter(settings.rate_limit, settings.rate_burst)
         app.add_middleware(AddressRateLimit, limiter=limiter)
-    app.add_middleware(KeylessTurns, rates=RateLimiter(settings.keyless_rate, settings.rate_burst))
     app.add_middleware(AccessLog, metrics=app.state.metrics)
+    app.add_middleware(KeylessTurns, rates=RateLimiter(settings.keyless_rate, settings.rate_burst))
 
 
 def _make_write_counter(metrics: Metrics) -> Callable[[EntryKind, int], None]:

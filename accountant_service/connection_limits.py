@@ -9,16 +9,24 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import socket
+import time
 from functools import cache, lru_cache
 from ipaddress import ip_address, ip_network
 from typing import Any, Final, NoReturn
+from weakref import WeakSet
 
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
 
 from accountant_service.api import error_responses, problems
 from accountant_service.api.client_networks import client_network
+from accountant_service.api.middleware import IS_GONE
 from accountant_service.settings import Settings
 
 _SLICE_BYTES: Final = 4096  # parsed at once, so that limits act within a large packet
@@ -33,7 +41,7 @@ _SYSTEM_BUFFER_BYTES: Final = 1 << 17
 # as on Ethernet: with the segments of the loopback device a client on this machine has sent
 # megabytes before the server can refuse the first of them
 _SEGMENT_BYTES_MAX: Final = 1460
-
+_INVALID_LOGGED_EVERY: Final = 1.0  # seconds: strangers send any number of invalid requests
 
 # what is refused before the application sees it: by code the status, the title and the detail
 REFUSALS: Final = {
@@ -85,10 +93,26 @@ class LimitedServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen on the sockets."""
+        logging.getLogger("uvicorn.error").addFilter(_Seldom())
         await super().startup(sockets)
         for server in self.servers:
             for each in server.sockets:
                 _limit_buffers(each)
+
+
+class _Seldom(logging.Filter):
+    """Lets uvicorn's line about an invalid request pass once a second."""
+
+    _passed_at = -_INVALID_LOGGED_EVERY
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return whether to log a record."""
+        if not str(record.msg).startswith("Invalid HTTP request"):
+            return True
+        now = time.monotonic()
+        is_time = now - self._passed_at >= _INVALID_LOGGED_EVERY
+        self._passed_at = now if is_time else self._passed_at
+        return is_time
 
 
 def _limit_buffers(listening: Any) -> None:
@@ -134,6 +158,10 @@ class LimitedProtocol(HttpToolsProtocol):
 
     # --- connections
 
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._cycles: WeakSet[RequestResponseCycle] = WeakSet()  # of requests in progress
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Count the connection, and make the transport pause writing once a byte is unsent."""
         super().connection_made(transport)  # type: ignore[arg-type]
@@ -149,6 +177,9 @@ class LimitedProtocol(HttpToolsProtocol):
         self._stop_unread_timer()
         if self._network is not None:
             _CONNECTIONS.remove(self._network, self)
+        for each in self._cycles:  # uvicorn tells the latest alone, and others write to the dead
+            each.disconnected = each.disconnected or not each.response_complete
+            each.message_event.set()
         super().connection_lost(exc)
 
     @property
@@ -205,7 +236,9 @@ class LimitedProtocol(HttpToolsProtocol):
         if len(self.pipeline) >= _PIPELINED_MAX:
             self._refuse(_INVALID_HTTP)
         self._stop_head_timer()
+        self.scope[IS_GONE] = self.transport.is_closing  # type: ignore[typeddict-unknown-key]
         super().on_headers_complete()
+        self._cycles.add(self.cycle)
 
     def on_body(self, body: bytes) -> None:
         """Pass on a part of the body."""

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import re
 import secrets
 import time
+from collections import OrderedDict
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Final
+from weakref import WeakValueDictionary
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -23,6 +28,10 @@ _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "O
 _IDENTIFIER: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _PROBES: Final = frozenset({"/healthz", "/readyz", "/metrics"})
 _PROBE_DELAY: Final = 0.5  # seconds, at most: what waits for a probe gives up after a few
+_VALID_MAX: Final = 4096  # credentials
+_VALID_SECONDS: Final = 60.0  # a key may be revoked
+_DIGEST_KEY: Final = secrets.token_bytes(32)
+IS_GONE: Final = "accountant.is_gone"  # in a request's scope: says whether its client has left
 
 
 class AccessLog:
@@ -106,30 +115,70 @@ class AddressRateLimit:
 
 
 class KeylessTurns:
-    """Middleware that lets the answers to one address without a valid key leave at a bounded rate.
+    """Middleware that lets an address without a valid key start requests at a bounded rate.
 
-    What an address sends above that rate waits, also on the same connection. Requests of others,
-    and all with a key, do not.
+    What an address sends above that rate waits, also on the same connection, and is dropped if its
+    client leaves meanwhile. Requests of others, and with a key that was valid lately, do not wait.
 
     Args:
         app: the application.
         rates: counts the requests of each address.
+        clock: returns monotonic seconds.
     """
 
-    def __init__(self, app: ASGIApp, rates: RateLimiter) -> None:
-        self._app, self._rates = app, rates
+    def __init__(
+        self, app: ASGIApp, rates: RateLimiter, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._app, self._rates, self._clock = app, rates, clock
+        self._queues: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._valid_until: OrderedDict[bytes, float] = OrderedDict()  # by digest, the latest last
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request to the application; its answer waits for the address's turn."""
+        """Pass a request to the application when it is the turn of its address."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        given = _credentials_of(scope)
+        if self._valid_until.get(given, 0.0) <= self._clock():
+            seconds = _PROBE_DELAY if scope["path"] in _PROBES else None
+            with suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await self._take_turn(scope)
+            if _is_gone(scope):
+                while (await receive())["type"] != "http.disconnect":
+                    pass
+                return
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            if scope[error_responses.NOTES].has_key:
+                self._note_valid(given)
 
-        async def send_in_turn(message: Message) -> None:
-            is_first = message["type"] == "http.response.start"
-            if is_first and not scope[error_responses.NOTES].has_key:
-                delay = self._rates.delay(_network_of(scope))
-                await asyncio.sleep(min(delay, _PROBE_DELAY) if scope["path"] in _PROBES else delay)
-            await send(message)
+    async def _take_turn(self, scope: Scope) -> None:
+        """Wait until all before have had their turns, and for the rate; who is gone has none."""
+        network = _network_of(scope)
+        async with self._queues.setdefault(network, asyncio.Lock()):
+            if not _is_gone(scope):
+                await asyncio.sleep(self._rates.delay(network))
 
-        await self._app(scope, receive, send_in_turn)
+    def _note_valid(self, given: bytes) -> None:
+        """Keep in mind for a while that credentials are valid."""
+        self._valid_until[given] = self._clock() + _VALID_SECONDS
+        self._valid_until.move_to_end(given)
+        if len(self._valid_until) > _VALID_MAX:
+            self._valid_until.popitem(last=False)
+
+
+def _credentials_of(scope: Scope) -> bytes:
+    """Return a digest of what a request identifies itself with."""
+    given = [each for each in scope["headers"] if each[0] in {b"authorization", b"cookie"}]
+    return hashlib.blake2b(repr(given).encode(), key=_DIGEST_KEY).digest()
+
+
+def _is_gone(scope: Scope) -> bool:
+    """Return whether the client has left, where the server says so."""
+    is_gone = scope.get(IS_GONE)
+    return is_gone is not None and is_gone()
 
 
 def _network_of(scope: Scope) -> str:

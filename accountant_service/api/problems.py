@@ -16,7 +16,6 @@ from pydantic_core import from_json
 from starlette.exceptions import HTTPException
 
 from accountant_service import number_format
-from accountant_service.api.schemas import ProblemView
 from accountant_service.canonical_json import (
     RepeatedNameError,
     escape_pointer,
@@ -109,17 +108,15 @@ def document(
     errors: Iterable[Mapping[str, str]] = (),
 ) -> dict[str, Any]:
     """Build an error answer (an RFC 9457 problem document) from its fields."""
+    fields = {
+        "type": f"urn:privacy-accountant:problem:{code}",
+        "title": title,
+        "status": status,
+        "detail": detail,
+        "code": code,
+    }
     listed = list(errors)
-    where: dict[str, Any] = {"errors": listed} if listed else {}
-    problem = ProblemView.model_construct(
-        type=f"urn:privacy-accountant:problem:{code}",
-        title=title,
-        status=status,
-        detail=detail,
-        code=code,
-        **where,
-    )
-    return problem.model_dump(exclude_unset=True)
+    return fields | ({"errors": listed} if listed else {})
 
 
 def of_accounting_error(error: CodedError, mechanism_at: str | None = None) -> dict[str, Any]:

@@ -11,10 +11,14 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import pytest
-from starlette.types import Receive, Scope, Send
+from starlette.testclient import TestClient
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from accountant_service import connection_limits
 from accountant_service.api.client_networks import client_network
+from accountant_service.api.error_responses import NOTES, RequestNotes
+from accountant_service.api.middleware import KeylessTurns
+from accountant_service.api.rate_limit import RateLimiter
 from accountant_service.connection_limits import LimitedConfig, LimitedProtocol, LimitedServer
 from accountant_service.settings import Settings
 from tests.support.databases import free_port
@@ -43,7 +47,9 @@ async def application(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 @contextmanager
-def listening(monkeypatch: pytest.MonkeyPatch, **settings: Any) -> Iterator[int]:
+def listening(
+    monkeypatch: pytest.MonkeyPatch, application: ASGIApp = application, **settings: Any
+) -> Iterator[int]:
     """A server with these settings in this process; its port."""
     # private: uvicorn makes the protocol, which reads its settings from the environment once
     monkeypatch.setattr(connection_limits, "_settings", lambda: Settings(**settings))
@@ -193,6 +199,60 @@ def test_an_address_has_a_number_of_connections(monkeypatch: pytest.MonkeyPatch)
         busy[0].sendall(b"0\r\n\r\n")
         assert b"200 OK" in busy[0].recv(1000)
         assert b"200 OK" in exchange(port, REQUEST)
+
+
+@pytest.mark.parametrize("key", [b"", b"Authorization: Bearer no-key\r\n"])
+def test_a_request_whose_client_leaves_takes_no_turn_and_is_not_begun(
+    monkeypatch: pytest.MonkeyPatch, key: bytes
+) -> None:
+    """Two come at once, and one after two seconds: the 30 between have left, by all means."""
+    begun: list[str] = []
+
+    async def counted(scope: Scope, receive: Receive, send: Send) -> None:
+        begun.append(scope["path"])
+        scope[NOTES] = RequestNotes("a test")
+        await application(scope, receive, send)
+
+    turns = KeylessTurns(counted, RateLimiter(0.5, 2))
+    chunked = CHUNKED.replace(b"Host", key + b"Host")
+    with listening(monkeypatch, turns, connections_per_address_max=100) as port:
+        for _ in range(2):
+            assert b"200 OK" in exchange(port, REQUEST)
+        start = time.monotonic()
+        for sent in (
+            chunked,
+            chunked + b"0\r\n" + fields(1000, 200),
+            chunked + b"3;" + b"x" * LIMIT,
+        ):
+            for _ in range(10):
+                with socket.create_connection(("127.0.0.1", port)) as client:
+                    client.sendall(sent)
+        assert b"200 OK" in exchange(port, REQUEST, pause=0.01)
+    assert time.monotonic() - start < 5
+    assert len(begun) <= 4, "the first of them had its turn before it left"
+
+
+def test_a_key_that_was_valid_in_the_last_minute_waits_for_no_turn() -> None:
+    now = [0.0]
+
+    async def require_key(scope: Scope, receive: Receive, send: Send) -> None:
+        scope[NOTES] = RequestNotes("a test", has_key=scope["path"] == "/ledger")
+        await application(scope, receive, send)
+
+    rates = RateLimiter(5, 1, lambda: 0.0)  # each of these waits longer than the one before
+    http = TestClient(KeylessTurns(require_key, rates, lambda: now[0]))
+
+    def seconds(path: str) -> float:
+        begun = time.monotonic()
+        assert http.get(path, headers={"Authorization": "Bearer a-key"}).is_success
+        return time.monotonic() - begun
+
+    http.get("/ledger", headers={"Authorization": "Bearer a-key"})
+    assert max(seconds("/ledger"), seconds("/calculator"), seconds("/ledger")) < 0.15
+    now[0] = 61.0
+    assert seconds("/calculator") > 0.15, "it may have been revoked"
+    assert seconds("/ledger") > 0.35, "the first one shows that it is valid"
+    assert seconds("/calculator") < 0.15
 
 
 def test_connections_of_a_proxy_are_those_of_many_clients(monkeypatch: pytest.MonkeyPatch) -> None:

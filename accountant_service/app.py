@@ -43,6 +43,7 @@ from accountant_service.metrics import Metrics
 from accountant_service.settings import Settings
 from accountant_service.version import __version__
 from accountant_service.web import routing as web
+from accountant_service.web.sessions import COOKIE
 
 _DESCRIPTION = """
 Privacy accounting for differentially private training. Every answer is a *guarantee*: a number,
@@ -154,7 +155,8 @@ def _add_middleware(app: FastAPI, settings: Settings) -> None:
         limiter = RateLimiter(settings.rate_limit, settings.rate_burst)
         app.add_middleware(AddressRateLimit, limiter=limiter)
     app.add_middleware(AccessLog, metrics=app.state.metrics)
-    app.add_middleware(KeylessTurns, rates=RateLimiter(settings.keyless_rate, settings.rate_burst))
+    rates = RateLimiter(settings.keyless_rate, settings.rate_burst)
+    app.add_middleware(KeylessTurns, rates=rates, metrics=app.state.metrics, cookie=COOKIE)
 
 
 def _make_write_counter(metrics: Metrics) -> Callable[[EntryKind, int], None]:

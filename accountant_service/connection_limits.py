@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
+import select
 import socket
 import time
 from functools import cache, lru_cache
@@ -26,7 +28,7 @@ from uvicorn.protocols.http.httptools_impl import (
 
 from accountant_service.api import error_responses, problems
 from accountant_service.api.client_networks import client_network
-from accountant_service.api.middleware import IS_GONE
+from accountant_service.api.middleware import CONNECTION
 from accountant_service.settings import Settings
 
 _SLICE_BYTES: Final = 4096  # parsed at once, so that limits act within a large packet
@@ -41,7 +43,9 @@ _SYSTEM_BUFFER_BYTES: Final = 1 << 17
 # as on Ethernet: with the segments of the loopback device a client on this machine has sent
 # megabytes before the server can refuse the first of them
 _SEGMENT_BYTES_MAX: Final = 1460
-_INVALID_LOGGED_EVERY: Final = 1.0  # seconds: strangers send any number of invalid requests
+# what uvicorn says of requests, of which strangers send any number, and how often it is logged
+_OF_REQUESTS: Final = ("Invalid HTTP request", "Unsupported upgrade", "No supported WebSocket")
+_LOGGED_EVERY_SECONDS: Final = 1.0
 
 # what is refused before the application sees it: by code the status, the title and the detail
 REFUSALS: Final = {
@@ -101,18 +105,22 @@ class LimitedServer(uvicorn.Server):
 
 
 class _Seldom(logging.Filter):
-    """Lets uvicorn's line about an invalid request pass once a second."""
+    """Lets uvicorn's lines about requests that it cannot use pass once a second."""
 
-    _passed_at = -_INVALID_LOGGED_EVERY
+    def __init__(self) -> None:
+        super().__init__()
+        self._passed_at: dict[str, float] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return whether to log a record."""
-        if not str(record.msg).startswith("Invalid HTTP request"):
+        kind = next((each for each in _OF_REQUESTS if str(record.msg).startswith(each)), None)
+        if kind is None:
             return True
         now = time.monotonic()
-        is_time = now - self._passed_at >= _INVALID_LOGGED_EVERY
-        self._passed_at = now if is_time else self._passed_at
-        return is_time
+        if now - self._passed_at.get(kind, -math.inf) < _LOGGED_EVERY_SECONDS:
+            return False
+        self._passed_at[kind] = now
+        return True
 
 
 def _limit_buffers(listening: Any) -> None:
@@ -161,6 +169,7 @@ class LimitedProtocol(HttpToolsProtocol):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._cycles: WeakSet[RequestResponseCycle] = WeakSet()  # of requests in progress
+        self.left = asyncio.Event()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Count the connection, and make the transport pause writing once a byte is unsent."""
@@ -177,6 +186,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._stop_unread_timer()
         if self._network is not None:
             _CONNECTIONS.remove(self._network, self)
+        self.left.set()
         for each in self._cycles:  # uvicorn tells the latest alone, and others write to the dead
             each.disconnected = each.disconnected or not each.response_complete
             each.message_event.set()
@@ -186,6 +196,17 @@ class LimitedProtocol(HttpToolsProtocol):
     def is_busy(self) -> bool:
         """True while a request is in progress."""
         return self.cycle is not None and not self.cycle.response_complete
+
+    def is_gone(self) -> bool:
+        """Return whether the client has left; while reading is paused only the system knows."""
+        if self.transport.is_closing():
+            return True
+        connected = self.transport.get_extra_info("socket")
+        if connected is None or not hasattr(select, "POLLRDHUP"):
+            return False
+        poll = select.poll()
+        poll.register(connected.fileno(), select.POLLRDHUP)
+        return bool(poll.poll(0))
 
     # --- requests
 
@@ -236,7 +257,7 @@ class LimitedProtocol(HttpToolsProtocol):
         if len(self.pipeline) >= _PIPELINED_MAX:
             self._refuse(_INVALID_HTTP)
         self._stop_head_timer()
-        self.scope[IS_GONE] = self.transport.is_closing  # type: ignore[typeddict-unknown-key]
+        self.scope[CONNECTION] = self  # type: ignore[typeddict-unknown-key]
         super().on_headers_complete()
         self._cycles.add(self.cycle)
 

@@ -58,6 +58,12 @@ class Metrics:
             ["method", "route", "status"],
         )
         self.in_progress = gauge("accountant_requests_in_progress", "Requests in progress")
+        self.waiting = gauge(
+            "accountant_requests_waiting", "Requests without a known key that wait for their turn"
+        )
+        self.requests_dropped = counter(
+            "accountant_requests_dropped", "Requests whose clients left before their turn"
+        )
         self.refusals = counter(
             "accountant_refusals", "Requests answered with a problem, by its code", ["code"]
         )

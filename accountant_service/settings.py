@@ -130,8 +130,8 @@ class Settings(BaseSettings):
     keyless_rate: float = Field(
         default=100.0,
         ge=0,
-        description="answers per second to one address without a valid key, from each worker; "
-        "further ones wait; 0 for no limit",
+        description="requests per second that one address without a valid key begins at each "
+        "worker; 256 more wait; 0 for no limit",
     )
     rate_burst: int = Field(
         default=100, ge=1, description="requests of one key or address that may come at once"

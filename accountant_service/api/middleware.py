@@ -10,11 +10,11 @@ import secrets
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from contextlib import suppress
-from typing import Final
+from typing import Final, Protocol
 from weakref import WeakValueDictionary
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from structlog.contextvars import bind_contextvars
 
@@ -30,8 +30,9 @@ _PROBES: Final = frozenset({"/healthz", "/readyz", "/metrics"})
 _PROBE_DELAY: Final = 0.5  # seconds, at most: what waits for a probe gives up after a few
 _VALID_MAX: Final = 4096  # credentials
 _VALID_SECONDS: Final = 60.0  # a key may be revoked
+_WAITING_MAX: Final = 256  # requests of an address: a proxy has any number of connections
 _DIGEST_KEY: Final = secrets.token_bytes(32)
-IS_GONE: Final = "accountant.is_gone"  # in a request's scope: says whether its client has left
+CONNECTION: Final = "accountant.connection"  # in a request's scope, where the server has put it
 
 
 class AccessLog:
@@ -114,23 +115,45 @@ class AddressRateLimit:
         await app(scope, receive, send)
 
 
-class KeylessTurns:
-    """Middleware that lets an address without a valid key start requests at a bounded rate.
+class Connection(Protocol):
+    """A client's connection, as the server puts it into a request's scope.
 
-    What an address sends above that rate waits, also on the same connection, and is dropped if its
-    client leaves meanwhile. Requests of others, and with a key that was valid lately, do not wait.
+    Attributes:
+        left: set when the connection has ended.
+    """
+
+    left: asyncio.Event
+
+    def is_gone(self) -> bool:
+        """Return whether the client has left, also if nobody has read that yet."""
+
+
+class KeylessTurns:
+    """Middleware that lets an address without a valid key begin requests at a bounded rate.
+
+    What an address sends above that rate waits, also on the same connection, and is dropped when
+    its client leaves. Requests of others, and with a key that was valid lately, do not wait. Above
+    a number of waiting requests further ones are refused with status 429.
 
     Args:
         app: the application.
         rates: counts the requests of each address.
+        metrics: counts the requests that wait, and those that are dropped.
+        cookie: the name of the cookie that holds a session.
         clock: returns monotonic seconds.
     """
 
     def __init__(
-        self, app: ASGIApp, rates: RateLimiter, clock: Callable[[], float] = time.monotonic
+        self,
+        app: ASGIApp,
+        rates: RateLimiter,
+        metrics: Metrics,
+        cookie: str,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._app, self._rates, self._clock = app, rates, clock
-        self._queues: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._app, self._rates, self._metrics = app, rates, metrics
+        self._cookie, self._clock = cookie, clock
+        self._queues: WeakValueDictionary[str, _Queue] = WeakValueDictionary()
         self._valid_until: OrderedDict[bytes, float] = OrderedDict()  # by digest, the latest last
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -138,47 +161,86 @@ class KeylessTurns:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        given = _credentials_of(scope)
+        given, app = self._digest_credentials(scope), self._app
         if self._valid_until.get(given, 0.0) <= self._clock():
-            seconds = _PROBE_DELAY if scope["path"] in _PROBES else None
-            with suppress(TimeoutError):
-                async with asyncio.timeout(seconds):
-                    await self._take_turn(scope)
-            if _is_gone(scope):
-                while (await receive())["type"] != "http.disconnect":
-                    pass
-                return
+            try:
+                if not await self._wait(scope):
+                    self._metrics.requests_dropped.inc()
+                    while (await receive())["type"] != "http.disconnect":
+                        pass
+                    return
+            except problems.Problem as refusal:
+                app = error_responses.error_response(scope, refusal)
+
+        async def send_and_note(message: Message) -> None:
+            """Send a message; keep in mind for a while that the credentials are valid."""
+            if message["type"] == "http.response.start" and _has_key(scope):
+                self._valid_until[given] = self._clock() + _VALID_SECONDS
+                self._valid_until.move_to_end(given)
+                if len(self._valid_until) > _VALID_MAX:
+                    self._valid_until.popitem(last=False)
+            await send(message)
+
+        await app(scope, receive, send_and_note)
+
+    async def _wait(self, scope: Scope) -> bool:
+        """Wait for a turn; return whether the client is still there.
+
+        Raises:
+            Problem: too many requests of the address wait.
+        """
+        network, connection = _network_of(scope), scope.get(CONNECTION)
+        queue = self._queues.setdefault(network, _Queue())
+        if not queue.lock.locked() and self._rates.take(network):
+            return True
+        is_probe = scope["path"] in _PROBES
+        if queue.waiting >= _WAITING_MAX and not is_probe:
+            raise self._rates.refusal(_WAITING_MAX)
+        ends = [asyncio.ensure_future(self._take_turn(queue, network, connection))]
+        if connection is not None:
+            ends.append(asyncio.ensure_future(connection.left.wait()))
+        queue.waiting += 1
         try:
-            await self._app(scope, receive, send)
+            with self._metrics.waiting.track_inprogress():
+                await asyncio.wait(
+                    ends,
+                    timeout=_PROBE_DELAY if is_probe else None,
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
         finally:
-            if scope[error_responses.NOTES].has_key:
-                self._note_valid(given)
+            queue.waiting -= 1
+            for each in ends:
+                each.cancel()
+        return connection is None or not connection.is_gone()
 
-    async def _take_turn(self, scope: Scope) -> None:
-        """Wait until all before have had their turns, and for the rate; who is gone has none."""
-        network = _network_of(scope)
-        async with self._queues.setdefault(network, asyncio.Lock()):
-            if not _is_gone(scope):
+    async def _take_turn(self, queue: _Queue, network: str, connection: Connection | None) -> None:
+        """Wait until all before have had their turns, and for the rate; who has left has none."""
+        async with queue.lock:
+            if connection is not None and connection.is_gone():
+                return
+            try:
                 await asyncio.sleep(self._rates.delay(network))
+            except asyncio.CancelledError:  # the next one must not wait for this one's turn
+                self._rates.give_back(network)
+                raise
 
-    def _note_valid(self, given: bytes) -> None:
-        """Keep in mind for a while that credentials are valid."""
-        self._valid_until[given] = self._clock() + _VALID_SECONDS
-        self._valid_until.move_to_end(given)
-        if len(self._valid_until) > _VALID_MAX:
-            self._valid_until.popitem(last=False)
-
-
-def _credentials_of(scope: Scope) -> bytes:
-    """Return a digest of what a request identifies itself with."""
-    given = [each for each in scope["headers"] if each[0] in {b"authorization", b"cookie"}]
-    return hashlib.blake2b(repr(given).encode(), key=_DIGEST_KEY).digest()
+    def _digest_credentials(self, scope: Scope) -> bytes:
+        """Return a digest of what a request identifies itself with."""
+        request = HTTPConnection(scope)
+        given = request.headers.get("authorization"), request.cookies.get(self._cookie)
+        return hashlib.blake2b(repr(given).encode(), key=_DIGEST_KEY).digest()
 
 
-def _is_gone(scope: Scope) -> bool:
-    """Return whether the client has left, where the server says so."""
-    is_gone = scope.get(IS_GONE)
-    return is_gone is not None and is_gone()
+class _Queue:
+    """The requests of an address that wait."""
+
+    def __init__(self) -> None:
+        self.lock, self.waiting = asyncio.Lock(), 0
+
+
+def _has_key(scope: Scope) -> bool:
+    notes = scope.get(error_responses.NOTES)
+    return notes is not None and notes.has_key
 
 
 def _network_of(scope: Scope) -> str:

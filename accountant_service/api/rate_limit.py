@@ -1,6 +1,6 @@
 """Rates for one API key or address: a burst, then a number of requests per second.
 
-Above its rate a request is refused (`admit`), or its answer waits (`delay`).
+Above its rate a request is refused (`admit`), or waits (`delay`).
 """
 
 from __future__ import annotations
@@ -41,15 +41,32 @@ class RateLimiter:
         """
         wait = self._seconds_to_wait(client) if self._rate else 0.0
         if wait > 0:
-            raise Problem(
-                429,
-                f"more than {self._rate:g} requests per second from this key or address; slow down",
-                {"Retry-After": str(math.ceil(wait))},
-            )
+            raise self._refusal(wait)
+
+    def take(self, client: str) -> bool:
+        """Count a request of a client and return True, or return False above its rate limit."""
+        return not self._rate or self._seconds_to_wait(client) <= 0
 
     def delay(self, client: str) -> float:
         """Count a request, and return the seconds after which a client's rate allows it."""
         return self._seconds_to_wait(client, counts_above=True) if self._rate else 0.0
+
+    def give_back(self, client: str) -> None:
+        """Count a request less, which did not wait until its rate allowed it."""
+        with self._lock:
+            if client in self._empty_at:
+                self._empty_at[client] -= 1 / self._rate
+
+    def refusal(self, waiting: int) -> Problem:
+        """Return the refusal of a request before which so many wait."""
+        return self._refusal(waiting / self._rate)
+
+    def _refusal(self, seconds: float) -> Problem:
+        return Problem(
+            429,
+            f"more than {self._rate:g} requests per second from this key or address; slow down",
+            {"Retry-After": str(math.ceil(seconds))},
+        )
 
     def _seconds_to_wait(self, client: str, *, counts_above: bool = False) -> float:
         """Count a request and return 0; above the limit, return the seconds to wait."""

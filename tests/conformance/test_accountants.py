@@ -203,10 +203,10 @@ def check_truth(method: str, row: Any, relation: NeighbouringRelation) -> None:
         exact = float(exact_delta(row, at, relation))
         if at > 0 and 1e-4 < exact < 0.5:
             claim = ask(method, row.mechanism, exact, relation)
-            if isinstance(claim, Guarantee) and claim.status is Status.PROVEN:
-                if claim.epsilon < at * (1 - 1e-12 - row.error):  # right from the largest loss on
-                    held = float(exact_delta(row, claim.epsilon, relation))
-                    assert held <= exact, (method, row.name, relation, at, claim.epsilon)
+            is_proven = isinstance(claim, Guarantee) and claim.status is Status.PROVEN
+            if is_proven and claim.epsilon < at * (1 - 1e-12 - row.error):  # above the largest loss
+                held = float(exact_delta(row, claim.epsilon, relation))
+                assert held <= exact, (method, row.name, relation, at, claim.epsilon)
 
 
 def check_noise(method: str, q: float, sigma: float, steps: int) -> None:

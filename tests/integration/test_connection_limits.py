@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import threading
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from accountant_service import connection_limits
 from accountant_service.api.client_networks import client_network
@@ -20,6 +21,7 @@ from accountant_service.api.error_responses import NOTES, RequestNotes
 from accountant_service.api.middleware import KeylessTurns
 from accountant_service.api.rate_limit import RateLimiter
 from accountant_service.connection_limits import LimitedConfig, LimitedProtocol, LimitedServer
+from accountant_service.metrics import Metrics
 from accountant_service.settings import Settings
 from tests.support.databases import free_port
 
@@ -201,26 +203,38 @@ def test_an_address_has_a_number_of_connections(monkeypatch: pytest.MonkeyPatch)
         assert b"200 OK" in exchange(port, REQUEST)
 
 
+def turns(begun: list[str], rates: RateLimiter, **options: Any) -> KeylessTurns:
+    """Turns for an application that notes the paths of requests; at `/ledger` keys are valid."""
+
+    async def noted(scope: Scope, receive: Receive, send: Send) -> None:
+        begun.append(scope["path"])
+        scope[NOTES] = RequestNotes("a test", has_key=scope["path"] == "/ledger")
+        await application(scope, receive, send)
+
+    return KeylessTurns(noted, rates, Metrics(), "session", **options)
+
+
 @pytest.mark.parametrize("key", [b"", b"Authorization: Bearer no-key\r\n"])
 def test_a_request_whose_client_leaves_takes_no_turn_and_is_not_begun(
     monkeypatch: pytest.MonkeyPatch, key: bytes
 ) -> None:
-    """Two come at once, and one after two seconds: the 30 between have left, by all means."""
+    """Two come at once, and one after two seconds: the 50 between have left, by all means.
+
+    The server does not read that those left whose body is large, or that sent two requests.
+    """
     begun: list[str] = []
-
-    async def counted(scope: Scope, receive: Receive, send: Send) -> None:
-        begun.append(scope["path"])
-        scope[NOTES] = RequestNotes("a test")
-        await application(scope, receive, send)
-
-    turns = KeylessTurns(counted, RateLimiter(0.5, 2))
     chunked = CHUNKED.replace(b"Host", key + b"Host")
-    with listening(monkeypatch, turns, connections_per_address_max=100) as port:
+    many = HEAD + key + b"Content-Length: 70000\r\n\r\n" + b"x" * 70000
+    two = (HEAD + key + b"\r\n") * 2
+    app = turns(begun, RateLimiter(0.5, 2))
+    with listening(monkeypatch, app, connections_per_address_max=100) as port:
         for _ in range(2):
             assert b"200 OK" in exchange(port, REQUEST)
         start = time.monotonic()
         for sent in (
             chunked,
+            many,
+            two,
             chunked + b"0\r\n" + fields(1000, 200),
             chunked + b"3;" + b"x" * LIMIT,
         ):
@@ -234,25 +248,68 @@ def test_a_request_whose_client_leaves_takes_no_turn_and_is_not_begun(
 
 def test_a_key_that_was_valid_in_the_last_minute_waits_for_no_turn() -> None:
     now = [0.0]
-
-    async def require_key(scope: Scope, receive: Receive, send: Send) -> None:
-        scope[NOTES] = RequestNotes("a test", has_key=scope["path"] == "/ledger")
-        await application(scope, receive, send)
-
     rates = RateLimiter(5, 1, lambda: 0.0)  # each of these waits longer than the one before
-    http = TestClient(KeylessTurns(require_key, rates, lambda: now[0]))
+    http = TestClient(turns([], rates, clock=lambda: now[0]))
+    given = {"Authorization": "Bearer a-key"}, {"Cookie": "session=one; other=0"}
 
-    def seconds(path: str) -> float:
+    def seconds(path: str, headers: dict[str, str]) -> float:
         begun = time.monotonic()
-        assert http.get(path, headers={"Authorization": "Bearer a-key"}).is_success
+        assert http.get(path, headers=headers).is_success
         return time.monotonic() - begun
 
-    http.get("/ledger", headers={"Authorization": "Bearer a-key"})
-    assert max(seconds("/ledger"), seconds("/calculator"), seconds("/ledger")) < 0.15
+    for headers in given:
+        http.get("/ledger", headers=headers)
+        paths = "/ledger", "/calculator", "/ledger"
+        assert max(seconds(path, headers) for path in paths) < 0.15
+    assert seconds("/calculator", {"Cookie": "other=1; session=one"}) < 0.15
+    assert seconds("/calculator", {"Cookie": "session=another"}) > 0.15
     now[0] = 61.0
-    assert seconds("/calculator") > 0.15, "it may have been revoked"
-    assert seconds("/ledger") > 0.35, "the first one shows that it is valid"
-    assert seconds("/calculator") < 0.15
+    assert seconds("/calculator", given[0]) > 0.15, "it may have been revoked"
+    assert seconds("/ledger", given[0]) > 0.35, "the first one shows that it is valid"
+    assert seconds("/calculator", given[0]) < 0.15
+
+
+def test_probes_that_give_up_waiting_make_nobody_wait_longer() -> None:
+    """Four a second, at a rate of one: each waits half a second, and the turn of one second."""
+    rates, begun = RateLimiter(1, 2), []
+
+    async def ask(path: str) -> None:
+        scope = {"type": "http", "path": path, "headers": [], "client": ("192.0.2.1", 1)}
+
+        async def receive() -> Message:
+            return {"type": "http.request"}
+
+        async def send(_: Message) -> None:
+            pass
+
+        await app(scope, receive, send)
+
+    async def run() -> float:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(16):
+                group.create_task(ask("/healthz"))
+                await asyncio.sleep(0.25)
+        start = time.monotonic()
+        await ask("/v1/methods")
+        return time.monotonic() - start
+
+    app = turns(begun, rates)
+    assert asyncio.run(run()) < 2.5, "it was 13 s"
+    assert len(begun) == 17
+
+
+def test_a_number_of_requests_of_an_address_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    app = turns([], RateLimiter(0.1, 1))
+    settings = {"connections_per_address_max": 1000, "trusted_proxies": "127.0.0.0/8"}
+    with listening(monkeypatch, app, **settings) as port, ExitStack() as stack:
+        for _ in range(258):
+            client = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+            client.sendall(REQUEST)
+        time.sleep(0.3)
+        refused = exchange(port, REQUEST, pause=0.01)
+        assert refused.startswith(b"HTTP/1.1 429")
+        assert b"retry-after: 2560" in refused.lower()
+        assert b"200 OK" in exchange(port, REQUEST.replace(b"/ ", b"/readyz "), pause=0.01)
 
 
 def test_connections_of_a_proxy_are_those_of_many_clients(monkeypatch: pytest.MonkeyPatch) -> None:

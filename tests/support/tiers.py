@@ -22,6 +22,7 @@ import pytest
 
 # CPU seconds of one test with its fixtures and the processes that it ended, on a quick machine
 LIMITS = {"nightly": 1800.0, "slow": 20.0, "browser": 20.0, "": 1.5}
+_REASON_LENGTH = 4000  # the last characters of a failure that the night's log keeps
 _STARTED = pytest.StashKey[float]()
 _PASSED = pytest.StashKey[set[str]]()
 
@@ -115,6 +116,9 @@ def pytest_configure_node(node: Any) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Give cases their tiers, and leave out what passed before the night was interrupted."""
     _spread_cases(items)
+    for each in items:
+        if tier_of(each) == "nightly" and not each.get_closest_marker("timeout"):
+            each.add_marker(pytest.mark.timeout(2 * LIMITS["nightly"]))
     passed = config.stash.get(_PASSED, set())
     left_out = [each for each in items if each.nodeid in passed]
     if left_out:
@@ -135,16 +139,20 @@ class _Log:
     def __init__(self, path: Path, seed: int) -> None:
         self._path, self._seed = path, seed
         self._outcomes: dict[str, str] = {}
+        self._reasons: dict[str, str] = {}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Note the worst outcome of a test's phases, and write it after the last."""
         outcome = self._outcomes.get(report.nodeid, "passed")
         if report.outcome != "passed" and outcome != "failed":
             self._outcomes[report.nodeid] = outcome = report.outcome
+            self._reasons[report.nodeid] = report.longreprtext[-_REASON_LENGTH:]
         if report.when != "teardown":
             return
         cpu: tuple[str, float] = dict(report.user_properties).get("cpu", ("", 0.0))
         line = {"test": report.nodeid, "outcome": outcome, "cpu_s": round(cpu[1], 1)}
+        if outcome == "failed":
+            line["reason"] = self._reasons[report.nodeid]
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with self._path.open("a") as file:
             file.write(json.dumps(line | {"seed": self._seed}) + "\n")

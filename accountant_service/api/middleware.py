@@ -125,7 +125,7 @@ class Connection(Protocol):
     left: asyncio.Event
 
     def is_gone(self) -> bool:
-        """Return whether the client has left, also if nobody has read that yet."""
+        """Return whether the client has left, also if the server has not read that."""
 
 
 class KeylessTurns:

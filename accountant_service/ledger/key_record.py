@@ -18,11 +18,11 @@ class KeyRecord:
     digest: bytes
     scopes: frozenset[str]
     datasets: tuple[str, ...] | None
+    team: Annotated[str | None, Stored(length=200)]
     created_at: int
-    expires_at: int | None
-    revoked_at: int | None
-    last_used_at: int | None
-    team: Annotated[str | None, Stored(length=200)] = None
+    expires_at: int | None = None
+    revoked_at: int | None = None
+    last_used_at: int | None = None
     requests_per_minute: int | None = None
     quota_empty_at: int | None = None
 

@@ -281,9 +281,9 @@ class Reservation:
         expires_at: the end of the lease, in microseconds since 1970.
         purpose: the caller's words.
         key: identifier of the key that reserved.
+        team: the team of the key that reserved, if it has one.
         taken: the amounts that it takes of the budget, granted or held: the whole charge while it
             is open, and what was not given back after that.
-        team: the team of the key that reserved, if it has one.
         ended_entry: the number of the ledger entry that ended it; None while it is open.
         joint: the run on several datasets of which it is a part; None for a run on one.
     """
@@ -299,8 +299,8 @@ class Reservation:
     expires_at: Annotated[int, Stored(in_entry=True, changes=True)]
     purpose: Annotated[str, Stored(in_entry=True)]
     key: Annotated[str, Stored("key_id", length=32)]
+    team: Annotated[str | None, Stored(length=200, in_entry=True)]
     taken: Annotated[Amounts, Stored(changes=True)]
-    team: Annotated[str | None, Stored(length=200, in_entry=True)] = None
     ended_entry: Annotated[int | None, Stored(changes=True)] = None
     joint: Annotated[JointRun | None, Stored(in_entry=True)] = None
 

@@ -261,7 +261,7 @@ class PlanOptions:
 
     @property
     def has_run(self) -> bool:
-        """Whether an option describes a run."""
+        """True if an option describes a run."""
         return any(value is not None for value in self.run.values())
 
     def build(self, size: Callable[[], int]) -> Json:

@@ -39,7 +39,7 @@ Model = TypeVar("Model")
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """What a column has beyond the type of its field.
+    """Properties of a column beyond the type of its field.
 
     Attributes:
         name: of the column; the field's name if empty.
@@ -75,7 +75,7 @@ class Spread:
 
 
 class Codec(NamedTuple):
-    """How values of a type are stored.
+    """The stored form of the values of a type.
 
     Attributes:
         stored: the type in the database: int, float, str or bytes.

@@ -29,14 +29,9 @@ from rich.console import Console
 from rich.table import Table
 
 from accountant_service.ledger import exporting, hash_chain, rules
+from accountant_service.ledger.columns import Row, write_row
 from accountant_service.ledger.exporting import EntryQuery, Period
-from accountant_service.ledger.repository import (
-    Repository,
-    Row,
-    now,
-    write_dataset,
-    write_reservation,
-)
+from accountant_service.ledger.repository import Repository, now
 from accountant_service.ledger.rules import Balance, Change, Dataset, EntryKind, Reservation, State
 from accountant_service.ledger.tables import DATASET, ENTRY, RESERVATION
 from accountant_service.ledger.verification import verify
@@ -98,11 +93,11 @@ class Writer:
             runs: list[Row] = []
             while len(rows) < BATCH and dataset.version < entries:
                 dataset, run = self._write_run(dataset, entries, rows)
-                runs.append(write_reservation(run))
+                runs.append(write_row(run))
             transaction.connection.execute(ENTRY.insert(), rows)
             transaction.connection.execute(RESERVATION.insert(), runs)
             transaction.connection.execute(
-                DATASET.update().where(DATASET.c.id == dataset.identifier), write_dataset(dataset)
+                DATASET.update().where(DATASET.c.id == dataset.identifier), write_row(dataset)
             )
             return dataset.version
 

@@ -321,7 +321,7 @@ def command_line_key() -> KeyRecord:
     from accountant_service.ledger.repository import KeyRecord
 
     scopes = frozenset({"owner", "run"})
-    return KeyRecord(_COMMAND_LINE, _COMMAND_LINE, b"", scopes, None, 0, None, None, None)
+    return KeyRecord(_COMMAND_LINE, _COMMAND_LINE, b"", scopes, None, None, 0)
 
 
 class DatabaseAccess(LedgerAccess):

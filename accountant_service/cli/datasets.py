@@ -13,18 +13,13 @@ from accountant_service.cli.access import LedgerAccess, call_ledger
 from accountant_service.cli.encoding import spell
 from accountant_service.cli.mechanism_options import (
     REQUIRED,
-    BatchSize,
-    Epochs,
     Mechanisms,
-    NoiseMultiplier,
-    SampleRate,
-    Steps,
-    build_plan,
+    PlanOptions,
     join_mechanisms,
-    map_plan_pointers,
     parse_count,
     parse_number,
     read_mechanisms,
+    takes_plan,
 )
 from accountant_service.cli.printing import AsJson, print_rows
 from accountant_service.cli.problems import run_or_exit, validate
@@ -254,34 +249,23 @@ def describe_closing(dataset: Json) -> str:
 
 
 @dataset_app.command("quote")
+@takes_plan
 def quote(
     name: Name,
-    noise_multiplier: NoiseMultiplier = None,
-    sample_rate: SampleRate = None,
-    batch_size: BatchSize = None,
-    steps: Steps = None,
-    epochs: Epochs = None,
-    mechanism: Mechanisms = None,
+    plan: PlanOptions,
     as_json: AsJson = False,
 ) -> None:
     """Quote a plan: whether it fits what is left, and what would fit. Charges nothing."""
-    run = {
-        "noise_multiplier": noise_multiplier,
-        "sample_rate": sample_rate,
-        "batch_size": batch_size,
-        "steps": steps,
-        "epochs": epochs,
-    }
 
     def send(ledger: LedgerAccess) -> Json:
         """Return the ledger's quote for the plan that the options describe."""
         from accountant_service.api.ledger_schemas import QuoteRequest
 
-        plan = build_plan(run, mechanism, lambda: int(ledger.get_dataset(name)["size"]))
-        validate(QuoteRequest, {"mechanism": plan})
-        return ledger.quote(name, {"mechanism": plan})
+        body = {"mechanism": plan.build(lambda: int(ledger.get_dataset(name)["size"]))}
+        validate(QuoteRequest, body)
+        return ledger.quote(name, body)
 
-    answer = call_ledger(send, map_plan_pointers(run, mechanism), as_json=as_json)
+    answer = call_ledger(send, plan.map_pointers(), as_json=as_json)
     print(json.dumps(answer) if as_json else "\n".join(map(spell, describe_quote(answer))))
 
 

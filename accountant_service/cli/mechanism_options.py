@@ -7,10 +7,12 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
-from inspect import signature
+from functools import wraps
+from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, get_type_hints
 
 import typer
 
@@ -118,13 +120,16 @@ def _run_option(name: str, text: str | None = None) -> Any:
     )
 
 
-NoiseMultiplier = Annotated[Any, _run_option("noise_multiplier")]
-SampleRate = Annotated[Any, _run_option("sample_rate")]
-BatchSize = Annotated[
-    Any, _run_option("batch_size", "Expected batch size, instead of --sample-rate.")
-]
 Steps = Annotated[Any, _run_option("steps")]
-Epochs = Annotated[Any, _run_option("epochs", "Instead of --steps, with --batch-size.")]
+_RUN_OPTIONS: Final[dict[str, Any]] = {
+    "noise_multiplier": Annotated[Any, _run_option("noise_multiplier")],
+    "sample_rate": Annotated[Any, _run_option("sample_rate")],
+    "batch_size": Annotated[
+        Any, _run_option("batch_size", "Expected batch size, instead of --sample-rate.")
+    ],
+    "steps": Steps,
+    "epochs": Annotated[Any, _run_option("epochs", "Instead of --steps, with --batch-size.")],
+}
 # in the help of an option without which the command is refused: it is checked with all other
 # faults, not by Typer, which would name one at a time. The backslash is for Rich
 REQUIRED: Final = r" \[required]"
@@ -242,36 +247,73 @@ def join_mechanisms(mechanisms: Sequence[Json]) -> Json:
     return {"kind": "composed", "mechanisms": list(mechanisms)}
 
 
-def build_plan(run: Json, texts: Sequence[str] | None, size: Callable[[], int]) -> Json:
-    """Return a plan's mechanism: the run of the options, the mechanisms of `-m`, or both.
+@dataclass(frozen=True, slots=True)
+class PlanOptions:
+    """A plan as the options of a command describe it: a run, the mechanisms of `-m`, or both.
 
-    Args:
-        run: the run's fields; those that are None are left out.
+    Attributes:
+        run: the run's fields; None without their options.
         texts: of the options `-m`.
-        size: returns the dataset's number of records, which a batch size needs.
-
-    Raises:
-        CommandProblemError: a mechanism cannot be read.
     """
-    found = read_mechanisms(texts or [])
-    fields = {name: value for name, value in run.items() if value is not None}
-    if fields or not found:
-        if "batch_size" in fields and "sample_rate" not in fields:
-            fields["dataset_size"] = size()
-        found.append({"kind": "dp_sgd", **fields})
-    return join_mechanisms(found)
+
+    run: Json
+    texts: Sequence[str]
+
+    @property
+    def has_run(self) -> bool:
+        """True if an option describes a run."""
+        return any(value is not None for value in self.run.values())
+
+    def build(self, size: Callable[[], int]) -> Json:
+        """Return the plan's mechanism.
+
+        Args:
+            size: returns the dataset's number of records, which a batch size needs.
+
+        Raises:
+            CommandProblemError: a mechanism cannot be read.
+        """
+        found = read_mechanisms(self.texts)
+        fields = {name: value for name, value in self.run.items() if value is not None}
+        if fields or not found:
+            if "batch_size" in fields and "sample_rate" not in fields:
+                fields["dataset_size"] = size()
+            found.append({"kind": "dp_sgd", **fields})
+        return join_mechanisms(found)
+
+    def map_pointers(self) -> dict[str, str]:
+        """Map each JSON pointer of the plan's request to the option that sets its value."""
+        count = len(self.texts)
+        if count and not self.has_run:
+            return {"/mechanism": "--mechanism"}
+        at = f"/mechanism/mechanisms/{count}" if count else "/mechanism"
+        options = {f"{at}/{name}": "--" + name.replace("_", "-") for name in self.run}
+        others = {f"/mechanism/mechanisms/{i}": "--mechanism" for i in range(count)}
+        return options | others | {at: "", "/mechanism": "--mechanism" if count else ""}
 
 
-def map_plan_pointers(run: Json, texts: Sequence[str] | None) -> dict[str, str]:
-    """Map each JSON pointer of a plan's request to the option that sets its value."""
-    count = len(texts or [])
-    has_run = any(value is not None for value in run.values())
-    if count and not has_run:
-        return {"/mechanism": "--mechanism"}
-    at = f"/mechanism/mechanisms/{count}" if count else "/mechanism"
-    options = {f"{at}/{name}": "--" + name.replace("_", "-") for name in run}
-    others = {f"/mechanism/mechanisms/{i}": "--mechanism" for i in range(count)}
-    return options | others | {at: "", "/mechanism": "--mechanism" if count else ""}
+def takes_plan(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options that describe a plan, in place of its argument `plan`."""
+
+    @wraps(command)
+    def run(**given: Any) -> None:
+        """Call the command with the plan that its options describe."""
+        fields = {name: given.pop(name) for name in _RUN_OPTIONS}
+        command(plan=PlanOptions(fields, given.pop("mechanism") or ()), **given)
+
+    kinds = get_type_hints(command, include_extras=True)
+    parameters: list[Parameter] = []
+    for each in signature(command).parameters.values():
+        if each.name != "plan":
+            kind = kinds[each.name]
+            parameters.append(each.replace(kind=Parameter.KEYWORD_ONLY, annotation=kind))
+            continue
+        parameters += [
+            Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=kind)
+            for name, kind in {**_RUN_OPTIONS, "mechanism": Mechanisms}.items()
+        ]
+    run.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+    return run
 
 
 def find_dataset_size(document: Any) -> int | None:

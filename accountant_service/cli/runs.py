@@ -15,16 +15,11 @@ from accountant_service import number_format
 from accountant_service.cli import model_files
 from accountant_service.cli.access import LedgerAccess, call_ledger
 from accountant_service.cli.mechanism_options import (
-    BatchSize,
-    Epochs,
-    Mechanisms,
-    NoiseMultiplier,
-    SampleRate,
+    PlanOptions,
     Steps,
-    build_plan,
-    map_plan_pointers,
     parse_count,
     parse_number,
+    takes_plan,
 )
 from accountant_service.cli.printing import AsJson, print_rows
 from accountant_service.cli.problems import validate
@@ -134,6 +129,7 @@ def describe_charges(run: Json) -> Iterator[str]:
 
 
 @run_app.command("reserve", cls=CommandOfNames)
+@takes_plan
 def reserve(
     datasets: Annotated[
         list[str],
@@ -142,12 +138,7 @@ def reserve(
             help="The dataset's name; several for one run on all their records, charged to each.",
         ),
     ],
-    noise_multiplier: NoiseMultiplier = None,
-    sample_rate: SampleRate = None,
-    batch_size: BatchSize = None,
-    steps: Steps = None,
-    epochs: Epochs = None,
-    mechanism: Mechanisms = None,
+    plan: PlanOptions,
     purpose: Annotated[str, typer.Option(help="A note that the ledger keeps.")] = "",
     lease_seconds: LeaseSeconds = None,
     as_json: AsJson = False,
@@ -155,27 +146,19 @@ def reserve(
     """Reserve budget for a plan, and print the run's id on one line."""
     from accountant_service.api import ledger_schemas as bodies
 
-    run = {
-        "noise_multiplier": noise_multiplier,
-        "sample_rate": sample_rate,
-        "batch_size": batch_size,
-        "steps": steps,
-        "epochs": epochs,
-    }
-
     def send(ledger: LedgerAccess) -> Json:
         """Reserve budget for the plan that the options describe; return the reservation."""
-        plan = build_plan(
-            run, mechanism, lambda: sum(int(ledger.get_dataset(each)["size"]) for each in datasets)
+        mechanism = plan.build(
+            lambda: sum(int(ledger.get_dataset(each)["size"]) for each in datasets)
         )
         lease = {} if lease_seconds is None else {"lease_seconds": lease_seconds}
-        body = {"mechanism": plan, "purpose": purpose, **lease}
+        body = {"mechanism": mechanism, "purpose": purpose, **lease}
         validate(bodies.ReservationRequest, body)
         if len(datasets) > 1:
             validate(bodies.JointReservationRequest, {"datasets": datasets, **body})
         return ledger.reserve(datasets, body)
 
-    pointers = map_plan_pointers(run, mechanism) | {
+    pointers = plan.map_pointers() | {
         **{f"/datasets/{at}": "DATASET" for at in range(len(datasets))},
         "/purpose": "--purpose",
         "/lease_seconds": "--lease-seconds",

@@ -26,15 +26,10 @@ from accountant_service.cli.datasets import (
 )
 from accountant_service.cli.encoding import spell
 from accountant_service.cli.mechanism_options import (
-    BatchSize,
-    Epochs,
     Mechanisms,
-    NoiseMultiplier,
-    SampleRate,
-    Steps,
-    build_plan,
-    map_plan_pointers,
+    PlanOptions,
     parse_count,
+    takes_plan,
 )
 from accountant_service.cli.printing import AsJson, print_rows
 from accountant_service.cli.problems import run_or_exit, validate
@@ -151,6 +146,7 @@ def _describe(series: Json) -> Iterator[str]:
 
 
 @series_app.command("window")
+@takes_plan
 def window(
     name: Name,
     last: Annotated[
@@ -165,38 +161,25 @@ def window(
     names: Annotated[
         bool, typer.Option("--names", help="Print the names alone, for `run reserve`.")
     ] = False,
-    noise_multiplier: NoiseMultiplier = None,
-    sample_rate: SampleRate = None,
-    batch_size: BatchSize = None,
-    steps: Steps = None,
-    epochs: Epochs = None,
-    mechanism: Mechanisms = None,
+    *,
+    plan: PlanOptions,
     as_json: AsJson = False,
 ) -> None:
     """Show the last datasets of a series; with a plan, what it would take of each of them."""
     from accountant_service.api.ledger_schemas import WindowBody
-
-    run = {
-        "noise_multiplier": noise_multiplier,
-        "sample_rate": sample_rate,
-        "batch_size": batch_size,
-        "steps": steps,
-        "epochs": epochs,
-    }
-    is_planned = mechanism is not None or any(value is not None for value in run.values())
 
     def ask(ledger: LedgerAccess) -> Json:
         """Return the window and, if a plan is given, its quote."""
         count = 12 if last is None else last
         validate(WindowBody, {"last": count})
         found = ledger.find_window(name, count)
-        if not is_planned:
+        if not (plan.has_run or plan.texts):
             return found
-        plan = build_plan(run, mechanism, lambda: int(found["size"]))
+        mechanism = plan.build(lambda: int(found["size"]))
         listed = [each["name"] for each in found["items"]]
-        return found | {"quote": ledger.quote_jointly(listed, {"mechanism": plan})}
+        return found | {"quote": ledger.quote_jointly(listed, {"mechanism": mechanism})}
 
-    pointers = map_plan_pointers(run, mechanism) | {"/last": "--last"}
+    pointers = plan.map_pointers() | {"/last": "--last"}
     found = call_ledger(ask, pointers, as_json=as_json)
     if as_json:
         print(json.dumps(found))

@@ -8,23 +8,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 from sqlalchemy import Select, Table, select
 
+from accountant_service.ledger.columns import read_model
 from accountant_service.ledger.errors import StoredRowError
 from accountant_service.ledger.fingerprints import PREFIX
+from accountant_service.ledger.key_record import KeyRecord
 from accountant_service.ledger.reading_rows import UNREADABLE, find_type_faults, read_row
 from accountant_service.ledger.repository import (
     SECRET_BYTES,
-    KeyRecord,
     Transaction,
     key_fingerprint,
     read_audit_event,
     read_cap,
-    read_key,
-    read_series,
-    read_webhook,
     secret_fingerprint,
     series_fingerprint,
     webhook_fingerprint,
@@ -41,6 +40,7 @@ from accountant_service.ledger.tables import (
     WEBHOOK,
     WEBHOOK_EVENT,
 )
+from accountant_service.ledger.webhooks import Webhook
 
 _ACTIONS: Final = (
     "key-created", "key-revoked", "key-quota-set", "keys-reset", "cap-set", "cap-removed",
@@ -59,9 +59,9 @@ def find_faults(transaction: Transaction) -> Iterator[str]:
         if event["action"] in _ACTIONS
     ]
     events.sort(key=lambda event: (event["at"], event["id"]))
-    keys = _read_all(transaction, API_KEY, read_key, unreadable)
-    webhooks = _read_all(transaction, WEBHOOK, read_webhook, unreadable)
-    series = _read_all(transaction, SERIES, read_series, unreadable)
+    keys = _read_all(transaction, API_KEY, partial(read_model, KeyRecord), unreadable)
+    webhooks = _read_all(transaction, WEBHOOK, partial(read_model, Webhook), unreadable)
+    series = _read_all(transaction, SERIES, partial(read_model, Series), unreadable)
     yield from unreadable
     yield from _find_key_faults(keys, events)
     yield from _find_webhook_faults(webhooks, events)

@@ -63,7 +63,7 @@ class Keys:
         token = f"{_TOKEN_PREFIX}_{identifier}_{secrets.token_urlsafe(32)}"
         record = KeyRecord(
             identifier, name, self._digest(token), frozenset(scope.value for scope in scopes),
-            datasets, now(), expires_at, None, None, team, requests_per_minute,
+            datasets, team, now(), expires_at, requests_per_minute=requests_per_minute,
         )  # fmt: skip
         with self._repository.transaction() as transaction:
             transaction.add_key(record, by)

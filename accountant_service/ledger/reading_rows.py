@@ -6,7 +6,6 @@ stores a value of any type in any column.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
@@ -18,6 +17,7 @@ from sqlalchemy import Float, Integer, LargeBinary, String, Table
 from accountant_service import mechanisms
 from accountant_service.canonical_json import read_json
 from accountant_service.errors import AccountingError
+from accountant_service.ledger.columns import shorten
 from accountant_service.ledger.errors import LedgerError, StoredRowError
 
 # what a row or an entry raises that the ledger did not write
@@ -32,7 +32,6 @@ _TYPES: Final = (
     (String, str, "text"),
 )
 _TIME_MAX: Final = 253_402_300_799_999_999  # the last microsecond of the year 9999
-_SHOWN: Final = 80  # characters of a value in a message
 Read = TypeVar("Read")
 
 
@@ -41,7 +40,7 @@ def find_type_faults(table: Table, row: Mapping[Any, Any]) -> Iterator[str]:
     for name, expected, words, is_nullable in _describe_columns(table):
         value = row[name]
         if type(value) is not expected and not (value is None and is_nullable):
-            yield f"its {name} is {_shorten(value)}, not {words}"
+            yield f"its {name} is {shorten(value)}, not {words}"
 
 
 def _find_range_faults(table: Table, row: Mapping[Any, Any]) -> Iterator[str]:
@@ -82,32 +81,8 @@ def read_row(
             return read(row)
         except UNREADABLE as error:
             fault = _describe_error(error)
-    named = ", ".join(_shorten(row[column.name]) for column in table.primary_key)
+    named = ", ".join(shorten(row[column.name]) for column in table.primary_key)
     raise StoredRowError(_explain(f"the row {named} of the table {table.name}", fault))
-
-
-def read_integers(text: str) -> tuple[int, ...]:
-    """Return a column's JSON list of whole numbers.
-
-    Raises:
-        TypeError, ValueError: the text is nothing of the kind.
-    """
-    found = json.loads(text)
-    if type(found) is not list or any(type(each) is not int for each in found):
-        raise TypeError(f"{_shorten(text)} is no list of whole numbers")
-    return tuple(found)
-
-
-def read_texts(text: str) -> tuple[str, ...]:
-    """Return a column's JSON list of texts.
-
-    Raises:
-        TypeError, ValueError: the text is nothing of the kind.
-    """
-    found = read_json(text)
-    if type(found) is not list or any(type(each) is not str for each in found):
-        raise TypeError(f"{_shorten(text)} is no list of texts")
-    return tuple(found)
 
 
 def read_entry(dataset: str, number: Any, body: Any) -> dict[str, Any]:
@@ -124,16 +99,16 @@ def read_entry(dataset: str, number: Any, body: Any) -> dict[str, Any]:
     try:
         entry = read_json(body)
         if not isinstance(entry, dict):
-            raise TypeError(f"{_shorten(body)} is no JSON object")
+            raise TypeError(f"{shorten(body)} is no JSON object")
         for name, expected in (("number", int), ("at", int), ("kind", str), ("key", str)):
             if type(entry[name]) is not expected:
-                raise TypeError(f"{name} must not be {_shorten(entry[name])}")
+                raise TypeError(f"{name} must not be {shorten(entry[name])}")
         if not isinstance(entry.get("reservation", ""), str):
-            raise TypeError(f"reservation must be text, not {_shorten(entry['reservation'])}")
+            raise TypeError(f"reservation must be text, not {shorten(entry['reservation'])}")
         if not 0 <= entry["at"] <= _TIME_MAX:
             raise ValueError(f"at is {entry['at']}, not a time in microseconds since 1970")
     except UNREADABLE as error:
-        where = f"entry {_shorten(number)} of dataset {dataset!r}"
+        where = f"entry {shorten(number)} of dataset {dataset!r}"
         raise StoredRowError(_explain(where, _describe_error(error))) from None
     return entry
 
@@ -151,9 +126,3 @@ def _explain(where: str, fault: str) -> str:
         f"{where} cannot be read: {fault}. The ledger did not write it so: "
         "`accountant ledger verify` lists all faults; restore a backup from before"
     )
-
-
-def _shorten(value: Any) -> str:
-    """Return a value for a message, cut to a line."""
-    text = ascii(value)
-    return text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"

@@ -15,15 +15,10 @@ from typing import Any, Final
 from sqlalchemy import select, tuple_
 
 from accountant_service.ledger import stored_rows
+from accountant_service.ledger.columns import Row, write_row
 from accountant_service.ledger.filters.base import add
 from accountant_service.ledger.reading_rows import UNREADABLE, find_type_faults, read_entry
-from accountant_service.ledger.repository import (
-    Repository,
-    Row,
-    Transaction,
-    write_dataset,
-    write_reservation,
-)
+from accountant_service.ledger.repository import Repository, Transaction
 from accountant_service.ledger.rules import HolderKind
 from accountant_service.ledger.tables import CAP, DATASET, ENTRY, RESERVATION
 from accountant_service.ledger.verification import (
@@ -106,7 +101,7 @@ def _mend(transaction: Transaction, identifier: str) -> tuple[list[str], list[st
     if not found:
         return found, left
     recorded = _read_recorded(transaction, _read_row(transaction, identifier, is_locked=True))
-    written = write_dataset(recorded.dataset)
+    written = write_row(recorded.dataset)
     run = transaction.connection.execute
     run(
         DATASET.update()
@@ -115,7 +110,7 @@ def _mend(transaction: Transaction, identifier: str) -> tuple[list[str], list[st
     )
     rows = {each["id"]: each for each in transaction.list_reservation_rows(recorded.dataset)}
     for name, reservation in recorded.reservations.items():
-        values = write_reservation(reservation)
+        values = write_row(reservation)
         if name not in rows:
             run(RESERVATION.insert().values(values))
         elif list(_find_run_faults(rows[name], reservation)):
@@ -152,7 +147,7 @@ def _read_recorded(transaction: Transaction, row: Row) -> RecordedDataset:
 
 def _find_row_faults(row: Row, recorded: RecordedDataset) -> Iterator[str]:
     """Yield a fault for each column of a dataset that its entries determine, and that differs."""
-    written = write_dataset(recorded.dataset)
+    written = write_row(recorded.dataset)
     for column in _DERIVED:
         if row[column] != written[column]:
             yield f"{column} is {row[column]!r}, and the entries say {written[column]!r}"

@@ -51,8 +51,14 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from accountant_service import mechanisms
 from accountant_service.canonical_json import read_json
-from accountant_service.guarantee import NeighbouringRelation
 from accountant_service.ledger import filters, hash_chain, rules, schema_revision, webhooks
+from accountant_service.ledger.columns import (
+    Row,
+    list_columns,
+    read_integers,
+    read_model,
+    write_row,
+)
 from accountant_service.ledger.errors import (
     DatabaseAwayError,
     DatabaseReadOnlyError,
@@ -60,17 +66,11 @@ from accountant_service.ledger.errors import (
     StoredRowError,
     UnauthenticatedError,
 )
-from accountant_service.ledger.filters import PrivacyFilter
 from accountant_service.ledger.filters.base import Amounts, Charge, add
 from accountant_service.ledger.fingerprints import fingerprint
+from accountant_service.ledger.key_record import KeyRecord as KeyRecord
 from accountant_service.ledger.quotas import Quota
-from accountant_service.ledger.reading_rows import (
-    UNREADABLE,
-    read_entry,
-    read_integers,
-    read_row,
-    read_texts,
-)
+from accountant_service.ledger.reading_rows import UNREADABLE, read_entry, read_row
 from accountant_service.ledger.rules import (
     Balance,
     Cap,
@@ -79,11 +79,10 @@ from accountant_service.ledger.rules import (
     Dataset,
     EntryKind,
     HolderKind,
-    JointRun,
     Reservation,
     State,
 )
-from accountant_service.ledger.series import Series, Template
+from accountant_service.ledger.series import Series
 from accountant_service.ledger.tables import (
     API_KEY,
     AUDIT_EVENT,
@@ -135,7 +134,6 @@ _PAGE_CHARACTERS_MAX: Final = 1 << 18  # of a page's plans or entries
 _DAY_MICROSECONDS: Final = 86_400_000_000
 SECRET_BYTES: Final = 32
 SYSTEM: Final = "system"  # who acts if no key does: expired leases, new secrets
-Row = dict[str, Any]  # a table row, by column
 RunPlace = tuple[bool, int, str]  # in the list of runs: whether it ended, its lease's end, its id
 
 
@@ -163,8 +161,8 @@ _UPDATE_RESERVATION: Final = (
     .where(RESERVATION.c.id == bindparam("row_key"))
     .values(
         {
-            name: bindparam(f"new_{name}")
-            for name in ("state", "steps_granted", "expires_at", "taken", "ended_entry")
+            each.name: bindparam(f"new_{each.name}")
+            for each in list_columns(Reservation, changes=True)
         }
     )
 )
@@ -353,30 +351,6 @@ _WRITE_PROBES: Final[dict[str, tuple[str, Callable[[Connection], AbstractContext
     "postgresql": ("UPDATE secret SET name = name WHERE false", contextlib.nullcontext),
     "sqlite": ("INSERT INTO secret VALUES ('trial', zeroblob(65536))", _shrink_cache),
 }
-
-
-@dataclass(frozen=True, slots=True)
-class KeyRecord:
-    """An API key as it is stored: its HMAC, never the key itself."""
-
-    identifier: str
-    name: str
-    digest: bytes
-    scopes: frozenset[str]
-    datasets: tuple[str, ...] | None
-    created_at: int
-    expires_at: int | None
-    revoked_at: int | None
-    last_used_at: int | None
-    team: str | None = None
-    requests_per_minute: int | None = None
-    quota_empty_at: int | None = None
-
-    @property
-    def quota(self) -> Quota | None:
-        """The key's quota of requests, if it has one."""
-        count = self.requests_per_minute
-        return None if count is None else Quota(count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -592,7 +566,7 @@ class Transaction:
         unchanged = Balance(policy.nothing, policy.nothing)
         new = replace(dataset, balance=unchanged, version=0, head=hash_chain.GENESIS)
         schema_revision.require_writers_since(self.connection, policy.oldest_reader)
-        self.connection.execute(DATASET.insert().values(write_dataset(new)))
+        self.connection.execute(DATASET.insert().values(write_row(new)))
         return self._append_entry(
             dataset, EntryKind.CREATE, unchanged, key, rules.describe_dataset(dataset)
         )
@@ -632,7 +606,7 @@ class Transaction:
         """
         query = _WITH_LOCK[_SERIES_BY_NAME] if lock else _SERIES_BY_NAME
         row = self.connection.execute(query, {"row_key": name}).first()
-        return None if row is None else read_row(SERIES, row._mapping, read_series)
+        return None if row is None else read_row(SERIES, row._mapping, partial(read_model, Series))
 
     def list_series(
         self, after: str = "", limit: int | None = None, names: Collection[str] | None = None
@@ -647,13 +621,12 @@ class Transaction:
         query = select(SERIES).order_by(SERIES.c.name).limit(limit).where(SERIES.c.name > after)
         if names is not None:
             query = query.where(SERIES.c.name.in_(names))
-        return [
-            read_row(SERIES, row, read_series) for row in self.connection.execute(query).mappings()
-        ]
+        read = partial(read_model, Series)
+        return [read_row(SERIES, row, read) for row in self.connection.execute(query).mappings()]
 
     def add_series(self, series: Series, by: str) -> None:
         """Store a new series, and record who created it."""
-        self.connection.execute(SERIES.insert().values(write_series(series)))
+        self.connection.execute(SERIES.insert().values(write_row(series)))
         self.record_audit_event(by, "series-created", series.name, series_fingerprint(series))
 
     def list_datasets_of_series(self, names: Collection[str]) -> list[str]:
@@ -740,12 +713,13 @@ class Transaction:
         change = rules.number_end(change, dataset.version + 1)
         after = change.reservation
         if change.kind is EntryKind.RESERVE:
-            self.connection.execute(RESERVATION.insert().values(write_reservation(after)))
+            self.connection.execute(RESERVATION.insert().values(write_row(after)))
         elif change.kind is EntryKind.GRANT:
             granted = {"row_key": after.identifier, "new_steps_granted": after.steps_granted}
             self.connection.execute(_UPDATE_STEPS_GRANTED, granted)
         else:
-            renamed = {f"new_{name}": value for name, value in _write_progress(after).items()}
+            row = write_row(after, changes=True)
+            renamed = {f"new_{name}": value for name, value in row.items()}
             self.connection.execute(_UPDATE_RESERVATION, {"row_key": after.identifier} | renamed)
         if change.policy is not None:
             dataset = replace(dataset, policy=change.policy)
@@ -815,17 +789,11 @@ class Transaction:
         if dataset is not None:
             query = query.where(or_(WEBHOOK.c.dataset.is_(None), WEBHOOK.c.dataset == dataset))
         rows = self.connection.execute(query)
-        return [read_row(WEBHOOK, row, read_webhook) for row in rows.mappings()]
+        return [read_row(WEBHOOK, row, partial(read_model, Webhook)) for row in rows.mappings()]
 
     def add_webhook(self, webhook: Webhook, by: str) -> None:
         """Store a new webhook, and record who added it."""
-        self.connection.execute(
-            WEBHOOK.insert().values(
-                id=webhook.identifier, url=webhook.url, secret=webhook.secret,
-                dataset=webhook.dataset, shares=json.dumps(webhook.shares),
-                created_at=webhook.created_at,
-            )
-        )  # fmt: skip
+        self.connection.execute(WEBHOOK.insert().values(write_row(webhook)))
         detail = f"{webhook.url} {webhook_fingerprint(webhook)}"
         self.record_audit_event(by, "webhook-added", webhook.identifier, detail)
 
@@ -844,18 +812,7 @@ class Transaction:
 
     def _add_event(self, webhook_event: Event) -> None:
         """Store an event that is to be posted to a webhook."""
-        self.connection.execute(
-            WEBHOOK_EVENT.insert().values(
-                id=webhook_event.identifier,
-                webhook=webhook_event.webhook,
-                dataset=webhook_event.dataset,
-                number=webhook_event.number,
-                body=webhook_event.body,
-                attempts=webhook_event.attempts,
-                due_at=webhook_event.due_at,
-                last_error=webhook_event.last_error,
-            )
-        )
+        self.connection.execute(WEBHOOK_EVENT.insert().values(write_row(webhook_event)))
 
     def list_waiting_events(self, webhook: str) -> list[Event]:
         """Return the events that are not delivered yet to a webhook."""
@@ -864,7 +821,7 @@ class Transaction:
             .where(WEBHOOK_EVENT.c.webhook == webhook)
             .order_by(WEBHOOK_EVENT.c.dataset, WEBHOOK_EVENT.c.number, WEBHOOK_EVENT.c.id)
         )
-        return [_read_event(row) for row in rows.mappings()]
+        return [read_model(Event, row) for row in rows.mappings()]
 
     def count_waiting_events(self) -> int:
         """Return the number of webhook events that are not delivered yet."""
@@ -888,7 +845,7 @@ class Transaction:
             .order_by(WEBHOOK_EVENT.c.due_at)
             .limit(limit)
         )
-        return [_read_event(row) for row in rows.mappings()]
+        return [read_model(Event, row) for row in rows.mappings()]
 
     def claim_event(self, webhook_event: Event, until: int) -> bool:
         """Claim an event for this server until a time, and count one more try to post it.
@@ -1451,7 +1408,9 @@ class Transaction:
     def find_key(self, identifier: str) -> KeyRecord | None:
         """Return an API key by its identifier."""
         row = self.connection.execute(select(API_KEY).where(API_KEY.c.id == identifier)).first()
-        return None if row is None else read_row(API_KEY, row._mapping, read_key)
+        return (
+            None if row is None else read_row(API_KEY, row._mapping, partial(read_model, KeyRecord))
+        )
 
     def list_keys(
         self, after: tuple[int, str] = (-1, ""), limit: int | None = None
@@ -1466,7 +1425,7 @@ class Transaction:
         rows = self.connection.execute(
             select(API_KEY).where(tuple_(*order) > after).order_by(*order).limit(limit)
         )
-        return [read_row(API_KEY, row, read_key) for row in rows.mappings()]
+        return [read_row(API_KEY, row, partial(read_model, KeyRecord)) for row in rows.mappings()]
 
     def has_other_administrator(self, identifier: str) -> bool:
         """Return whether a valid key besides this one may create keys."""
@@ -1491,20 +1450,11 @@ class Transaction:
             .order_by(API_KEY.c.created_at)
             .limit(limit)
         )
-        return [read_row(API_KEY, row, read_key) for row in rows.mappings()]
+        return [read_row(API_KEY, row, partial(read_model, KeyRecord)) for row in rows.mappings()]
 
     def add_key(self, key: KeyRecord, by: str) -> None:
         """Store a new API key, and record who created it."""
-        self.connection.execute(
-            API_KEY.insert().values(
-                id=key.identifier, name=key.name, digest=key.digest,
-                scopes=json.dumps(sorted(key.scopes)),
-                datasets=None if key.datasets is None else json.dumps(list(key.datasets)),
-                created_at=key.created_at, expires_at=key.expires_at,
-                revoked_at=None, last_used_at=None, team=key.team,
-                requests_per_minute=key.requests_per_minute, quota_empty_at=None,
-            )
-        )  # fmt: skip
+        self.connection.execute(API_KEY.insert().values(write_row(key)))
         self.record_audit_event(by, "key-created", key.identifier, key_fingerprint(key))
 
     def revoke_key(self, identifier: str) -> None:
@@ -1663,7 +1613,7 @@ def key_fingerprint(key: KeyRecord) -> str:
 
 def series_fingerprint(series: Series) -> str:
     """Return the fingerprint of a series."""
-    return fingerprint(**write_series(series))
+    return fingerprint(**write_row(series))
 
 
 def webhook_fingerprint(webhook: Webhook) -> str:
@@ -1677,24 +1627,6 @@ def webhook_fingerprint(webhook: Webhook) -> str:
 def secret_fingerprint(name: str, value: bytes) -> str:
     """Return the fingerprint of a server secret."""
     return fingerprint(name=name, value=value)
-
-
-def read_webhook(row: Mapping[Any, Any]) -> Webhook:
-    """Return the webhook that a table row describes."""
-    shares = json.loads(row["shares"])
-    if type(shares) is not list or any(type(each) not in (int, float) for each in shares):
-        raise TypeError(f"shares must be a list of numbers, not {row['shares']!r}")
-    return Webhook(
-        row["id"], row["url"], row["secret"], row["dataset"], tuple(shares), row["created_at"]
-    )
-
-
-def _read_event(row: Mapping[Any, Any]) -> Event:
-    """Return the event that a table row describes; unchecked, so that it stops no other event."""
-    return Event(
-        row["id"], row["webhook"], row["dataset"], row["number"], row["body"], row["attempts"],
-        row["due_at"], row["last_error"],
-    )  # fmt: skip
 
 
 def _read_stored_dataset(row: Mapping[Any, Any]) -> Dataset:
@@ -1715,7 +1647,7 @@ def _require_policy(stored: str, epsilon: float, delta: float, relation: str) ->
     """Raise ValueError if a parameter of a stored privacy filter is out of its range."""
     if not (epsilon > 0 and 0 <= delta < 1):
         raise ValueError(f"ε = {epsilon} and δ = {delta} are no budget")
-    _read_policy(stored, epsilon, delta, relation).entry_fields()
+    filters.from_columns(stored, epsilon, delta, relation).entry_fields()
 
 
 def _read_stored_reservation(row: Mapping[Any, Any]) -> Reservation:
@@ -1725,53 +1657,20 @@ def _read_stored_reservation(row: Mapping[Any, Any]) -> Reservation:
 
 def read_dataset(row: Mapping[Any, Any]) -> Dataset:
     """Return the dataset that a table row describes."""
-    policy = read_filter(row)
-    balance = Balance(read_integers(row["spent"]), read_integers(row["held"]))
+    dataset = read_model(Dataset, row)
+    policy, balance = dataset.policy, dataset.balance
     if not len(policy.nothing) == len(balance.spent) == len(balance.held):
         raise ValueError(f"spent and held must have {len(policy.nothing)} amounts each")
-    return Dataset(
-        row["id"], row["name"], row["size"], row["privacy_unit"], policy, balance, row["version"],
-        row["head"], row["created_at"], row["closed_at"], row.get("series"),
-    )  # fmt: skip
-
-
-def read_filter(row: Mapping[Any, Any]) -> PrivacyFilter:
-    """Return the privacy filter that a dataset's row describes."""
-    return _read_policy(row["policy"], row["epsilon"], row["delta"], row["relation"])
-
-
-def write_dataset(dataset: Dataset) -> Row:
-    """Return the table row that stores a dataset."""
-    policy, balance = dataset.policy, dataset.balance
-    return {
-        "id": dataset.identifier, "name": dataset.name, "size": dataset.size,
-        "privacy_unit": dataset.privacy_unit, "relation": policy.relation.value,
-        "epsilon": policy.epsilon, "delta": policy.delta, "policy": json.dumps(policy.to_json()),
-        "spent": json.dumps(balance.spent), "held": json.dumps(balance.held),
-        "version": dataset.version, "head": dataset.head, "created_at": dataset.created_at,
-        "closed_at": dataset.closed_at, "series": dataset.series,
-    }  # fmt: skip
-
-
-@lru_cache(maxsize=1024)  # every grant reads its dataset's policy
-def _read_policy(stored: str, epsilon: float, delta: float, relation: str) -> PrivacyFilter:
-    """Return the privacy filter that a table row describes."""
-    return filters.from_json(json.loads(stored), epsilon, delta, NeighbouringRelation(relation))
+    return dataset
 
 
 def read_reservation(row: Mapping[Any, Any]) -> Reservation:
     """Return the reservation that a table row describes."""
-    charge = filters.read_charge(json.loads(row["charge"]), row["steps_reserved"])
     _require_mechanism(row["mechanism"])
-    if len(charge.reserved) != len(read_integers(row["taken"])):
-        raise ValueError(f"taken must have {len(charge.reserved)} amounts")
-    return Reservation(
-        row["id"], row["dataset"], State(row["state"]), json.loads(row["mechanism"]),
-        row["mechanism_hash"], charge, row["steps_reserved"], row["steps_granted"],
-        row["expires_at"], row["purpose"], row["key_id"], read_integers(row["taken"]),
-        row["team"], row["ended_entry"],
-        None if row["joint"] is None else JointRun.from_json(read_json(row["joint"])),
-    )  # fmt: skip
+    run = read_model(Reservation, row)
+    if len(run.charge.reserved) != len(run.taken):
+        raise ValueError(f"taken must have {len(run.charge.reserved)} amounts")
+    return run
 
 
 @lru_cache(maxsize=4096)  # every grant reads its reservation
@@ -1780,51 +1679,6 @@ def _require_mechanism(stored: str) -> None:
     mechanisms.from_json(read_json(stored))
 
 
-def write_reservation(run: Reservation) -> Row:
-    """Return the table row that stores a reservation."""
-    return {
-        "id": run.identifier, "dataset": run.dataset, "mechanism": json.dumps(run.mechanism),
-        "mechanism_hash": run.mechanism_hash, "charge": json.dumps(run.charge.to_json()),
-        "steps_reserved": run.steps_reserved, "purpose": run.purpose, "key_id": run.key,
-        "team": run.team,
-        "joint": None if run.joint is None else json.dumps(run.joint.to_json()),
-    } | _write_progress(run)  # fmt: skip
-
-
-def _write_progress(run: Reservation) -> Row:
-    """Return the columns of a reservation's row that change after it was reserved."""
-    return {
-        "state": run.state.value,
-        "steps_granted": run.steps_granted,
-        "expires_at": run.expires_at,
-        "taken": json.dumps(run.taken),
-        "ended_entry": run.ended_entry,
-    }
-
-
-def read_series(row: Mapping[Any, Any]) -> Series:
-    """Return the series that a table row describes."""
-    return Series(row["name"], Template.from_text(row["template"]), row["created_at"])
-
-
-def write_series(series: Series) -> Row:
-    """Return the table row that stores a series."""
-    return {
-        "name": series.name, "template": series.template.to_text(),
-        "created_at": series.created_at,
-    }  # fmt: skip
-
-
 def read_cap(row: Mapping[Any, Any]) -> Cap:
     """Return the cap that a table row describes."""
     return Cap(HolderKind(row["kind"]), row["holder"], row["share"])
-
-
-def read_key(row: Mapping[Any, Any]) -> KeyRecord:
-    """Return the API key that a table row describes."""
-    datasets = None if row["datasets"] is None else read_texts(row["datasets"])
-    return KeyRecord(
-        row["id"], row["name"], bytes(row["digest"]), frozenset(read_texts(row["scopes"])),
-        datasets, row["created_at"], row["expires_at"], row["revoked_at"], row["last_used_at"],
-        row["team"], row["requests_per_minute"], row["quota_empty_at"],
-    )  # fmt: skip

@@ -17,9 +17,12 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any, Final
+from operator import attrgetter
+from typing import Annotated, Any, Final
 
 from accountant_service.guarantee import NeighbouringRelation, list_weaknesses
+from accountant_service.ledger import filters
+from accountant_service.ledger.columns import Spread, Stored, read_integers, state_in_entry
 from accountant_service.ledger.errors import (
     BudgetExhaustedError,
     CapExhaustedError,
@@ -166,6 +169,27 @@ class NewDataset:
         return list_weaknesses(self.size, self.epsilon, self.delta)
 
 
+_POLICY_COLUMNS: Final = Spread(
+    filters.read_columns,
+    {
+        "relation": (Annotated[NeighbouringRelation, Stored(length=40)], attrgetter("relation")),
+        "epsilon": (float, attrgetter("epsilon")),
+        "delta": (float, attrgetter("delta")),
+        "policy": (Annotated[PrivacyFilter, Stored(changes=True)], lambda policy: policy),
+    },
+)
+_BALANCE_COLUMNS: Final = Spread(
+    lambda row: Balance(read_integers(row["spent"]), read_integers(row["held"])),
+    {
+        name: (Annotated[Amounts, Stored(changes=True)], attrgetter(name))
+        for name in ("spent", "held")
+    },
+)
+_CHARGE_COLUMN: Final = Spread(
+    filters.read_charge_columns, {"charge": (Charge, lambda charge: charge)}
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Dataset:
     """A dataset: its size, its privacy filter, and the budget spent and held.
@@ -184,17 +208,17 @@ class Dataset:
         series: the name of the series that it was created in; None for a dataset on its own.
     """
 
-    identifier: str
-    name: str
-    size: int
-    privacy_unit: str
-    policy: PrivacyFilter
-    balance: Balance
-    version: int
-    head: str
-    created_at: int
-    closed_at: int | None = None
-    series: str | None = None
+    identifier: Annotated[str, Stored("id", length=32, is_primary=True)]
+    name: Annotated[str, Stored(length=200, is_unique=True, in_entry=True)]
+    size: Annotated[int, Stored(in_entry=True)]
+    privacy_unit: Annotated[str, Stored(in_entry=True)]
+    policy: Annotated[PrivacyFilter, _POLICY_COLUMNS]
+    balance: Annotated[Balance, _BALANCE_COLUMNS]
+    version: Annotated[int, Stored(changes=True)]
+    head: Annotated[str, Stored(length=64, changes=True)]
+    created_at: Annotated[int, Stored(in_entry=True)]
+    closed_at: Annotated[int | None, Stored(changes=True)] = None
+    series: Annotated[str | None, Stored(length=200, refers_to="series.name")] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,28 +281,28 @@ class Reservation:
         expires_at: the end of the lease, in microseconds since 1970.
         purpose: the caller's words.
         key: identifier of the key that reserved.
+        team: the team of the key that reserved, if it has one.
         taken: the amounts that it takes of the budget, granted or held: the whole charge while it
             is open, and what was not given back after that.
-        team: the team of the key that reserved, if it has one.
         ended_entry: the number of the ledger entry that ended it; None while it is open.
         joint: the run on several datasets of which it is a part; None for a run on one.
     """
 
-    identifier: str
-    dataset: str
-    state: State
-    mechanism: dict[str, Any]
-    mechanism_hash: str
-    charge: Charge
+    identifier: Annotated[str, Stored("id", length=32, is_primary=True)]
+    dataset: Annotated[str, Stored(length=32, refers_to="dataset.id")]
+    state: Annotated[State, Stored(length=12, changes=True)]
+    mechanism: Annotated[dict[str, Any], Stored(in_entry=True)]
+    mechanism_hash: Annotated[str, Stored(length=80, in_entry=True)]
+    charge: Annotated[Charge, _CHARGE_COLUMN]
     steps_reserved: int
-    steps_granted: int
-    expires_at: int
-    purpose: str
-    key: str
-    taken: Amounts
-    team: str | None = None
-    ended_entry: int | None = None
-    joint: JointRun | None = None
+    steps_granted: Annotated[int, Stored(changes=True)]
+    expires_at: Annotated[int, Stored(in_entry=True, changes=True)]
+    purpose: Annotated[str, Stored(in_entry=True)]
+    key: Annotated[str, Stored("key_id", length=32)]
+    team: Annotated[str | None, Stored(length=200, in_entry=True)]
+    taken: Annotated[Amounts, Stored(changes=True)]
+    ended_entry: Annotated[int | None, Stored(changes=True)] = None
+    joint: Annotated[JointRun | None, Stored(in_entry=True)] = None
 
     @property
     def held(self) -> Amounts:
@@ -395,15 +419,15 @@ def describe_dataset(dataset: Dataset) -> dict[str, Any]:
     _require(0 < policy.epsilon < math.inf, f"epsilon must be above 0, not {policy.epsilon}")
     _require(0 <= policy.delta < 1, f"delta must be at least 0 and below 1, not {policy.delta}")
     _require(dataset.created_at >= 0, f"created_at must be at least 0, not {dataset.created_at}")
-    return {
-        "name": dataset.name,
-        "size": dataset.size,
-        "privacy_unit": dataset.privacy_unit,
-        "neighbouring_relation": policy.relation.value,
-        "epsilon": policy.epsilon,
-        "delta": policy.delta,
-        "created_at": dataset.created_at,
-    } | _describe_filter(policy)
+    return (
+        state_in_entry(dataset)
+        | {
+            "neighbouring_relation": policy.relation.value,
+            "epsilon": policy.epsilon,
+            "delta": policy.delta,
+        }
+        | _describe_filter(policy)
+    )
 
 
 def _describe_filter(policy: PrivacyFilter) -> dict[str, Any]:
@@ -419,20 +443,12 @@ def describe_change(change: Change) -> dict[str, Any]:
     after = change.reservation
     fields: dict[str, Any] = {"reservation": after.identifier, "steps": change.steps}
     if change.kind is EntryKind.RESERVE:
-        fields |= {
-            "mechanism": after.mechanism,
-            "mechanism_hash": after.mechanism_hash,
-            "purpose": after.purpose,
-        } | after.charge.entry_fields()
-        if after.team is not None:
-            fields["team"] = after.team
-        if after.joint is not None:
-            fields["joint"] = after.joint.to_json()
+        fields |= state_in_entry(after) | after.charge.entry_fields()
         if change.caps:
             fields["caps"] = [cap.entry_fields(after.charge) for cap in change.caps]
         if change.policy is not None:
             fields["filter"] = change.policy.entry_fields()
-    if change.kind in (EntryKind.RESERVE, EntryKind.RENEW):
+    if change.kind is EntryKind.RENEW:
         fields["expires_at"] = after.expires_at
     if declared := change.declared.entry_fields():
         fields["declared"] = declared

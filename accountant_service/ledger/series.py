@@ -12,11 +12,12 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
+from typing import Annotated, Any
 
 from accountant_service import mechanisms
 from accountant_service.canonical_json import canonical_json, read_json
 from accountant_service.guarantee import NeighbouringRelation
+from accountant_service.ledger.columns import Stored
 from accountant_service.ledger.errors import SeriesLabelError, SeriesTooShortError
 from accountant_service.ledger.rules import NewDataset
 from accountant_service.mechanisms import Mechanism
@@ -113,7 +114,7 @@ class Series:
         created_at: microseconds since 1970.
     """
 
-    name: str
+    name: Annotated[str, Stored(length=200, is_primary=True)]
     template: Template
     created_at: int
 

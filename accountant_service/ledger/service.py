@@ -1015,8 +1015,8 @@ def _build_reservation(
         expires_at,
         purpose,
         key.identifier,
-        planned.charge.reserved,
         key.team,
+        planned.charge.reserved,
         joint=joint,
     )
 

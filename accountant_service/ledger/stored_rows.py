@@ -10,10 +10,11 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
-from sqlalchemy import Column, Table, case, exists, func, select
+from sqlalchemy import Column, case, exists, func, select
 
 from accountant_service.canonical_json import canonical_json, read_json
-from accountant_service.ledger.repository import Row, Transaction
+from accountant_service.ledger.columns import Row, list_columns, write_row
+from accountant_service.ledger.repository import Transaction
 from accountant_service.ledger.tables import (
     AUDIT_EVENT,
     CAP,
@@ -23,10 +24,6 @@ from accountant_service.ledger.tables import (
     WEBHOOK_EVENT,
 )
 
-JSON_COLUMNS: Final = {
-    DATASET: ("policy", "spent", "held"),
-    RESERVATION: ("mechanism", "charge", "taken", "joint"),
-}
 _NAMED: Final = DATASET.c.name == AUDIT_EVENT.c.subject
 _CREATED, _DELETED = "dataset-created", "dataset-deleted"  # audit events
 
@@ -123,17 +120,22 @@ def read_column(row: Row, name: str) -> Any:
     return None if row[name] is None else read_json(row[name])
 
 
-def find_json_faults(table: Table, stored: Row, written: Row) -> Iterator[str]:
+def list_json_columns(model: type) -> list[str]:
+    """Return the names of a model's columns that are JSON text."""
+    return [column.name for column in list_columns(model) if column.codec.is_json]
+
+
+def find_json_faults(stored: Row, model: Any) -> Iterator[str]:
     """Yield a fault for each JSON column that is not what the ledger writes for the same values.
 
     Spaces and the order of names do not matter.
 
     Args:
-        table: of the rows.
         stored: the row in the database.
-        written: the row that the ledger writes.
+        model: what the row describes.
     """
-    for name in JSON_COLUMNS[table]:
+    written = write_row(model)
+    for name in list_json_columns(type(model)):
         found, expected = (read_column(row, name) for row in (stored, written))
         if canonical_json(found) != canonical_json(expected):
             yield f"its {name} is {stored[name]!r}, but the ledger writes {written[name]!r}"

@@ -1,8 +1,12 @@
-"""The ledger's tables, portable between SQLite and PostgreSQL."""
+"""The ledger's tables, portable between SQLite and PostgreSQL.
+
+Those of datasets, reservations, series, keys and webhooks follow from the models that they store.
+"""
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Iterator
+from typing import Any, Final
 
 from sqlalchemy import (
     BigInteger,
@@ -17,37 +21,39 @@ from sqlalchemy import (
     Table,
     Text,
 )
+from sqlalchemy.types import TypeEngine
+
+from accountant_service.ledger.columns import list_columns
+from accountant_service.ledger.key_record import KeyRecord
+from accountant_service.ledger.rules import Dataset, Reservation
+from accountant_service.ledger.series import Series
+from accountant_service.ledger.webhooks import Event, Webhook
 
 METADATA: Final = MetaData()
 
+_TYPES: Final[dict[type, TypeEngine[Any]]] = {
+    int: BigInteger(), float: Float(53), str: Text(), bytes: LargeBinary(),
+}  # fmt: skip
+
+
+def _build_columns(model: type) -> Iterator[Column[Any]]:
+    """Yield the columns of a model's table."""
+    for name, codec, is_nullable, _, details in list_columns(model):
+        kind: TypeEngine[Any] = _TYPES[codec.stored]
+        if details.length is not None:
+            kind = Integer() if codec.stored is int else String(details.length)
+        keys = [] if details.refers_to is None else [ForeignKey(details.refers_to)]
+        yield Column(
+            name, kind, *keys, primary_key=details.is_primary, unique=details.is_unique or None,
+            nullable=is_nullable,
+        )  # fmt: skip
+
+
 DATASET: Final = Table(
-    "dataset",
-    METADATA,
-    Column("id", String(32), primary_key=True),
-    Column("name", String(200), nullable=False, unique=True),
-    Column("size", BigInteger, nullable=False),
-    Column("privacy_unit", Text, nullable=False),
-    Column("relation", String(40), nullable=False),
-    Column("epsilon", Float(53), nullable=False),
-    Column("delta", Float(53), nullable=False),
-    Column("policy", Text, nullable=False),  # the privacy filter, as JSON
-    Column("spent", Text, nullable=False),  # JSON list of amounts in its units, as is held
-    Column("held", Text, nullable=False),
-    Column("version", BigInteger, nullable=False),  # the number of the last entry
-    Column("head", String(64), nullable=False),  # the hash of the last entry
-    Column("created_at", BigInteger, nullable=False),  # microseconds since 1970, like all times
-    Column("closed_at", BigInteger, nullable=True),  # null while reservations are accepted
-    Column("series", String(200), ForeignKey("series.name"), nullable=True),
-    Index("ix_dataset_series", "series"),
+    "dataset", METADATA, *_build_columns(Dataset), Index("ix_dataset_series", "series")
 )
 
-SERIES: Final = Table(  # of datasets that a template describes
-    "series",
-    METADATA,
-    Column("name", String(200), primary_key=True),
-    Column("template", Text, nullable=False),  # as JSON
-    Column("created_at", BigInteger, nullable=False),
-)
+SERIES: Final = Table("series", METADATA, *_build_columns(Series))
 
 SERIES_CAP: Final = Table(  # caps that every dataset of a series has from its creation on
     "series_cap",
@@ -61,21 +67,7 @@ SERIES_CAP: Final = Table(  # caps that every dataset of a series has from its c
 RESERVATION: Final = Table(
     "reservation",
     METADATA,
-    Column("id", String(32), primary_key=True),
-    Column("dataset", String(32), ForeignKey("dataset.id"), nullable=False),
-    Column("state", String(12), nullable=False),
-    Column("mechanism", Text, nullable=False),
-    Column("mechanism_hash", String(80), nullable=False),
-    Column("charge", Text, nullable=False),  # what the plan takes of the budget, as JSON
-    Column("steps_reserved", BigInteger, nullable=False),
-    Column("steps_granted", BigInteger, nullable=False),
-    Column("expires_at", BigInteger, nullable=False),
-    Column("purpose", Text, nullable=False),
-    Column("key_id", String(32), nullable=False),
-    Column("team", String(200), nullable=True),  # of the key, when it reserved
-    Column("taken", Text, nullable=False),  # JSON list of amounts, spent or held
-    Column("ended_entry", BigInteger, nullable=True),  # the number of the entry that ended it
-    Column("joint", Text, nullable=True),  # as JSON; null for a run on one dataset
+    *_build_columns(Reservation),
     Index("ix_reservation_due", "dataset", "state", "expires_at"),
     Index("ix_reservation_key", "dataset", "key_id"),
     Index("ix_reservation_team", "dataset", "team"),
@@ -116,18 +108,7 @@ Index(
 API_KEY: Final = Table(
     "api_key",
     METADATA,
-    Column("id", String(32), primary_key=True),
-    Column("name", String(200), nullable=False),
-    Column("digest", LargeBinary, nullable=False),
-    Column("scopes", Text, nullable=False),
-    Column("datasets", Text, nullable=True),  # JSON list of names; null means all datasets
-    Column("team", String(200), nullable=True),
-    Column("created_at", BigInteger, nullable=False),
-    Column("expires_at", BigInteger, nullable=True),
-    Column("revoked_at", BigInteger, nullable=True),
-    Column("last_used_at", BigInteger, nullable=True),
-    Column("requests_per_minute", BigInteger, nullable=True),  # the quota; null means none
-    Column("quota_empty_at", BigInteger, nullable=True),  # see `quotas`; null before the first use
+    *_build_columns(KeyRecord),
     Index("ix_api_key_order", "created_at", "id"),
 )
 
@@ -155,28 +136,12 @@ AUDIT_EVENT: Final = Table(
     Index("ix_audit_event_order", "at", "id"),
 )
 
-WEBHOOK: Final = Table(
-    "webhook",
-    METADATA,
-    Column("id", String(32), primary_key=True),
-    Column("url", Text, nullable=False),
-    Column("secret", Text, nullable=False),  # the key of the signatures
-    Column("dataset", String(200), nullable=True),  # a name; null means all datasets
-    Column("shares", Text, nullable=False),  # JSON list
-    Column("created_at", BigInteger, nullable=False),
-)
+WEBHOOK: Final = Table("webhook", METADATA, *_build_columns(Webhook))
 
 WEBHOOK_EVENT: Final = Table(  # those that are not delivered yet
     "webhook_event",
     METADATA,
-    Column("id", String(32), primary_key=True),
-    Column("webhook", String(32), ForeignKey("webhook.id"), nullable=False),
-    Column("dataset", String(200), nullable=False),  # a name; empty for events about keys
-    Column("number", BigInteger, nullable=False),  # the order within a dataset
-    Column("body", Text, nullable=False),
-    Column("attempts", Integer, nullable=False),
-    Column("due_at", BigInteger, nullable=False),
-    Column("last_error", Text, nullable=False),
+    *_build_columns(Event),
     Index("ix_webhook_event_order", "webhook", "dataset", "number"),
 )
 

@@ -27,20 +27,22 @@ from accountant_service.ledger import (
     rules,
     stored_rows,
 )
+from accountant_service.ledger.columns import (
+    Row,
+    read_integers,
+    take_from_entry,
+    write_row,
+)
 from accountant_service.ledger.errors import LedgerError
 from accountant_service.ledger.filters import RenyiFilter
 from accountant_service.ledger.filters.base import Amounts, Charge, add, negate
-from accountant_service.ledger.reading_rows import UNREADABLE, find_type_faults, read_integers
+from accountant_service.ledger.reading_rows import UNREADABLE, find_type_faults
 from accountant_service.ledger.repository import (
     PAGE_SIZE,
     Repository,
-    Row,
     Transaction,
     read_dataset,
-    read_filter,
     read_reservation,
-    write_dataset,
-    write_reservation,
 )
 from accountant_service.ledger.rules import (
     Balance,
@@ -58,10 +60,6 @@ from accountant_service.ledger.step_plan import StepPlan
 from accountant_service.ledger.tables import DATASET, ENTRY, RESERVATION
 
 _FOREIGN_LINES: Final = 100  # without an entry, after which a file is no export
-# of a dataset's row, which never change; its name is the key of its state
-_FIXED_COLUMNS: Final = (
-    "id", "size", "privacy_unit", "relation", "epsilon", "delta", "created_at",
-)  # fmt: skip
 _FINAL_STATES: Final = {
     EntryKind.COMMIT: State.COMMITTED,
     EntryKind.RELEASE: State.RELEASED,
@@ -264,7 +262,7 @@ def read_recorded(transaction: Transaction, row: Row) -> RecordedDataset:
     Raises:
         ValueError, TypeError, LedgerError: the dataset's row cannot be read in other columns.
     """
-    policy = read_filter(row)
+    policy = filters.read_columns(row)
     nothing = json.dumps(policy.nothing)
     dataset = read_dataset({**row, "spent": nothing, "held": nothing, "closed_at": None})
     checker = _DatasetChecker(transaction, dataset, row)
@@ -374,7 +372,7 @@ class _ChainChecker:
         change = rules.number_end(change, self.number)
         self.reservations[identifier] = change.reservation
         if change.reservation.state is not State.OPEN:
-            self.ended = _hash_ended(self.ended, write_reservation(change.reservation))
+            self.ended = _hash_ended(self.ended, write_row(change.reservation))
         taken = add(change.balance.spent, change.balance.held)
         self._add_taken(change.reservation.key, change.reservation.team, taken)
         return change.balance, rules.describe_change(change)
@@ -407,13 +405,16 @@ class _ChainChecker:
             self._dataset, balance=self.balance, policy=before, closed_at=self.closed_at
         )
         charge = policy.read_charge(plan, entry)
+        computed = {
+            "mechanism": mechanisms.to_json(plan.mechanism),
+            "mechanism_hash": plan.canonical.hash,
+            "charge": charge,
+            "taken": charge.reserved,
+        }
         run = Reservation(
-            _read_text(entry, "reservation"), self._dataset.identifier, State.OPEN,
-            mechanisms.to_json(plan.mechanism), plan.canonical.hash,
-            charge, plan.steps, 0, _read_integer(entry, "expires_at"),
-            _read_text(entry, "purpose"), _read_text(entry, "key"), charge.reserved,
-            _read_text(entry, "team") if "team" in entry else None,
-            joint=JointRun.from_json(entry["joint"]) if "joint" in entry else None,
+            identifier=_read_text(entry, "reservation"), dataset=self._dataset.identifier,
+            state=State.OPEN, steps_reserved=plan.steps, steps_granted=0,
+            key=_read_text(entry, "key"), **take_from_entry(Reservation, entry, computed),
         )  # fmt: skip
         caps = [_read_cap(fields, charge) for fields in entry.get("caps", [])]
         nothing = policy.nothing
@@ -492,8 +493,8 @@ class _DatasetChecker(_ChainChecker):
         )  # fmt: skip
         runs = (run for run in self.reservations.values() if run.state is State.OPEN)
         return {
-            "dataset": write_dataset(recorded),
-            "open_runs": [write_reservation(run) for run in runs],
+            "dataset": write_row(recorded),
+            "open_runs": [write_row(run) for run in runs],
             "ended_runs": self.ended,
             "is_table_checked": is_complete,
         }
@@ -507,7 +508,7 @@ class _DatasetChecker(_ChainChecker):
         stated, recorded = known["dataset"], read_dataset(known["dataset"])
         faults = [
             f"its {name} is {self._row[name]!r}, but was verified as {stated[name]!r}"
-            for name in _FIXED_COLUMNS
+            for name in write_row(self._dataset, changes=False)
             if self._row[name] != stated[name]
         ]
         number, head = recorded.version, recorded.head
@@ -605,7 +606,7 @@ class _DatasetChecker(_ChainChecker):
             yield f"closed_at is {dataset.closed_at}, but recorded as {self.closed_at}"
         if self._policy == dataset.policy and self.balance == dataset.balance:
             written = replace(dataset, balance=self.balance)  # equal, and of whole numbers
-            yield from stored_rows.find_json_faults(DATASET, self._row, write_dataset(written))
+            yield from stored_rows.find_json_faults(self._row, written)
 
     def _check_reservations(self) -> Iterator[str]:
         """Yield a fault for each reservation whose database row differs from the entries."""
@@ -636,8 +637,8 @@ class _DatasetChecker(_ChainChecker):
 
 def _hash_ended(previous: str, row: Row) -> str:
     """Return the hash of the row of a run that ended, with those of the runs that ended before."""
-    columns = stored_rows.JSON_COLUMNS[RESERVATION]
-    read = {name: stored_rows.read_column(row, name) for name in columns}
+    names = stored_rows.list_json_columns(Reservation)
+    read = {name: stored_rows.read_column(row, name) for name in names}
     return hash_chain.hash_entry(previous, canonical_json(row | read))
 
 
@@ -664,7 +665,7 @@ def find_reservation_faults(row: Row, recorded: Reservation | None) -> Iterator[
     if recorded is None or stored != recorded:
         yield f"it is stored as {stored}, but recorded as {recorded}"
         return
-    yield from stored_rows.find_json_faults(RESERVATION, row, write_reservation(recorded))
+    yield from stored_rows.find_json_faults(row, recorded)
 
 
 class ForeignFileError(ValueError):
@@ -758,17 +759,11 @@ def _read_created_dataset(name: str, entry: dict[str, Any]) -> Dataset:
         float(entry["delta"]),
         NeighbouringRelation(entry["neighbouring_relation"]),
     )
+    computed = {"policy": policy, "balance": Balance(policy.nothing, policy.nothing)}
     dataset = Dataset(
-        "",
-        name,
-        _read_integer(entry, "size"),
-        _read_text(entry, "privacy_unit"),
-        policy,
-        Balance(policy.nothing, policy.nothing),
-        0,
-        hash_chain.GENESIS,
-        _read_integer(entry, "created_at"),
-    )
+        identifier="", version=0, head=hash_chain.GENESIS,
+        **take_from_entry(Dataset, entry, computed),
+    )  # fmt: skip
     rules.describe_dataset(dataset)
     return dataset
 

@@ -13,9 +13,10 @@ import secrets
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Annotated, Any, Final
 from urllib.parse import urlsplit
 
+from accountant_service.ledger.columns import Stored
 from accountant_service.ledger.filters.base import Amounts, Charge, add
 from accountant_service.ledger.rules import Dataset
 
@@ -42,10 +43,10 @@ class Webhook:
         created_at: microseconds since 1970.
     """
 
-    identifier: str
+    identifier: Annotated[str, Stored("id", length=32, is_primary=True)]
     url: str
     secret: str
-    dataset: str | None
+    dataset: Annotated[str | None, Stored(length=200)]
     shares: tuple[float, ...]
     created_at: int
 
@@ -65,12 +66,12 @@ class Event:
         last_error: why the last attempt failed; empty before one has.
     """
 
-    identifier: str
-    webhook: str
-    dataset: str
+    identifier: Annotated[str, Stored("id", length=32, is_primary=True)]
+    webhook: Annotated[str, Stored(length=32, refers_to="webhook.id")]
+    dataset: Annotated[str, Stored(length=200)]
     number: int
     body: str
-    attempts: int
+    attempts: Annotated[int, Stored(length=4)]
     due_at: int
     last_error: str = ""
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,12 @@ from typer.testing import CliRunner
 from accountant_service import cli, epsilon
 from accountant_service.app import create_app
 from accountant_service.errors import InvalidArgumentError
+from accountant_service.ledger import exporting
 from accountant_service.ledger.api_keys import Scope
+from accountant_service.ledger.database import open_repository
+from accountant_service.ledger.exporting import EntryQuery
+from accountant_service.ledger.repair import repair
+from accountant_service.ledger.verification import verify, verify_export
 from accountant_service.mechanisms import from_json
 from accountant_service.settings import Settings
 from tests.support.training_bench import Bench
@@ -33,9 +39,14 @@ METHOD = "unsampled_gaussian"
 
 
 @pytest.fixture(scope="module")
-def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
+def url(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The database of the ledger."""
+    return f"sqlite:///{tmp_path_factory.mktemp('ledger')}/ledger.db"
+
+
+@pytest.fixture(scope="module")
+def api(url: str) -> Iterator[TestClient]:
     """The application on a ledger of its own."""
-    url = f"sqlite:///{tmp_path_factory.mktemp('ledger')}/ledger.db"
     with TestClient(create_app(Settings(database_url=url))) as client:
         yield client
 
@@ -43,8 +54,15 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
 @pytest.fixture
 def key(api: TestClient) -> dict[str, str]:
     """The header of a key that may do everything."""
-    token, _ = api.app.state.keys.create([Scope.ADMIN])  # type: ignore[attr-defined]
+    token, _ = api.app.state.keys.create([Scope.ADMIN], "lab")  # type: ignore[attr-defined]
     return {"Authorization": f"Bearer {token}"}
+
+
+def write(api: TestClient, key: dict[str, str], path: str, body: Any) -> Any:
+    """Make a write, and return the answer."""
+    answer = api.post(f"/v1{path}", json=body, headers=key | {"Idempotency-Key": path})
+    assert answer.is_success, answer.text
+    return answer.json()
 
 
 def ask(*words: str) -> Any:
@@ -93,17 +111,14 @@ def test_the_kind_is_known_at_every_edge(api: TestClient) -> None:
 def test_a_run_of_the_kind_is_quoted_reserved_granted_and_certified(
     api: TestClient, key: dict[str, str], tmp_path: Path
 ) -> None:
-    def write(path: str, body: Any) -> Any:
-        """Make a write, and return the answer."""
-        answer = api.post(f"/v1{path}", json=body, headers=key | {"Idempotency-Key": path})
-        assert answer.is_success, answer.text
-        return answer.json()
-
-    write("/datasets", {"name": "d", "size": 1000, "budget": {"epsilon": 3.0, "delta": 1e-5}})
-    assert write("/datasets/d/quotes", {"mechanism": RUN})["fits"]
-    run = f"/reservations/{write('/datasets/d/reservations', {'mechanism': RUN})['id']}"
-    assert write(f"{run}/grants", {"steps": 2, "sequence": 0})["steps_granted"] == 2
-    write(f"{run}/commit", {})
+    budget = {"epsilon": 3.0, "delta": 1e-5}
+    write(api, key, "/datasets", {"name": "d", "size": 1000, "budget": budget})
+    assert write(api, key, "/datasets/d/quotes", {"mechanism": RUN})["fits"]
+    reserved = write(api, key, "/datasets/d/reservations", {"mechanism": RUN})
+    run = f"/reservations/{reserved['id']}"
+    granted = write(api, key, f"{run}/grants", {"steps": 2, "sequence": 0})
+    assert granted["steps_granted"] == 2
+    write(api, key, f"{run}/commit", {})
     document = api.get(f"/v1{run}/certificate", headers=key).json()
     assert document["mechanism"] == RUN
     file = tmp_path / "certificate.json"
@@ -157,3 +172,32 @@ def test_the_field_is_known_at_every_edge(api: TestClient) -> None:
         assert service.epsilon(**asked, purpose="a paper").epsilon == served["epsilon"]
         with pytest.raises(ServiceRefusedError, match="purpose"):
             service.epsilon(**asked, purpose="x" * 101)
+
+
+def test_the_column_is_recorded_exported_verified_and_repaired(
+    api: TestClient, key: dict[str, str], url: str
+) -> None:
+    """The row and the entry state it, and a row that was altered is found and mended."""
+    budget = {"epsilon": 3.0, "delta": 1e-5}
+    write(api, key, "/datasets", {"name": "named", "size": 1000, "budget": budget})
+    run = write(api, key, "/datasets/named/reservations", {"mechanism": RUN})["id"]
+    write(api, key, f"/reservations/{run}/commit", {})
+    with closing(open_repository(url)) as repository:
+
+        def read_names() -> list[str]:
+            """Return what the row states, and what the entries state."""
+            with repository.reading() as reading:
+                entries = list(exporting.iterate_entries(reading, EntryQuery(("named",))))
+                found: Any = reading.find_reservation(run)
+            lines = [json.dumps(entry.to_json()) for entry in entries]
+            assert verify_export(lines).faults == []
+            return [found.key_name, *(each.fields.get("key_name") for each in entries)]
+
+        assert read_names() == ["lab", None, "lab", None]
+        assert verify(repository).faults == []
+        with repository.transaction() as transaction:
+            transaction.connection.exec_driver_sql("UPDATE reservation SET key_name = 'other'")
+        assert any("key_name='other'" in fault for fault in verify(repository).faults)
+        assert repair(repository).left == []
+        assert read_names()[0] == "lab"
+        assert verify(repository).faults == []

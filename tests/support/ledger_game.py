@@ -43,6 +43,7 @@ class Run(NamedTuple):
             0,
             "",
             "k",
+            None,
             self.charge.reserved,
         )
 

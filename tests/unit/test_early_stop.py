@@ -70,7 +70,7 @@ def certified(granted: int) -> certificate.Document:
     dataset = Dataset("d", "d", 100, "record", policy, balance, 1, hash_chain.GENESIS, 0)
     run = Reservation(
         "r", "d", State.COMMITTED, PLAN, plan.canonical.hash, charge, plan.steps, granted, 0, "",
-        "k", charge.reserved,
+        "k", None, charge.reserved,
     )  # fmt: skip
     return certificate.issue([(dataset, run, certificate.RunEnd(None))], bytes(32), 0)
 

@@ -76,6 +76,7 @@ def plan(charge: Charge) -> Reservation:
         10**18,
         "",
         "key",
+        None,
         charge.reserved,
     )
 
@@ -484,7 +485,9 @@ def test_a_mutant_would_be_caught(
 
 def plan_of(**fields: object) -> Reservation:
     charge = RenyiCharge(10, (10**15,))
-    plan = Reservation("r", "d", State.OPEN, {}, "", charge, 10, 0, 0, "", "k", charge.reserved)
+    plan = Reservation(
+        "r", "d", State.OPEN, {}, "", charge, 10, 0, 0, "", "k", None, charge.reserved
+    )
     return replace(plan, **fields)  # type: ignore[arg-type]
 
 

@@ -10,7 +10,11 @@ base: what every filter has.
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import lru_cache
+from typing import Any
 
 from accountant_service.guarantee import NeighbouringRelation
 from accountant_service.ledger.filters.addition import AddedCharge, AdditionFilter
@@ -29,9 +33,32 @@ __all__ = [
     "ReferenceFilter",
     "RenyiFilter",
     "RenyiMixtureFilter",
+    "from_columns",
     "from_json",
     "read_charge",
+    "read_charge_columns",
+    "read_columns",
 ]
+
+
+def read_columns(row: Mapping[Any, Any]) -> PrivacyFilter:
+    """Return the privacy filter that a dataset's row stores.
+
+    Raises:
+        KeyError, TypeError, ValueError: it stores none.
+    """
+    return from_columns(row["policy"], row["epsilon"], row["delta"], row["relation"])
+
+
+@lru_cache(maxsize=1024)  # every grant reads its dataset's policy
+def from_columns(stored: str, epsilon: float, delta: float, relation: str) -> PrivacyFilter:
+    """Return the privacy filter that four columns store."""
+    return from_json(json.loads(stored), epsilon, delta, NeighbouringRelation(relation))
+
+
+def read_charge_columns(row: Mapping[Any, Any]) -> Charge:
+    """Return the cost of a plan that a reservation's row stores."""
+    return read_charge(json.loads(row["charge"]), row["steps_reserved"])
 
 
 def read_charge(stored: Json, steps: int) -> Charge:

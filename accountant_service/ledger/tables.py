@@ -161,7 +161,7 @@ WEBHOOK: Final = Table(
     Column("id", String(32), primary_key=True),
     Column("url", Text, nullable=False),
     Column("secret", Text, nullable=False),  # the key of the signatures
-    Column("dataset", String(200), nullable=True),  # a name; null means all datasets
+    Column("dataset", String(200), nullable=True),  # or a series' name; null: all datasets
     Column("shares", Text, nullable=False),  # JSON list
     Column("created_at", BigInteger, nullable=False),
 )

@@ -25,7 +25,7 @@ Identifier = Annotated[str, typer.Argument(metavar="ID", help="From `webhook lis
 def add(
     url: Annotated[str, typer.Argument(help="Address that the service posts events to.")],
     dataset: Annotated[
-        str | None, typer.Option(help="Only this dataset. Default: all, and API keys.")
+        str | None, typer.Option(help="Only this dataset, or series. Default: all, and API keys.")
     ] = None,
     share: Annotated[
         list[Any] | None,
@@ -48,8 +48,9 @@ def add(
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
     with open_repository() as repository, repository.transaction() as transaction:
-        if dataset is not None and transaction.find_dataset(dataset) is None:
-            raise UnknownSubjectError(f"there is no dataset {dataset!r}")
+        find = transaction.find_dataset, transaction.find_series
+        if dataset is not None and not any(each(dataset) for each in find):
+            raise UnknownSubjectError(f"there is no dataset and no series {dataset!r}")
         transaction.add_webhook(made, COMMAND_LINE)
     print(made.secret)
 

@@ -773,7 +773,7 @@ class Transaction:
     ) -> None:
         """Store webhook events about a change, to be posted once the transaction commits."""
         at = now()
-        for webhook in self.list_webhooks(after.name):
+        for webhook in self.list_webhooks([after.name, after.series]):
             for webhook_event in webhooks.describe_changes(webhook, before, after, at, charge):
                 self._add_event(webhook_event)
 
@@ -783,11 +783,15 @@ class Transaction:
             if webhook.dataset is None:
                 self._add_event(webhooks.describe_key_change(webhook, kind, key, now()))
 
-    def list_webhooks(self, dataset: str | None = None) -> list[Webhook]:
-        """Return all webhooks, or those that get a dataset's events, the oldest first."""
+    def list_webhooks(self, names: Collection[str | None] | None = None) -> list[Webhook]:
+        """Return all webhooks, or those of these names and of all datasets, the oldest first.
+
+        Args:
+            names: of a dataset, and of its series if it has one; None for all webhooks.
+        """
         query = select(WEBHOOK).order_by(WEBHOOK.c.created_at, WEBHOOK.c.id)
-        if dataset is not None:
-            query = query.where(or_(WEBHOOK.c.dataset.is_(None), WEBHOOK.c.dataset == dataset))
+        if names is not None:
+            query = query.where(or_(WEBHOOK.c.dataset.is_(None), WEBHOOK.c.dataset.in_(names)))
         rows = self.connection.execute(query)
         return [read_row(WEBHOOK, row, partial(read_model, Webhook)) for row in rows.mappings()]
 

@@ -38,7 +38,8 @@ class Webhook:
         identifier: public.
         url: to which events are posted.
         secret: the key of the signatures.
-        dataset: the name of the only dataset that it is told about; None for all, and for keys.
+        dataset: the name of the only dataset, or of the only series of datasets, that it is told
+            about; None for all, and for keys.
         shares: of a budget, ascending: it is told when one is passed.
         created_at: microseconds since 1970.
     """

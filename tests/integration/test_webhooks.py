@@ -16,13 +16,16 @@ from typing import Any
 import pytest
 
 from accountant_service.ledger import database as opening
-from accountant_service.ledger import webhook_delivery
+from accountant_service.ledger import plans, webhook_delivery
 from accountant_service.ledger.api_keys import Scope
 from accountant_service.ledger.repository import Transaction, now
+from accountant_service.ledger.series import Template
+from accountant_service.ledger.series_catalog import SeriesCatalog
 from accountant_service.ledger.webhook_delivery import WebhookDelivery
 from accountant_service.ledger.webhooks import Webhook, compute_pause, create_webhook, sign
 from accountant_service.settings import Settings
 from tests.support.ledger_scenarios import (
+    ADD_OR_REMOVE,
     ON_SQLITE,
     SQL_MATTERS,
     Commands,
@@ -273,6 +276,26 @@ def test_keys_are_told_to_webhooks_of_all_datasets_only(bench: Bench, receiver: 
     assert bench.waiting(other) == []
 
 
+@SQL_MATTERS
+def test_a_webhook_of_a_series_is_told_of_all_its_datasets_and_of_no_other(
+    scenario: Scenario, receiver: Receiver
+) -> None:
+    bench, catalog = Bench(scenario), SeriesCatalog(scenario.repository)
+    template = Template(1.0, 1e-9, ADD_OR_REMOVE, "record")
+    catalog.create(scenario.admin.record, "sales", template)
+    bench.add(receiver.url, "sales")
+    for label in ("2026-10", "2026-11"):  # later than the webhook
+        policy = plans.choose_policy(template.example)
+        catalog.add_dataset(scenario.admin.record, "sales", label, 1000, policy)
+    scenario.admin.create("sales-2027")  # is in no series
+    for name in ("sales-2026-11", "sales-2027", "d", "sales-2026-10"):
+        scenario.admin.close(name)
+    bench.deliver()
+    assert [(event["type"], event["dataset"]) for event in receiver.events] == [
+        ("dataset.closed", "sales-2026-11"), ("dataset.closed", "sales-2026-10"),
+    ]  # fmt: skip
+
+
 def test_pauses_double_up_to_an_hour() -> None:
     assert [compute_pause(each) for each in (1, 2, 3, 10, 11, 1000)] == [
         5, 10, 20, 2560, 3600, 3600,
@@ -369,6 +392,9 @@ def test_webhooks_on_the_command_line(commands: Commands, receiver: Receiver) ->
     assert commands.json("webhook list")[0]["waiting"] == 1
     assert commands.make("webhook remove", row["id"]) == f"removed {row['id']}"
     assert commands.json("webhook list") == []
+    commands.make("series create sales -E 1 -d 1e-9")
+    commands.make(f"webhook add {receiver.url} --dataset sales")
+    assert [row["dataset"] for row in commands.json("webhook list")] == ["sales"]
     for wrong in (
         "add nowhere",
         f"add {receiver.url} --share 1.5",

@@ -31,6 +31,7 @@ from accountant_service.ledger.filters import (
 from accountant_service.ledger.filters.base import add
 from accountant_service.ledger.rules import Balance, Dataset
 from accountant_service.ledger.step_plan import StepPlan
+from tests.support import kinds
 from tests.support.helpers import nightly
 
 RELATION = NeighbouringRelation.ADD_OR_REMOVE_ONE
@@ -194,6 +195,55 @@ def test_a_release_of_a_hundredth_takes_no_twentieth_from_others(name: str) -> N
     # the reference leaves room for what was added, and counts what is left exactly
     assert history.spend(training(left))
     assert not history.spend(training())
+
+
+WEAK: dict[str, Callable[[float], Json]] = {  # a release of each kind with about this ε
+    "laplace": lambda epsilon: kinds.laplace(1 / epsilon),
+    "discrete_laplace": lambda epsilon: kinds.discrete_laplace(1 / epsilon),
+    "truncated_laplace": lambda epsilon: kinds.truncated_laplace(1 / epsilon, 20 / epsilon),
+    "randomized_response": lambda epsilon: kinds.randomized_response(
+        2, 2 / (1 + math.exp(epsilon))
+    ),
+    "exponential": lambda epsilon: kinds.exponential(epsilon),
+    "permute_and_flip": lambda epsilon: kinds.permute_and_flip(epsilon),
+    "approximate_dp": lambda epsilon: kinds.approximate_dp(epsilon, epsilon * 1e-7),
+    "gaussian": lambda epsilon: kinds.gaussian(5 / epsilon),
+    "discrete_gaussian": lambda epsilon: kinds.discrete_gaussian(min(5 / epsilon, 1e4)),
+    "gdp": lambda epsilon: kinds.gdp(epsilon / 5),
+    "zcdp": lambda epsilon: kinds.zcdp(epsilon**2 / 50),
+    "repeated": lambda epsilon: kinds.repeated(3, kinds.laplace(3 / epsilon)),
+    "composed": lambda epsilon: kinds.composed(
+        kinds.laplace(2 / epsilon), kinds.gaussian(10 / epsilon)
+    ),
+    "poisson_sampled": lambda epsilon: kinds.poisson(epsilon / 10, kinds.laplace(1.0)),
+    "dp_sgd": lambda epsilon: kinds.dp_sgd(1.0, sample_rate=epsilon / 1000, steps=1),
+}
+
+
+def count_for_others(history: History, share: float) -> int:
+    """Return how many ordinary steps a holder without any may reserve within a cap."""
+    policy = history.policy.after_reserving(training(), history.taken)
+    taken = policy.apply_cap(history.taken, share, policy.nothing)
+    return policy.count_affordable_steps(training(), taken) or 0
+
+
+@pytest.mark.parametrize("game", [1, *map(nightly, range(2, 40))])
+@pytest.mark.slow
+def test_no_small_release_of_any_kind_costs_others_a_twentieth(game: int) -> None:
+    """With the whole budget, and within a cap: random amounts, of which small ones count."""
+    rng, counted = random.Random(game), 0
+    budget = rng.choice([(3.0, 1e-5), (5.0, 1e-6), (8.0, 1e-6)])
+    fresh = {share: count_for_others(new(*budget), share) for share in (1.0, 0.5)}
+    assert min(fresh.values()) > 20
+    for name, make in WEAK.items():
+        history = new(*budget)
+        one = StepPlan.of(mechanisms.from_json(make(budget[0] * 10 ** rng.uniform(-4, -2))))
+        if not history.spend(one) or history.policy.share_of(history.taken) > 0.01:
+            continue
+        counted += 1
+        for share, before in fresh.items():
+            assert count_for_others(history, share) >= 0.95 * before, (name, one.mechanism, share)
+    assert counted >= len(WEAK) // 2
 
 
 def test_the_reference_counts_what_addition_leaves() -> None:

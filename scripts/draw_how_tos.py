@@ -34,102 +34,120 @@ class Stage(NamedTuple):
     then: str = ""
 
 
-CHAINS: Final = {
+CHAINS: Final[dict[str, tuple[str, list[Stage]]]] = {  # by the names of pages
     "installing": (
         "What to install on which machine",
-        Stage(
-            "A machine that trains",
-            ("privacy-accountant[train]: PyTorch, accountant-train",),
-            then="asks over HTTP",
-        ),
-        Stage(
-            "The machine of the service, or yours alone",
-            ("privacy-accountant: calculator, command line,", "Python, pages, API"),
-            then="keeps budgets in",
-        ),
-        Stage("A ledger", ("a file, or PostgreSQL with the extra postgres",)),
+        [
+            Stage(
+                "A machine that trains",
+                ("privacy-accountant[train]: PyTorch, accountant-train",),
+                then="asks over HTTP",
+            ),
+            Stage(
+                "The machine of the service, or yours alone",
+                ("privacy-accountant: calculator, command line,", "Python, pages, API"),
+                then="keeps budgets in",
+            ),
+            Stage("A ledger", ("a file, or PostgreSQL with the extra postgres",)),
+        ],
     ),
     "serving": (
         "From a client to the ledger",
-        Stage(
-            "Browsers and training jobs",
-            ("ACCOUNTANT_SERVICE=https://accountant.example.org",),
-            then="HTTPS, port 443",
-        ),
-        Stage("nginx or Caddy", ("has the certificate",), then="HTTP, 127.0.0.1:8000"),
-        Stage("accountant serve", ("systemd starts it, as a user of its own",), then="writes"),
-        Stage("/var/lib/accountant/accountant.db", ("the ledger",), ("Back it up.",)),
+        [
+            Stage(
+                "Browsers and training jobs",
+                ("ACCOUNTANT_SERVICE=https://accountant.example.org",),
+                then="HTTPS, port 443",
+            ),
+            Stage("nginx or Caddy", ("has the certificate",), then="HTTP, 127.0.0.1:8000"),
+            Stage("accountant serve", ("systemd starts it, as a user of its own",), then="writes"),
+            Stage("/var/lib/accountant/accountant.db", ("the ledger",), ("Back it up.",)),
+        ],
     ),
     "upgrading": (
         "An upgrade, and the way back at each stage",
-        Stage(
-            "The old servers run",
-            ("Back up, and verify the copy.",),
-            ("The way back: the old environment",),
-            "install the new version beside the old one",
-        ),
-        Stage(
-            "The first new server starts",
-            ("It changes the tables.",),
-            (
-                "The way back: the same, if both versions may run",
-                "at the same time. If not: stop all training, restore",
-                "the backup, and enter the steps granted since",
+        [
+            Stage(
+                "The old servers run",
+                ("Back up, and verify the copy.",),
+                ("The way back: the old environment",),
+                "install the new version beside the old one",
             ),
-            "start the others",
-        ),
-        Stage("The old servers stop", ("accountant ledger verify",), ("The way back: the same",)),
+            Stage(
+                "The first new server starts",
+                ("It changes the tables.",),
+                (
+                    "The way back: the same, if both versions may run",
+                    "at the same time. If not: stop all training, restore",
+                    "the backup, and enter the steps granted since",
+                ),
+                "start the others",
+            ),
+            Stage(
+                "The old servers stop", ("accountant ledger verify",), ("The way back: the same",)
+            ),
+        ],
     ),
     "csv": (
         "From a table to a certified model",
-        Stage(
-            "data/visits/train.csv",
-            ("a class, then numbers: 1,5,7",),
-            then="accountant dataset create",
-        ),
-        Stage("A budget", ("ε = 2, for all runs on these records",), then="accountant plan"),
-        Stage("A plan", ("batch size, steps, noise",), then="accountant-train run"),
-        Stage("Training", ("each block of steps is charged, then made",), then="when the run ends"),
-        Stage("model.pt and certificate.json", ("anyone can verify them, without the service",)),
+        [
+            Stage(
+                "data/visits/train.csv",
+                ("a class, then numbers: 1,5,7",),
+                then="accountant dataset create",
+            ),
+            Stage("A budget", ("ε = 2, for all runs on these records",), then="accountant plan"),
+            Stage("A plan", ("batch size, steps, noise",), then="accountant-train run"),
+            Stage(
+                "Training", ("each block of steps is charged, then made",), then="when the run ends"
+            ),
+            Stage(
+                "model.pt and certificate.json", ("anyone can verify them, without the service",)
+            ),
+        ],
     ),
     "from-opacus": (
         "One step with Opacus",
-        Stage("Your loop", ("forward, backward: as before",), then="optimizer.step()"),
-        Stage(
-            "Opacus' optimizer",
-            ("clips, adds up, and adds noise, which is exact here",),
-            then="before the update",
-        ),
-        Stage(
-            'PrivacyEngine(accountant="remote")',
-            ("Does this step fit?",),
-            ("No: BudgetExhaustedError, the parameters stay",),
-            "yes",
-        ),
-        Stage("New parameters"),
+        [
+            Stage("Your loop", ("forward, backward: as before",), then="optimizer.step()"),
+            Stage(
+                "Opacus' optimizer",
+                ("clips, adds up, and adds noise, which is exact here",),
+                then="before the update",
+            ),
+            Stage(
+                'PrivacyEngine(accountant="remote")',
+                ("Does this step fit?",),
+                ("No: BudgetExhaustedError, the parameters stay",),
+                "yes",
+            ),
+            Stage("New parameters"),
+        ],
     ),
     "troubleshooting": (
         "Where to look",
-        Stage("Your shell", (), ("command not found: PATH",), "starts"),
-        Stage(
-            "accountant-train",
-            (),
-            ('"needs torch": privacy-accountant[train]',),
-            "ACCOUNTANT_SERVICE, ACCOUNTANT_API_KEY",
-        ),
-        Stage(
-            "The service",
-            (),
-            ("does not answer: accountant serve", "401, 403, 404: another key"),
-            "ACCOUNTANT_DATABASE_URL",
-        ),
-        Stage("The ledger", (), ('"There is no ledger": another folder',), "counts"),
-        Stage("The budget", (), ("409: fewer steps or more noise",)),
+        [
+            Stage("Your shell", (), ("command not found: PATH",), "starts"),
+            Stage(
+                "accountant-train",
+                (),
+                ('"needs torch": privacy-accountant[train]',),
+                "ACCOUNTANT_SERVICE, ACCOUNTANT_API_KEY",
+            ),
+            Stage(
+                "The service",
+                (),
+                ("does not answer: accountant serve", "401, 403, 404: another key"),
+                "ACCOUNTANT_DATABASE_URL",
+            ),
+            Stage("The ledger", (), ('"There is no ledger": another folder',), "counts"),
+            Stage("The budget", (), ("409: fewer steps or more noise",)),
+        ],
     ),
 }
 
 
-def draw_chain(title: str, *stages: Stage) -> str:
+def draw_chain(title: str, stages: list[Stage]) -> str:
     """Draw boxes one below the other, with arrows between them."""
     left, y = 12.0, 12.0
     elements: list[str] = []

@@ -134,9 +134,10 @@ site: $(READY)  ## build the documentation into the service, which serves it at 
 docs: $(READY)  ## serve the documentation on http://127.0.0.1:8001; reloads on every change
 	$(SITE) serve --dev-addr 127.0.0.1:$(DOCS_PORT)
 
-drawings: $(READY)  ## draw the architecture and the concepts again
+drawings: $(READY)  ## draw the architecture, the concepts and the how-tos again
 	$(BIN)/python -m scripts.draw_architecture
 	$(BIN)/python -m scripts.draw_concepts
+	$(BIN)/python -m scripts.draw_how_tos
 
 pictures: $(READY)  ## take the README's screenshots again (needs Chromium)
 	$(BIN)/python -m scripts.pictures $(PICTURES)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import wraps
-from inspect import Parameter, Signature, signature
+from inspect import Parameter, Signature, getdoc, signature
 from pathlib import Path
 from typing import Annotated, Any, Final, get_type_hints
 
@@ -23,7 +23,7 @@ from accountant_service.questions import functions
 Json = dict[str, Any]
 _PERCENTAGE: Final = re.compile(r"(\d{1,20}(?:\.\d{1,20})?) ?%", re.ASCII)
 _FRACTION: Final = re.compile(r"(\d{1,20}) ?/ ?(\d{1,20})", re.ASCII)
-_DESCRIBED: Final = re.compile(r"^        (\w+): (.*(?:\n            .*)*)", re.MULTILINE)
+_DESCRIBED: Final = re.compile(r"^    (\w+): (.*(?:\n        .*)*)", re.MULTILINE)
 MECHANISM_HELP: Final = (
     "A mechanism as JSON, @FILE, or @- for standard input; a certificate counts as its mechanism. "
     'Repeatable. Example: \'{"kind": "dp_sgd", "noise_multiplier": 1.1, "sample_rate": 0.01, '
@@ -96,7 +96,7 @@ def describe_arguments(function: Callable[..., Any]) -> dict[str, str]:
     A sentence each, which names options.
     """
     found = {}
-    for name, words in _DESCRIBED.findall(function.__doc__ or ""):
+    for name, words in _DESCRIBED.findall(getdoc(function) or ""):
         text = " ".join(words.replace('"', "").split())
         text = re.sub("`([^`]*)`", lambda each: "--" + each[1].replace("_", "-"), text)
         is_symbol = not text[:1].isascii() or text[1:2] == ":"

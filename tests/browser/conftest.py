@@ -56,6 +56,8 @@ PAGES = {
     "new-dataset-weak": "/new-dataset?size=100&epsilon=200&delta=.5",
     "dataset": "/datasets/patients",
     "dataset-new": "/datasets/survey-2026",
+    "series-list": "/series",
+    "series": "/series/sales",
     "delete-dataset": "/datasets/survey-2026/delete",
     "close-dataset": "/datasets/survey-2026/close",
     "release-run": "/runs/{open_run}/release",
@@ -91,11 +93,14 @@ class Site:
     ended_run: str
 
     def post(self, path: str, body: Any) -> dict[str, Any]:
+        return self.send("POST", path, body)
+
+    def send(self, method: str, path: str, body: Any) -> dict[str, Any]:
         headers = {
             "Authorization": f"Bearer {self.keys['admin']}",
             "Idempotency-Key": uuid.uuid4().hex,
         }
-        answer = httpx.post(self.url + path, json=body, headers=headers, timeout=30)
+        answer = httpx.request(method, self.url + path, json=body, headers=headers, timeout=30)
         assert answer.is_success, answer.text
         found: dict[str, Any] = answer.json()
         return found
@@ -129,7 +134,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 
 def _furnished(bare: Site) -> Site:
-    """A dataset nearly used up, one untouched; a run that has ended and one under way."""
+    """A dataset nearly used up, one untouched, a series; a run that has ended and one under way."""
     for name, epsilon in (("patients", 3.0), ("survey-2026", 8.0)):
         budget = {"epsilon": epsilon, "delta": 1e-5}
         bare.post("/v1/datasets", {"name": name, "size": 60_000, "budget": budget})
@@ -142,6 +147,10 @@ def _furnished(bare: Site) -> Site:
             bare.post(f"/v1/reservations/{run}/grants", body)
         runs.append(run)
     bare.post(f"/v1/reservations/{runs[0]}/commit", {})
+    bare.send("PUT", "/v1/series/sales", {"budget": {"epsilon": 1.0, "delta": 1e-9}})
+    bare.send("PUT", "/v1/series/sales/caps/teams/reports", {"share": 0.2})
+    for month in ("2026-09", "2026-10"):
+        bare.send("PUT", f"/v1/series/sales/datasets/{month}", {"size": 1000})
     return Site(bare.url, bare.keys, runs[1], runs[0])
 
 

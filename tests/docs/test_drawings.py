@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts import draw_architecture, draw_concepts
+from scripts import draw_architecture, draw_concepts, draw_how_tos
 from tests.support.pages import ROOT, copy_repository
 
 KILOBYTES_MAX = 150
@@ -27,6 +27,14 @@ def test_the_drawings_of_concepts_show_the_numbers_of_today() -> None:
     assert [name for name, draw in drawn if (images / name).read_text() != draw()] == []
 
 
+def test_the_drawings_of_how_tos_are_those_of_today_and_shown_on_their_pages() -> None:
+    """If one differs, write them again: make drawings."""
+    for name, text in draw_how_tos.draw_all().items():
+        assert (draw_how_tos.IMAGES / name).read_text() == text, name
+        page = ROOT / "docs/how-to" / name.removeprefix("how-to-").replace(".svg", ".md")
+        assert f"](../images/{name})" in page.read_text(), page
+
+
 def test_the_pictures_of_the_readme_are_small() -> None:
     pictures = re.findall(r"\((docs/images/\w+\.png)\)", (ROOT / "README.md").read_text())
     assert len(pictures) == 2
@@ -39,7 +47,7 @@ def test_make_drawings_writes_every_drawing(tmp_path: Path) -> None:
     copy = tmp_path / "repository"
     copy_repository(copy)
     (copy / ".venv").symlink_to(sys.prefix)
-    names = ["architecture.svg", *draw_concepts.DRAWINGS]
+    names = ["architecture.svg", *draw_concepts.DRAWINGS, *draw_how_tos.draw_all()]
     for name in names:
         (copy / "docs/images" / name).unlink()
     subprocess.run(["make", "--old-file=.venv/.ready", "drawings"], cwd=copy, check=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 import subprocess
@@ -17,8 +18,9 @@ from typer.testing import CliRunner, Result
 
 from accountant_service import __version__, cli, importing
 from accountant_service.accountants import ACCOUNTANTS, DEFAULT_METHOD
-from accountant_service.cli import names
+from accountant_service.cli import mechanism_options, names
 from accountant_service.number_format import round_up
+from accountant_service.questions import functions
 
 RUN = ("-q", "0.01", "-s", "1.1", "-t", "1000")
 GROUP = get_command(cli.app)
@@ -29,6 +31,17 @@ def run_python(code: str) -> str:
     """Return what a new Python process prints."""
     command = [sys.executable, "-c", code]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def test_arguments_are_described_with_and_without_the_indentation_of_docstrings() -> None:
+    """Python 3.13 and later remove it."""
+
+    def ask() -> None: ...
+
+    ask.__doc__ = inspect.getdoc(functions.epsilon)
+    found = mechanism_options.describe_arguments(functions.epsilon)
+    assert found["sample_rate"] == "q: expected batch size over dataset size."
+    assert mechanism_options.describe_arguments(ask) == found
 
 
 @pytest.mark.slow

@@ -59,6 +59,35 @@ def test_checksums_are_those_of_sha256sum(tmp_path: Path) -> None:
     assert checked.stdout == "a: OK\nb: OK\n"
 
 
+DOCKER = """#!/bin/sh
+test "$1" != info || exit {status}
+echo "$@" >> {folder}/calls
+echo sha256:0123
+"""
+
+
+def test_an_image_is_built_where_a_docker_daemon_answers_and_only_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert release.build_image(tmp_path, "abc") is None
+    docker, calls = tmp_path / "docker", tmp_path / "calls"
+    docker.touch(0o755)
+    docker.write_text(DOCKER.format(status=1, folder=tmp_path))
+    assert release.build_image(tmp_path, "abc") is None
+    assert not calls.exists()
+    docker.write_text(DOCKER.format(status=0, folder=tmp_path))
+    tag = f"privacy-accountant:{__version__}"
+    made = {"image": tag, "digest": "sha256:0123", "revision": "abc"}
+    assert release.build_image(tmp_path, "abc") == made
+    given = calls.read_text().splitlines()[0]
+    for words in (f"VERSION={__version__}", "REVISION=abc", "--target service", f"--tag {tag}"):
+        assert words in given
+    built = (ROOT / "Dockerfile").read_text()
+    for name in ("version", "revision"):
+        assert f'org.opencontainers.image.{name}="${name.upper()}"' in built
+
+
 @pytest.mark.slow  # PyTorch comes with the options of `accountant-train run`
 def test_each_command_has_a_man_page_with_its_options(tmp_path: Path) -> None:
     man_pages.write_all(tmp_path)

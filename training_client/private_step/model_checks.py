@@ -14,7 +14,7 @@ import math
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
@@ -38,6 +38,7 @@ from training_client.private_step.example_gradients import (
     ExampleGradients,
     MaterializedGradients,
 )
+from training_client.private_step.isolation.alone import kept_late
 from training_client.private_step.isolation.operands import first_alike
 from training_client.private_step.isolation.operations import (
     DrawnError,
@@ -310,7 +311,9 @@ class CheckedModel:
         except UnknownError as error:
             self._note_unproved(str(error))
             error.__traceback__ = error.__context__ = None  # their frames would keep the batch
-            self._test(batch)
+            is_seen = not has_compiled_parts(self._model)
+            with kept_late(self._stale) if is_seen else nullcontext():
+                self._test(batch)
             proof = Proof(is_tested=True)
         self._add_up(proof, batch)
         self._proofs.append(proof)

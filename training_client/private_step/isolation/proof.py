@@ -168,7 +168,7 @@ def _extrapolate(three: Any, two: Any, found: Any, count: int) -> bool:
 
 def _extrapolate_constant(three: Constant, two: Constant, found: Constant, count: int) -> bool:
     """Return whether a constant is what those of three and of two examples imply."""
-    numbers = [each.numbers for each in (three, two, found)]
+    numbers: list[Any] = [each.numbers for each in (three, two, found)]
     is_by_rows = three.shape != two.shape or found.shape != two.shape
     if is_by_rows:
         sizes = [each.shape[:1] for each in (three, two, found)]
@@ -181,7 +181,7 @@ def _extrapolate_constant(three: Constant, two: Constant, found: Constant, count
         return True
     if None in numbers or len(found.shape) > 1:
         return is_by_rows
-    return _extrapolate(*numbers, count)
+    return _extrapolate(numbers[0], numbers[1], numbers[2], count)
 
 
 def prove(

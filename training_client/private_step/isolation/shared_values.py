@@ -1,4 +1,4 @@
-"""What all examples share: constants from outside of a pass, and what their number decides.
+"""Shared values of examples: constants from outside of a pass, and those that their number decides.
 
 Passes of three and of two examples may share the same values although the number of examples
 decides them: of `max(8, n)`, few show nothing. So a pass of two is compared with that of three
@@ -110,7 +110,7 @@ class SharedValue(NamedTuple):
 
 
 class Inputs(NamedTuple):
-    """What an operation is given, apart from the values of tensors.
+    """Arguments of an operation, apart from the values of tensors.
 
     Attributes:
         given: whole numbers, flags and names.

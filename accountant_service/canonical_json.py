@@ -10,7 +10,9 @@ import json
 import math
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import Any, Final
+
+from accountant_service.number_format import is_kept
 
 
 def canonical_json(document: Any, *, compact: bool = True, ascii_only: bool = False) -> str:
@@ -24,16 +26,21 @@ def canonical_json(document: Any, *, compact: bool = True, ascii_only: bool = Fa
     return _encoder(compact, ascii_only)(document)
 
 
-class RepeatedNameError(ValueError):
-    """An object has a name twice, so that programs would read different values.
+class AmbiguousJsonError(ValueError):
+    """An object has a name twice, or a number more digits than are kept.
 
     Attributes:
-        pointer: JSON pointer of the name.
+        pointer: JSON pointer of the name or number.
+        message: what is wrong with it.
     """
 
-    def __init__(self, pointer: str) -> None:
-        self.pointer = pointer
-        super().__init__(f"{pointer} is given more than once")
+    def __init__(self, pointer: str, message: str) -> None:
+        self.pointer, self.message = pointer, message
+        super().__init__(f"{pointer} {message}")
+
+
+_REPEATED: Final = "is given more than once"
+_ROUNDED: Final = "has more digits than are kept; write at most 17, rounded as is safe"
 
 
 def read_json(text: str) -> Any:
@@ -42,7 +49,7 @@ def read_json(text: str) -> Any:
     Raises:
         ValueError: the text is not JSON, a number is too large for a double, or a string has half
             a surrogate pair, which is not Unicode.
-        RepeatedNameError: an object has a name twice.
+        AmbiguousJsonError: an object has a name twice.
     """
     try:
         document = json.loads(
@@ -51,25 +58,32 @@ def read_json(text: str) -> Any:
             parse_constant=_refuse_constant,
             parse_float=_read_finite,
         )
-    except RepeatedNameError:
-        document = json.loads(text, object_pairs_hook=_Pairs)
-        raise RepeatedNameError(_find_repeated_name(document)) from None
+    except AmbiguousJsonError:
+        raise _find_ambiguity(json.loads(text, object_pairs_hook=_Pairs)) from None
     canonical_json(document).encode()
     return document
 
 
-def require_unique_names(text: str) -> None:
-    """Check that no object of a JSON text has a name twice.
+def require_unambiguous(text: str) -> None:
+    """Check that no object of a JSON text has a name twice, and that numbers keep their digits.
 
     Raises:
-        RepeatedNameError: one has.
+        AmbiguousJsonError: one has, or a number does not.
     """
-    numbers: Any = {"parse_int": len, "parse_float": len}  # their values do not matter
     try:
-        json.loads(text, object_pairs_hook=_require_unique_names, **numbers)
-    except RepeatedNameError:
-        document = json.loads(text, object_pairs_hook=_Pairs, **numbers)
-        raise RepeatedNameError(_find_repeated_name(document)) from None
+        json.loads(
+            text,
+            object_pairs_hook=_require_unique_names,
+            parse_int=len,  # its value does not matter
+            parse_float=_require_kept,
+        )
+    except AmbiguousJsonError:
+        document = json.loads(text, object_pairs_hook=_Pairs, parse_int=len, parse_float=_Number)
+        raise _find_ambiguity(document) from None
+
+
+class _Number(str):
+    """The text of a number with a point or an exponent."""
 
 
 class _Pairs(list[tuple[str, Any]]):
@@ -77,28 +91,38 @@ class _Pairs(list[tuple[str, Any]]):
 
 
 def _require_unique_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return a JSON object's fields; raise `RepeatedNameError` if it names a field twice."""
+    """Return a JSON object's fields; raise `AmbiguousJsonError` if it names a field twice."""
     fields = dict(pairs)
     if len(fields) < len(pairs):
-        raise RepeatedNameError("")  # where it is takes a search
+        raise AmbiguousJsonError("", _REPEATED)  # where it is takes a search
     return fields
 
 
-def _find_repeated_name(document: Any) -> str:
-    """Return the JSON pointer of the first name that an object has twice."""
+def _require_kept(text: str) -> None:
+    """Raise `AmbiguousJsonError` if a double does not keep a number's decimals."""
+    if not is_kept(text):
+        raise AmbiguousJsonError("", _ROUNDED)
+
+
+def _find_ambiguity(document: Any) -> AmbiguousJsonError:
+    """Return what is wrong with the first name or number of a document that is ambiguous."""
     waiting: list[tuple[str, Any]] = [("", document)]
     while waiting:
         pointer, value = waiting.pop()
+        if isinstance(value, _Number):
+            if not is_kept(value):
+                return AmbiguousJsonError(pointer, _ROUNDED)
+            continue
         if isinstance(value, _Pairs):
             inner = [(f"{pointer}/{escape_pointer(name)}", each) for name, each in value]
             names = [name for name, _ in inner]
             repeated = next((name for name in names if names.count(name) > 1), None)
             if repeated is not None:
-                return repeated
+                return AmbiguousJsonError(repeated, _REPEATED)
         else:
             inner = [(f"{pointer}/{at}", each) for at, each in enumerate(value)]
-        waiting += [each for each in reversed(inner) if isinstance(each[1], list)]
-    raise AssertionError("no name is given twice")
+        waiting += [each for each in reversed(inner) if isinstance(each[1], list | _Number)]
+    raise AssertionError("nothing is ambiguous")
 
 
 def escape_pointer(name: str) -> str:

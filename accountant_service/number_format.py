@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import re
+import sys
 from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_EVEN, Context, Decimal
 from typing import Final
 
 DIGITS: Final = 6
+_DOUBLE_DIGITS: Final = 17  # with so many every double can be written
 _LONG_EXPONENT: Final = re.compile(r"(?<=\d)e-0(?=\d)")
 _DECIMAL_NOTATION_MIN: Final = 1e-4  # smaller numbers are written with an exponent
 
@@ -45,6 +48,19 @@ def group_digits(value: int) -> str:
 def as_written(value: float) -> Decimal:
     """Return the shortest decimal number that is read as this float: 0.1, as it was written."""
     return Decimal(repr(float(value)))
+
+
+def is_kept(text: str) -> bool:
+    """Return whether a double keeps the decimals of a number, or its text has at most 17 digits.
+
+    Other numbers would be rounded, perhaps in the wrong direction, although they were written out.
+    """
+    digits = text.lower().partition("e")[0].replace(".", "").lstrip("+-0").rstrip("0")
+    value = float(text)
+    is_normal = not digits or abs(value) >= sys.float_info.min
+    if math.isinf(value) or (is_normal and len(digits) <= _DOUBLE_DIGITS):
+        return True
+    return Decimal(text) == as_written(value)
 
 
 def _format(value: float | Decimal, digits: int, direction: str) -> str:

@@ -17,9 +17,9 @@ from starlette.exceptions import HTTPException
 
 from accountant_service import number_format
 from accountant_service.canonical_json import (
-    RepeatedNameError,
+    AmbiguousJsonError,
     escape_pointer,
-    require_unique_names,
+    require_unambiguous,
 )
 from accountant_service.computation_processes import ReportedError
 from accountant_service.errors import BoundsContradictError, CodedError
@@ -74,13 +74,13 @@ def parse_json(body: bytes) -> Any:
 
     Raises:
         Problem: 400, the body is not such JSON.
-        RefusedError: 422, an object has a name twice.
+        RefusedError: 422, an object has a name twice, or a number too many digits.
     """
     try:
         found = from_json(body, allow_inf_nan=False)
-        require_unique_names(body.decode())
-    except RepeatedNameError as error:
-        faults = [{"pointer": error.pointer, "message": "is given more than once"}]
+        require_unambiguous(body.decode())
+    except AmbiguousJsonError as error:
+        faults = [{"pointer": error.pointer, "message": error.message}]
         title = "The request is malformed"
         raise RefusedError(document(422, INVALID_REQUEST, title, str(error), faults)) from None
     except ValueError as error:

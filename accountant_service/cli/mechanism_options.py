@@ -16,8 +16,9 @@ from typing import Annotated, Any, Final, get_type_hints
 
 import typer
 
-from accountant_service.canonical_json import read_json
+from accountant_service.canonical_json import read_json, require_unambiguous
 from accountant_service.cli.problems import CommandProblemError, build_problem
+from accountant_service.number_format import is_kept
 from accountant_service.questions import functions
 
 Json = dict[str, Any]
@@ -45,8 +46,8 @@ def parse_number(text: str) -> Any:
     except ValueError:
         pass
     try:
-        return float(plain)
-    except ValueError:
+        return float(plain) if is_kept(plain) else text
+    except (ValueError, ArithmeticError):
         return _parse_share(text)
 
 
@@ -214,13 +215,19 @@ def _read_mechanisms(text: str) -> Iterator[Json]:
 def _parse(content: str) -> list[Any]:
     """Parse a text as a JSON value, a list of values, or one value per line."""
     try:
-        found = read_json(content)
+        found = _read_strictly(content)
     except ValueError:
         lines = [line for line in content.splitlines() if line.strip()]
         if len(lines) < 2:
             raise
-        return [read_json(line) for line in lines]
+        return [_read_strictly(line) for line in lines]
     return found if isinstance(found, list) else [found]
+
+
+def _read_strictly(text: str) -> Any:
+    found = read_json(text)
+    require_unambiguous(text)
+    return found
 
 
 def _read_content(text: str) -> str:

@@ -15,7 +15,7 @@ from typing import Any, Final
 from pydantic_core import from_json
 
 from accountant_service.api.schemas import RUN_FIELDS, StepsRequest
-from accountant_service.canonical_json import require_unique_names
+from accountant_service.canonical_json import require_unambiguous
 from accountant_service.number_format import shorten_exponents
 from accountant_service.web import kind_form
 from accountant_service.web.choices import Choice, describe_choices
@@ -355,7 +355,7 @@ def _parse_json(text: str) -> Any:
         raise ValueError(f"must be at most {JSON_MAX} characters long; send longer ones to the API")
     try:
         found = from_json(text.encode("utf-8", "replace"), allow_inf_nan=False)
-        require_unique_names(text)
+        require_unambiguous(text)
         return found
     except ValueError as error:
         raise ValueError(f"cannot be read: {error}") from None

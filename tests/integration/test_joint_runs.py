@@ -216,6 +216,31 @@ def test_bad_requests_are_refused_with_a_pointer(web: Service) -> None:
     assert said["affordable"]["steps"] > 0
 
 
+LONG = "0.3" + "0" * 398 + "1"  # a double keeps .3, which is less
+
+
+@ON_SQLITE
+def test_amounts_that_cannot_be_charged_as_written_are_refused(web: Service) -> None:
+    for name in ("a", "b"):
+        web.admin.dataset(name, {"epsilon": 1.0, "delta": 1e-9})
+    headers = {"Authorization": f"Bearer {web.admin.key}", "Content-Type": "application/json"}
+    at = "/mechanism/epsilon"
+    for text, status, pointer in (
+        (LONG, 422, at), ("0.30000000000000001665", 422, at), ("-0.1", 422, at), ("1e999", 422, at),
+        ("9" * 400, 422, at), ("1e-400", 422, at), ('"0.1"', 422, at), ("NaN", 400, None),
+        ("1e308", 422, at), ("100", 409, None),
+    ):  # fmt: skip
+        for names in ('["a"]', '["a", "b"]'):
+            amount = f'{{"kind": "approximate_dp", "epsilon": {text}, "delta": 1e-10}}'
+            body = f'{{"datasets": {names}, "mechanism": {amount}}}'
+            once = {"Idempotency-Key": f"{text[-40:]} {names}"}
+            answer = web.http.post("/v1/reservations", content=body, headers=headers | once)
+            found = answer.json()
+            assert answer.status_code == status, (text, found)
+            assert not pointer or found["errors"][0]["pointer"] == pointer, (text, found)
+    assert [web.admin.look(name)["version"] for name in ("a", "b")] == [1, 1], "none is charged"
+
+
 # --- leases, retries, access
 
 
@@ -333,7 +358,10 @@ def test_a_release_is_charged_by_one_command(commands: Commands, tmp_path: Path)
     assert commands.json("dataset show a")["spent"]["added_epsilon"] == "0.2"
     status, said = commands("charge a --laplace 5")
     assert (status, "do not fit" in said) == (2, True)
-    for line, words in (("charge a", "--laplace"), ("charge a --laplace 0", "noise_multiplier")):
+    for line, words in (
+        ("charge a", "--laplace"), ("charge a --laplace 0", "noise_multiplier"),
+        (f"charge a --epsilon {LONG}", "epsilon must be"),
+    ):  # fmt: skip
         status, said = commands(line)
         assert (status, words in said) == (2, True), said
     assert commands("ledger verify")[0] == 0

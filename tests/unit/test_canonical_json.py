@@ -8,7 +8,11 @@ from typing import Any
 
 import pytest
 
-from accountant_service.canonical_json import canonical_json
+from accountant_service.canonical_json import (
+    AmbiguousJsonError,
+    canonical_json,
+    require_unambiguous,
+)
 from accountant_service.ledger import hash_chain
 from accountant_service.mechanisms import canonical_form, from_json
 
@@ -72,3 +76,16 @@ def test_the_hash_of_a_mechanism_is_that_of_its_sorted_atoms() -> None:
     )
     expected = "sha256:" + hashlib.sha256(text.encode()).hexdigest()
     assert canonical_form(from_json(run)).hash == expected
+
+
+@pytest.mark.parametrize(
+    "number", ["0.1", "0.10000000000000001", "1e-5", "5e-324", "-0.0", "1.0", "1" + "0" * 30 + ".0"]
+)
+def test_numbers_of_doubles_keep_their_digits(number: str) -> None:
+    require_unambiguous(f'{{"a": [{number}]}}')
+
+
+@pytest.mark.parametrize("number", ["0.1000000000000000001", "1e-400", "7e-324", "0." + "3" * 400])
+def test_a_number_that_would_be_rounded_is_found(number: str) -> None:
+    with pytest.raises(AmbiguousJsonError, match=r"^/a~1b/1 has more digits than are kept"):
+        require_unambiguous(f'{{"a/b": [1, {number}]}}')

@@ -40,7 +40,7 @@ class AmbiguousJsonError(ValueError):
 
 
 _REPEATED: Final = "is given more than once"
-_ROUNDED: Final = "has more digits than are kept; write at most 17, rounded as is safe"
+_ROUNDED: Final = "has more digits than are kept; write fewer, rounded as is safe"
 
 
 def read_json(text: str) -> Any:

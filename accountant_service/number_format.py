@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 import re
-import sys
 from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_EVEN, Context, Decimal
+from fractions import Fraction
 from typing import Final
 
 DIGITS: Final = 6
-_DOUBLE_DIGITS: Final = 17  # with so many every double can be written
 _LONG_EXPONENT: Final = re.compile(r"(?<=\d)e-0(?=\d)")
 _DECIMAL_NOTATION_MIN: Final = 1e-4  # smaller numbers are written with an exponent
 
@@ -51,16 +50,24 @@ def as_written(value: float) -> Decimal:
 
 
 def is_kept(text: str) -> bool:
-    """Return whether a double keeps the decimals of a number, or its text has at most 17 digits.
+    """Return whether a double keeps a number's decimals, or the text is how programs write one.
 
     Other numbers would be rounded, perhaps in the wrong direction, although they were written out.
     """
-    digits = text.lower().partition("e")[0].replace(".", "").lstrip("+-0").rstrip("0")
     value = float(text)
-    is_normal = not digits or abs(value) >= sys.float_info.min
-    if math.isinf(value) or (is_normal and len(digits) <= _DOUBLE_DIGITS):
+    if not math.isfinite(value):
         return True
-    return Decimal(text) == as_written(value)
+    exact = Decimal(text)
+    return exact == as_written(value) or any(exact == Decimal(f"{value:.{n}g}") for n in (16, 17))
+
+
+def round_fraction(exact: Fraction, *, up: bool) -> float:
+    """Return the nearest double whose decimals are not below a fraction, or not above it."""
+    value = float(exact)
+    written = Fraction(as_written(value))
+    if written < exact if up else written > exact:
+        return math.nextafter(value, math.inf if up else -math.inf)
+    return value
 
 
 def _format(value: float | Decimal, digits: int, direction: str) -> str:

@@ -13,7 +13,8 @@ from accountant_service.cli.mechanism_options import (
     PANEL,
     Mechanisms,
     join_mechanisms,
-    parse_number,
+    parse_cost,
+    parse_noise,
     read_mechanisms,
 )
 from accountant_service.cli.printing import AsJson
@@ -24,23 +25,21 @@ _LEASE_SECONDS: Final = 300.0  # only until this command ends the run
 Json = dict[str, Any]
 
 
-_ABOUT: Final[dict[str, Any]] = {
-    "parser": parse_number,
-    "metavar": "NUMBER",
-    "rich_help_panel": PANEL,
-}
+_ABOUT: Final[dict[str, Any]] = {"metavar": "NUMBER", "rich_help_panel": PANEL}
+_NOISE: Final[dict[str, Any]] = _ABOUT | {"parser": parse_noise}
+_COST: Final[dict[str, Any]] = _ABOUT | {"parser": parse_cost}
 Laplace = Annotated[
-    Any, typer.Option("--laplace", help="Scale of Laplace noise over the ℓ1 sensitivity.", **_ABOUT)
+    Any, typer.Option("--laplace", help="Scale of Laplace noise over the ℓ1 sensitivity.", **_NOISE)
 ]
 GaussianNoise = Annotated[
-    Any, typer.Option("--gaussian", help="σ of Gaussian noise over the ℓ2 sensitivity.", **_ABOUT)
+    Any, typer.Option("--gaussian", help="σ of Gaussian noise over the ℓ2 sensitivity.", **_NOISE)
 ]
 Epsilon = Annotated[
     Any,
-    typer.Option("--epsilon", "-E", help="ε of any other release; --delta is its δ.", **_ABOUT),
+    typer.Option("--epsilon", "-E", help="ε of any other release; --delta is its δ.", **_COST),
 ]
-Delta = Annotated[Any, typer.Option("--delta", "-d", help="δ; 0 by default.", **_ABOUT)]
-Rho = Annotated[Any, typer.Option("--rho", help="ρ of a release that is ρ-zCDP.", **_ABOUT)]
+Delta = Annotated[Any, typer.Option("--delta", "-d", help="δ; 0 by default.", **_COST)]
+Rho = Annotated[Any, typer.Option("--rho", help="ρ of a release that is ρ-zCDP.", **_COST)]
 charge_app = typer.Typer(add_completion=False)
 COMMANDS: Final = {"charge": charge_app}
 

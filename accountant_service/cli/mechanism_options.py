@@ -18,7 +18,7 @@ import typer
 
 from accountant_service.canonical_json import read_json, require_unambiguous
 from accountant_service.cli.problems import CommandProblemError, build_problem
-from accountant_service.number_format import is_kept
+from accountant_service.number_format import is_kept, round_fraction
 from accountant_service.questions import functions
 
 Json = dict[str, Any]
@@ -48,18 +48,32 @@ def parse_number(text: str) -> Any:
     try:
         return float(plain) if is_kept(plain) else text
     except (ValueError, ArithmeticError):
-        return _parse_share(text)
+        share = _read_share(text)
+    if share is None:
+        return text
+    return int(share) if share.denominator == 1 and "%" not in text else float(share)
 
 
-def _parse_share(text: str) -> Any:
-    """Return the number that a percentage or a fraction stands for; other text unchanged."""
+def parse_cost(text: str) -> Any:
+    """Parse a number that is charged: what `parse_number` returns, fractions rounded up."""
+    share = _read_share(str(text))
+    return parse_number(text) if share is None else round_fraction(share, up=True)
+
+
+def parse_noise(text: str) -> Any:
+    """Parse an amount of noise: what `parse_number` returns, fractions rounded down."""
+    share = _read_share(str(text))
+    return parse_number(text) if share is None else round_fraction(share, up=False)
+
+
+def _read_share(text: str) -> Fraction | None:
+    """Return the number that a percentage or a fraction stands for; None for other text."""
     percentage, fraction = _PERCENTAGE.fullmatch(text), _FRACTION.fullmatch(text)
     if percentage:
-        return float(Fraction(percentage[1]) / 100)
+        return Fraction(percentage[1]) / 100
     if fraction and int(fraction[2]):
-        share = Fraction(int(fraction[1]), int(fraction[2]))
-        return int(share) if share.denominator == 1 else float(share)
-    return text
+        return Fraction(int(fraction[1]), int(fraction[2]))
+    return None
 
 
 def parse_count(text: str) -> Any:

@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import partial
+from functools import cache, partial
 from operator import attrgetter
 from types import UnionType
 from typing import (
@@ -114,6 +114,7 @@ class _Field(NamedTuple):
 _FIELDS: Final[dict[type, tuple[_Field, ...]]] = {}  # of the models that were used
 
 
+@cache
 def list_columns(model: type, changes: bool | None = None) -> tuple[StoredColumn, ...]:
     """Return the columns of a model's table, in the order of its fields.
 
@@ -127,7 +128,8 @@ def list_columns(model: type, changes: bool | None = None) -> tuple[StoredColumn
 
 def write_row(value: Any, changes: bool | None = None) -> Row:
     """Return the table row that stores a model, or the columns that `list_columns` returns."""
-    found = ((each, each.get(value)) for each in list_columns(type(value), changes))
+    model: Any = type(value)
+    found = ((each, each.get(value)) for each in list_columns(model, changes))
     return {
         column.name: None if value is None else column.codec.write(value) for column, value in found
     }
@@ -144,9 +146,10 @@ def read_model(model: type[Model], row: Mapping[Any, Any]) -> Model:
 
 def state_in_entry(value: Any) -> dict[str, Any]:
     """Return what the first entry about a model states of it, without what is None."""
+    model: Any = type(value)
     return {
         column.name: column.codec.state(found)
-        for column in list_columns(type(value))
+        for column in list_columns(model)
         if column.details.in_entry and (found := column.get(value)) is not None
     }
 
@@ -272,13 +275,19 @@ def _store_list(make: Callable[[Any], Any], item: type, words: str) -> Codec:
     """Return how lists of texts or of numbers are stored."""
     kinds = (int, float) if item is float else (item,)
 
-    def take(stated: Any) -> Any:
+    def take(stated: Any, shown: Any = None) -> Any:
         """Return the list that JSON states; raise TypeError if it states none of these items."""
         if type(stated) is not list or any(type(each) not in kinds for each in stated):
-            raise TypeError(f"{shorten(stated)} is no list of {words}")
+            raise TypeError(f"{shorten(shown or stated)} is no list of {words}")
         return make(stated)
 
-    return _store_json(sorted if make is frozenset else list, take)
+    parse = json.loads if item is int else read_json  # quicker, and no item is a float or text
+    state: Callable[[Any], Any] = sorted if make is frozenset else list
+    return Codec(
+        str, True, lambda value: json.dumps(state(value)),
+        lambda text: take(parse(text), text),
+        state, lambda _, stated: take(stated),
+    )  # fmt: skip
 
 
 def shorten(value: Any) -> str:

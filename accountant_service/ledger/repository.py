@@ -171,6 +171,7 @@ _UPDATE_STEPS_GRANTED: Final = (  # changes no indexed column, so no index is wr
     .where(RESERVATION.c.id == bindparam("row_key"))
     .values(steps_granted=bindparam("new_steps_granted"))
 )
+_LOCK_NEW_NAMES: Final = text("SELECT pg_advisory_xact_lock(7071968)")  # arbitrary, but one
 _NO_FLUSH: Final = text("SET LOCAL synchronous_commit = off")
 _COUNT_REQUEST: Final = text(
     "UPDATE api_key SET quota_empty_at = :interval + "
@@ -1480,6 +1481,14 @@ class Transaction:
             .where(API_KEY.c.id == identifier)
             .values(requests_per_minute=requests_per_minute, quota_empty_at=None)
         )
+
+    def lock_new_names(self) -> None:
+        """Wait for others that create datasets or series: no two may get one name.
+
+        SQLite needs nothing of the kind: it has one writer.
+        """
+        if self.connection.dialect.name == "postgresql":
+            self.connection.execute(_LOCK_NEW_NAMES)
 
     def count_request(self, identifier: str, quota: Quota, at: int) -> bool:
         """Count a request against a key's quota; return whether the quota admits it.

@@ -67,6 +67,7 @@ class SeriesCatalog:
 
         def write(transaction: Transaction) -> tuple[SeriesState, bool]:
             """Store the series, unless it is there."""
+            transaction.lock_new_names()
             found = transaction.find_series(name)
             if found is not None:
                 if found.template != template:
@@ -148,6 +149,7 @@ class SeriesCatalog:
 
         def write(transaction: Transaction) -> tuple[Dataset, bool]:
             """Store the dataset with its caps, unless it is there."""
+            transaction.lock_new_names()
             series = _find(transaction, name, lock=True)
             new = _describe_dataset(series, label, size)
             found = transaction.find_dataset(new.name)

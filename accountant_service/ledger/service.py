@@ -265,6 +265,7 @@ class Ledger:
 
         def insert(transaction: Transaction) -> Outcome:
             """Store the dataset in a transaction, and return the answer."""
+            transaction.lock_new_names()
             if transaction.find_dataset(new.name) is not None:
                 raise NameTakenError(
                     f"there is a dataset {new.name!r} already; choose another name"

@@ -61,7 +61,7 @@ def number(low: float, high: float, *, open_low: bool = False, whole: bool = Fal
             raise MechanismError((pointer, expected))
         if not (low <= value <= high) or (open_low and value == low) or (whole and value % 1):
             raise MechanismError((pointer, expected))
-        return int(value) if whole else float(value)
+        return int(value) if whole else float(value) + 0.0  # -0.0 is 0
 
     bound = "exclusiveMinimum" if open_low else "minimum"
     return FieldType({"type": "integer" if whole else "number", bound: low, "maximum": high}, read)

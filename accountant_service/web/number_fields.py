@@ -121,5 +121,5 @@ def parse_number(text: str, whole: bool) -> float:
         expected = "a whole number" if whole else "a number, such as 0.01 or 1e-5"
         raise ValueError(f"must be {expected}")
     if not is_kept(text):
-        raise ValueError("may have at most 17 digits")
+        raise ValueError("has more digits than are kept; write fewer")
     return int(value) if whole and value.is_integer() else value

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable
+from fractions import Fraction
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -226,7 +227,8 @@ def test_amounts_that_cannot_be_charged_as_written_are_refused(web: Service) -> 
     headers = {"Authorization": f"Bearer {web.admin.key}", "Content-Type": "application/json"}
     at = "/mechanism/epsilon"
     for text, status, pointer in (
-        (LONG, 422, at), ("0.30000000000000001665", 422, at), ("-0.1", 422, at), ("1e999", 422, at),
+        (LONG, 422, at), ("0.30000000000000001665", 422, at), ("1.0000000000000001", 422, at),
+        ("-0.1", 422, at), ("-1e-400", 422, at), ("1e999", 422, at),
         ("9" * 400, 422, at), ("1e-400", 422, at), ('"0.1"', 422, at), ("NaN", 400, None),
         ("1e308", 422, at), ("100", 409, None),
     ):  # fmt: skip
@@ -356,6 +358,8 @@ def test_a_release_is_charged_by_one_command(commands: Commands, tmp_path: Path)
     assert found["run"]["state"] == "committed"
     assert [each["dataset"] for each in found["certificate"]["datasets"]] == ["a", "b"]
     assert commands.json("dataset show a")["spent"]["added_epsilon"] == "0.2"
+    charged = commands.json("charge b --epsilon 1/30")["run"]["mechanism"]["epsilon"]
+    assert Fraction(repr(charged)) > Fraction(1, 30) > Fraction(repr(1 / 30)), "rounded up"
     status, said = commands("charge a --laplace 5")
     assert (status, "do not fit" in said) == (2, True)
     for line, words in (

@@ -79,13 +79,25 @@ def test_the_hash_of_a_mechanism_is_that_of_its_sorted_atoms() -> None:
 
 
 @pytest.mark.parametrize(
-    "number", ["0.1", "0.10000000000000001", "1e-5", "5e-324", "-0.0", "1.0", "1" + "0" * 30 + ".0"]
+    "number",
+    [
+        "0.1",
+        "0.10000000000000001",
+        "0.1000000000000000",
+        "1e-5",
+        "5e-324",
+        "-0.0",
+        "1.0",
+        "1" + "0" * 30 + ".0",
+    ],
 )
 def test_numbers_of_doubles_keep_their_digits(number: str) -> None:
     require_unambiguous(f'{{"a": [{number}]}}')
 
 
-@pytest.mark.parametrize("number", ["0.1000000000000000001", "1e-400", "7e-324", "0." + "3" * 400])
+@pytest.mark.parametrize(
+    "number", ["0.1000000000000000001", "1.0000000000000001", "1e-400", "7e-324", "0." + "3" * 400]
+)
 def test_a_number_that_would_be_rounded_is_found(number: str) -> None:
     with pytest.raises(AmbiguousJsonError, match=r"^/a~1b/1 has more digits than are kept"):
         require_unambiguous(f'{{"a/b": [1, {number}]}}')

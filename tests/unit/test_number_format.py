@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from decimal import Decimal
+from fractions import Fraction
 
 import pytest
 from hypothesis import given
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from accountant_service import cli, number_format
+from accountant_service.number_format import as_written, round_fraction
 from training_client.lab import number_format as client_number_format
 
 NUMBERS = st.floats(min_value=0, max_value=1e300) | st.floats(min_value=1e-6, max_value=100)
@@ -52,3 +54,11 @@ def test_exponents_of_one_digit_are_written_as_such() -> None:
     text = '{"delta": 1e-05, "rate": 2.5e-07, "tiny": 1e-10, "name": "line-05"}'
     shown = '{"delta": 1e-5, "rate": 2.5e-7, "tiny": 1e-10, "name": "line-05"}'
     assert number_format.shorten_exponents(text) == shown
+
+
+@given(st.fractions(min_value=0, max_value=1), st.booleans())
+def test_a_fraction_is_rounded_in_the_direction_that_is_asked(exact: Fraction, up: bool) -> None:
+    found = round_fraction(exact, up=up)
+    written = Fraction(as_written(found))
+    assert (written >= exact) if up else (written <= exact)
+    assert abs(written - exact) <= Fraction(1, 2**51)

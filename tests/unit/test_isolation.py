@@ -8,17 +8,14 @@ import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
 
 from tests.support.clipped_sums import clip_rows, gradient_rows
 from training_client.errors import UnsupportedModelError
-from training_client.private_step import Clipper, Transform, model_checks
+from training_client.private_step import Clipper, Transform
 
 WIDTH = 6
 Use = Callable[[Any, torch.Tensor], torch.Tensor]
@@ -62,10 +59,6 @@ def draw(size: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 def places(rows: torch.Tensor) -> torch.Tensor:
     return torch.arange(len(rows))
-
-
-CONSTANT = torch.linspace(-1, 1, WIDTH, dtype=torch.float64)
-CONSTANTS = 2 * CONSTANT
 
 
 def column(rows: torch.Tensor) -> torch.Tensor:
@@ -119,25 +112,6 @@ def hooked(h: torch.Tensor, hook: Callable[[torch.Tensor], torch.Tensor]) -> tor
     found = h * 1.0
     found.register_hook(hook)
     return found
-
-
-def saved(
-    h: torch.Tensor, unpack: Callable[[torch.Tensor], torch.Tensor] = lambda t: t
-) -> torch.Tensor:
-    with saved_tensors_hooks(lambda t: [t.detach()], lambda packed: unpack(packed[0])):
-        return h.square()
-
-
-NUMPY = np.zeros(())
-SHARED_WITH_NUMPY = torch.from_numpy(NUMPY)
-
-
-def written_by_numpy(h: torch.Tensor, value: float) -> torch.Tensor:
-    """Use a constant, and again after it was written by no operation of PyTorch's."""
-    NUMPY[...] = 1.0
-    found = h * SHARED_WITH_NUMPY
-    NUMPY[...] = value
-    return found * SHARED_WITH_NUMPY
 
 
 # By name: the operation of the message, and the program.
@@ -236,29 +210,6 @@ BY_NUMBER: dict[str, Use] = {
     "type of many": lambda _, h: h * (3 * h.detach()).to(torch.bool if len(h) > 4 else torch.int64),
     "not a number of many": lambda _, h: h * (math.nan if len(h) > 4 else 1.0),
     "nearly one of few": lambda _, h: h * (len(h) if len(h) > 4 else 1 + 1e-12 * len(h)),
-    # of values that are equal for two and three examples
-    "the larger number": lambda _, h: h * torch.tensor(len(h)).clamp(min=4),
-    "the larger number, filled in": lambda _, h: h * torch.zeros(()).fill_(len(h)).clamp(min=4),
-    "the larger number, in a new tensor": lambda _, h: h * h.new_full((), len(h)).clamp(min=4),
-    "entry of a table": lambda _, h: h * (torch.arange(9.0) > 4)[len(h)],
-    "beginning of a table": lambda _, h: h * torch.ones(9)[: len(h)].sum().clamp(min=4),
-    "part of a table": lambda _, h: (
-        h * torch.arange(24.0).view(len(h), -1)[1, 0].clamp(min=3, max=5)
-    ),
-    "sum of ones": lambda _, h: h * torch.ones_like(h[:, 0]).sum().clamp(min=4),
-    "product of ones": lambda _, h: (
-        h * (torch.ones(1, len(h)) @ torch.ones(len(h), 1)).clamp(min=4)
-    ),
-    "end of a range": lambda _, h: h * torch.arange(len(h))[-1].clamp(min=4),
-    "trace": lambda _, h: h * torch.eye(len(h)).sum().clamp(min=4),
-    "probability of many": lambda _, h: (
-        h * torch.bernoulli(torch.tensor(len(h)).clamp(min=4).div(9).expand(WIDTH))
-    ),
-    "read by Python": lambda _, h: h * torch.tensor(len(h)).clamp(min=4).item(),
-    "one of two constants": lambda _, h: h * (CONSTANT, CONSTANTS)[len(h) > 4],
-    "by NumPy": lambda _, h: h * torch.from_numpy(np.array(max(4.0, len(h)))),
-    "in the memory of NumPy": lambda _, h: written_by_numpy(h, max(4.0, len(h))),
-    "one of a hundred numbers": lambda _, h: h * torch.tensor([1.0] * 99 + [max(4, len(h))])[-1],
     "groups of many": lambda _, h: h.view(-1, max(1, len(h) // 4), 6).softmax(1).view(-1, 6),
 }
 MIXING_LOSSES: dict[str, tuple[str, Loss]] = {
@@ -317,13 +268,6 @@ def test_a_loss_that_mixes_examples_is_refused_with_its_operation(name: str) -> 
 def test_a_program_that_depends_on_the_number_of_examples_is_refused(name: str) -> None:
     with pytest.raises(UnsupportedModelError, match="depend on other examples"):
         clip(Net(BY_NUMBER[name]), 8)
-
-
-def test_a_number_that_begins_to_matter_in_a_larger_batch_is_refused() -> None:
-    net = Net(lambda _, h: h * torch.tensor(len(h)).clamp(min=8))
-    clipper = clip(net, 8)
-    with pytest.raises(UnsupportedModelError, match="values that depend on the number of examples"):
-        clipper.clip(*draw(9), losses_of, Transform(1.0))
 
 
 def test_a_number_that_a_layer_keeps_may_not_depend_on_the_number_of_examples() -> None:
@@ -395,9 +339,6 @@ BEGINNING: dict[str, Callable[[int], Use]] = {
     ),
     "gradients": lambda k: lambda m, h: Centred.apply(h, lambda: m.step >= k),
     "a hook": lambda k: lambda m, h: hooked(h, lambda g: g - g.mean(0) if m.step >= k else g),
-    "a saved tensor": lambda k: (
-        lambda m, h: saved(h, lambda t: t.mean(0).expand_as(t) if m.step >= k else t)
-    ),
     "a new hook": later(lambda _, h: hooked(h, lambda g: g - g.mean(0)), lambda _, h: h * 1.0),
 }
 KEEPING: dict[str, Callable[[int], Use]] = {
@@ -476,6 +417,7 @@ def filled(h: torch.Tensor) -> torch.Tensor:
     return found.flatten(1)
 
 
+CONSTANT = torch.linspace(-1, 1, WIDTH, dtype=torch.float64)
 APART: dict[str, Use] = {
     "centred row": lambda _, h: h - h.mean(1, keepdim=True),
     "softmax": lambda _, h: h * h.softmax(1),
@@ -532,17 +474,6 @@ APART: dict[str, Use] = {
     "own function": lambda _, h: Centred.apply(h, lambda: False),
     "hook": lambda _, h: hooked(h, lambda g: 2 * g / 2),
     "constant in Python": lambda _, h: h * float(CONSTANT.sum() + CONSTANT.tolist()[1]),
-    "moved while saved": lambda _, h: saved(h),
-    "checkpoint": lambda _, h: checkpoint(torch.tanh, h, use_reentrant=False),
-    "numbers of each": lambda _, h: h + torch.tensor([[0.5] * WIDTH] * len(h)),
-    "rows by NumPy": lambda _, h: h + torch.from_numpy(np.ones((len(h), WIDTH))),
-    "constant written by NumPy": lambda _, h: written_by_numpy(h, 2.0),
-    "rows of a constant": lambda _, h: (
-        h + functional.layer_norm(CONSTANT.expand(len(h), 6) @ CONSTANT.outer(CONSTANT), (6,))
-    ),
-    "their number divided by itself": lambda _, h: (
-        h * (torch.tensor(len(h)) / len(h)) + torch.ones(len(h)).mean()
-    ),
     "vmap": lambda _, h: torch.vmap(lambda row: row - row.mean())(h),
 }
 APART_LOSSES: dict[str, Loss] = {
@@ -616,38 +547,6 @@ def test_a_batch_that_is_given_again_is_no_memory() -> None:
     clipper, batch = Clipper(Net(lambda _, h: h)), draw(6)
     for _ in range(3):
         clipper.clip(*batch, losses_of, Transform(1.0))
-
-
-def test_a_range_of_many_examples_is_proved() -> None:
-    clip(Net(lambda _, h: h * h[range(len(h)), h.detach().argmax(1)][:, None]), 100)
-
-
-def test_constant_rows_that_parameters_decide_are_proved_once() -> None:
-    net = Net(
-        lambda m, h: h + functional.layer_norm(m.first.weight.detach()[:1].expand(len(h), 6), (6,))
-    )
-    clipper = clip(net, 8)
-    with torch.no_grad():
-        net.first.weight += torch.randn(WIDTH, WIDTH)
-    proofs = list(clipper._checked._proofs)  # private: a proof shows in nothing but time
-    clipper.clip(*draw(9), losses_of, Transform(1.0))
-    assert clipper._checked._proofs == proofs
-
-
-def test_the_proofs_of_random_branches_are_kept_up_to_a_number(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def branches(_: Any, h: torch.Tensor) -> torch.Tensor:
-        for _ in range(3):
-            h = h.tanh() if torch.rand(()) < 0.5 else h
-        return h
-
-    monkeypatch.setattr(model_checks, "_MOST_PROOFS", 2)
-    clipper = Clipper(Net(branches))
-    for _ in range(8):
-        clipper.clip(*draw(4), losses_of, Transform(1.0))
-        checked = clipper._checked  # private: a proof shows in nothing but time
-        assert 1 <= len(checked._known) <= len(checked._proofs) <= 2
 
 
 def test_examples_may_be_the_targets_too() -> None:

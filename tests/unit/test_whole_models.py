@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import pytest
@@ -289,28 +288,6 @@ def written_rows(net: Any, x: torch.Tensor) -> torch.Tensor:
     net.total = getattr(net, "total", torch.zeros((), dtype=x.dtype))
     net.total += x.detach().sum()
     return x + net.total
-
-
-def chosen_with_a_table(net: Any, x: torch.Tensor, *, before: bool) -> torch.Tensor:
-    """Multiply by a table that the first example leaves behind; `before` its values choose."""
-    if before and not net.tables:
-        net.tables.append(torch.full((6,), 2.0, dtype=x.dtype))
-    size = len(x[x > 0])
-    if not net.tables:
-        net.tables.append(torch.full((6,), float(size), dtype=x.dtype))
-    return linear(net.layer(x * net.tables[0]), net.layer.weight) + x[x > 0].sum()
-
-
-@pytest.mark.parametrize("before", [False, True])
-def test_a_table_that_the_first_example_may_decide_is_refused(before: bool) -> None:
-    net = Uses(partial(chosen_with_a_table, before=before), layer=nn.Linear(6, 6)).double()
-    net.tables = []
-    with (
-        pytest.warns(UserWarning, match="alone")
-        if before
-        else pytest.raises(UnsupportedModelError, match="another example")
-    ):
-        clipped_sum(net, rows(), torch.arange(SIZE) % 4, cross_entropy, 0.3)
 
 
 BATCH = torch.randn(SIZE, 5, 6, dtype=torch.float64)

@@ -14,7 +14,7 @@ import math
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
@@ -38,7 +38,6 @@ from training_client.private_step.example_gradients import (
     ExampleGradients,
     MaterializedGradients,
 )
-from training_client.private_step.isolation.alone import kept_late
 from training_client.private_step.isolation.operands import first_alike
 from training_client.private_step.isolation.operations import (
     DrawnError,
@@ -84,8 +83,6 @@ _SMALL_BATCH: Final = 3  # a shuffle of so few examples often leaves them in pla
 _RANDOM_REPETITIONS: Final = 3  # so they are replaced more often
 _HALF_PRECISION_TOLERANCE: Final = 1e-3  # above it the tolerance is that of half precision
 _NORMALISATIONS: Final = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, _InstanceNorm)
-_MOST_ATTEMPTS: Final = 4  # to prove a pass: first alone, then with the numbers that it draws
-_MOST_PROOFS: Final = 256  # that are kept: a model of many random branches has more
 _CANCELLATION: Final = 1e-5  # of the largest gradient: how small a replayed layer's may cancel
 
 RunModel = Callable[..., ModelPass]
@@ -132,7 +129,7 @@ class CheckedModel:
         self._model, self._layers, self._parameters = model, layers, parameters
         self._path, self.as_a_whole = path, as_a_whole
         self._places: Places = {}
-        self._proofs: list[Proof] = []  # the last one used is the last
+        self._proofs: list[Proof] = []
         self._known: dict[object, _Known] = {}
         self._modes: list[tuple[nn.Module, bool]] = []
         self._stale: dict[int, StorageWeakRef] = {}
@@ -225,7 +222,6 @@ class CheckedModel:
             self._modes = modes
         device = self._parameters[0].device
         fresh: Proof | None = None if self._known else self._prove(batch)
-        attempt = 0
         while True:
             states = RandomStates(device, all_generators=True)
             torch.clear_autocast_cache()  # so that every pass casts the weights itself
@@ -248,16 +244,12 @@ class CheckedModel:
                 changes = 0 if known is None else known.changes
                 known = self._known[key] = _Known(fresh, comparison.factors, changes)
                 self._last = comparison, fresh
-                self._keep(fresh)
                 return found
             if fresh is None and known is not None and known.expects(comparison):
                 self._add_up(known.proof, batch)
-                self._keep(known.proof)
                 self._last = comparison, known.proof
                 return found
-            attempt += 1
-            is_last = attempt > _MOST_ATTEMPTS  # or random numbers are not drawn again
-            if fresh is not None and (is_last or fresh.is_of(comparison.reads)):
+            if fresh is not None and fresh.is_of(comparison.reads):
                 raise MixingError(
                     f"a batch of {len(batch.targets)} passes other operations than a few of its "
                     f"examples: {fresh.first_difference(comparison)}"
@@ -271,14 +263,6 @@ class CheckedModel:
             }:
                 self._stale.update(kept)  # the proof may have used what the pass kept
                 fresh = self._prove(batch, comparison.reads)
-
-    def _keep(self, proof: Proof) -> None:
-        """Keep the proof of a pass, and the proofs that were used last."""
-        used = {id(each.proof) for each in self._known.values()} | {id(proof)}
-        others = [each for each in self._proofs if id(each) in used and each is not proof]
-        self._proofs = [*others[1 - _MOST_PROOFS :], proof]
-        kept = {id(each) for each in self._proofs}
-        self._known = {key: each for key, each in self._known.items() if id(each.proof) in kept}
 
     def _find_kept_values(self) -> None:
         """Find what the program kept of the examples of the last pass."""
@@ -311,9 +295,7 @@ class CheckedModel:
         except UnknownError as error:
             self._note_unproved(str(error))
             error.__traceback__ = error.__context__ = None  # their frames would keep the batch
-            is_seen = not has_compiled_parts(self._model)
-            with kept_late(self._stale) if is_seen else nullcontext():
-                self._test(batch)
+            self._test(batch)
             proof = Proof(is_tested=True)
         self._add_up(proof, batch)
         self._proofs.append(proof)
@@ -420,8 +402,6 @@ class _Known:
         It does if factors change, as if they were computed from the batch: at the first change, the
         second, the fourth, and so on, because they may also change as planned.
         """
-        if not self.proof.has_values_of(comparison):
-            return False
         if comparison.has_factors(self.factors):
             return True
         self.factors, self.changes = comparison.factors, self.changes + 1

@@ -25,7 +25,6 @@ from training_client.private_step.layer_uses import (
     merge_parts,
 )
 from training_client.private_step.module_names import describe_layer, describe_tensor
-from training_client.private_step.patches import checked_saved_tensors
 from training_client.private_step.replayed_layers import Places
 
 Loss = Callable[[Any, torch.Tensor], torch.Tensor]  # one value per example
@@ -120,7 +119,6 @@ class ModelPass:
 
 
 @torch.enable_grad()
-@checked_saved_tensors()
 def run_model_pass(
     model: nn.Module,
     layers: Sequence[nn.Module],

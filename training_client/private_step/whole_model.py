@@ -45,7 +45,7 @@ from training_client.private_step.kernels.matmul import full_precision
 from training_client.private_step.model_pass import Loss, ModelPass, parameters_and_buffers
 from training_client.private_step.module_names import describe_tensor
 from training_client.private_step.module_numbers import Numbers, numbers_of, restore_numbers
-from training_client.private_step.patches import checked_saved_tensors, without_own_rules
+from training_client.private_step.patches import without_own_rules
 from training_client.private_step.random_state import RandomStates, restored_random_state
 from training_client.private_step.trained_parameters import is_sharded_module
 
@@ -136,8 +136,7 @@ class WholeModel:
         with (
             warnings.catch_warnings(),
             self._alone(task, [*batch.values(), of]), DoubleSums(), without_own_rules(),
-            checked_saved_tensors(), full_precision(self._parameters[0].device),
-            torch.enable_grad(),
+            full_precision(self._parameters[0].device), torch.enable_grad(),
         ):  # fmt: skip
             warnings.filterwarnings("ignore", "There is a performance drop")  # of vmap
             found, losses = differentiate(trained, batch, of)
@@ -178,8 +177,7 @@ class WholeModel:
         hooks = RemovableHandle.next_id
         with (
             self._alone(task, [*tensors_of(one), target], is_noted=True, first=first) as alone,
-            checked_saved_tensors(), full_precision(self._parameters[0].device),
-            torch.enable_grad(),
+            full_precision(self._parameters[0].device), torch.enable_grad(),
         ):  # fmt: skip
             value = task.loss(call_model(self._model, one), target).reshape(())
             backward = python_in_backward(value, RemovableHandle.next_id - hooks)

@@ -2,15 +2,14 @@
 
 Nothing of another example is in a pass of one, unless the program holds it: the batch that it was
 taken from, or what an earlier pass left. So those must not be used, what a pass computes from its
-example must not be written elsewhere, and Python may not read it. It does learn sizes that values
-of the example decide: so what a pass makes from then on must not be used by another either.
+example must not be written elsewhere, and Python may not read it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -28,7 +27,6 @@ from training_client.private_step.isolation.operations import (
 )
 from training_client.private_step.isolation.rules import ANSWERS, READ_BY_PYTHON
 
-_CONSTANTS: Final = ("lift", "lift_fresh")  # that Python computed
 Storages = dict[int, StorageWeakRef]  # by their numbers, which the references keep in use
 
 
@@ -71,49 +69,9 @@ def followed_alone(
         with torch.compiler.set_stance("force_eager"), Functions(alone), alone:
             yield alone
     finally:
-        kept.update(alone.late | alone.made)
+        kept.update(alone.made)
     if alone.error is not None:  # the program may have caught it
         raise alone.error
-
-
-@contextmanager
-def kept_late(kept: Storages) -> Iterator[None]:
-    """Context manager for passes that nothing else follows.
-
-    Args:
-        kept: gets what they make or write to once Python knows a size that values decide.
-    """
-    late = _Late()
-    with torch.compiler.set_stance("force_eager"), late:
-        yield
-    kept.update(late.found)
-
-
-class _Late(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes what operations make or write to, from the first one whose size values decide."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.found: Storages = {}
-        self._is_shaped = False
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
-    ) -> Any:
-        """Run an operation; see the class."""
-        result = func(*args, **(kwargs or {}))
-        if self._is_shaped:
-            self.found |= _changed_by(Call(func, args, kwargs or {}), result)
-        self._is_shaped |= torch.Tag.dynamic_output_shape in func.tags
-        return result
-
-
-def _changed_by(call: Call, result: Any) -> Storages:
-    """Return the storages that an operation made or wrote to, and those of Python's constants."""
-    operands = {_key(each) for each in call.tensors}
-    is_constant = call.name in _CONSTANTS
-    made = [e for e in tensors_in([result], {}) if is_constant or _key(e) not in operands]
-    return storages_of([*made, *call.given(call.signature.written)])
 
 
 class Alone(Watcher, TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -121,8 +79,6 @@ class Alone(Watcher, TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     Attributes:
         made: the storages that depend on the example.
-        late: what the pass made or wrote to once Python knew a size that the example decides: it
-            may depend on the example too.
         error: what is wrong with the pass.
         has_read: whether Python read a number that no example decides.
         is_shaped: whether values of the example decide a shape.
@@ -160,7 +116,6 @@ class Alone(Watcher, TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._answers: dict[int, bool] = {}  # to whether all or any values have a property
         self._counts: dict[int, int] = {}  # of the values of a mask, by the storage of its sum
         self.made: Storages = {}
-        self.late: Storages = {}
         self.error: Exception | None = None
         self.has_read = False
         for each in given:
@@ -199,18 +154,12 @@ class Alone(Watcher, TorchDispatchMode):  # type: ignore[no-untyped-call]
             for dim, size in enumerate(each.shape if is_shaped else ()):
                 name = f"size {dim} of result {len(self._functions)}"
                 self._sizes.setdefault(size, set()).add(name)
-        self._note_results(call, result, depends=depends)
+        for each in result if isinstance(result, list | tuple) else (result,):
+            if isinstance(each, torch.Tensor) and _key(each) not in self._owned:
+                self._note(self.made if depends else self._new, each)
         if depends and isinstance(result, torch.Tensor) and result.numel() == 1:
             self._note_answer(call, keys[0], result)
         return result
-
-    def _note_results(self, call: Call, result: Any, *, depends: bool) -> None:
-        """Note the results of an operation, which is given values of the example if `depends`."""
-        for each in tensors_in([result], {}):
-            if _key(each) not in self._owned:
-                self._note(self.made if depends else self._new, each)
-        if self.is_shaped:
-            self.late |= _changed_by(call, result)
 
     def _meanings(self, numbers: Sequence[Any]) -> Iterator[frozenset[Any]]:
         """Yield what each number may be: itself, or a size that the example decides."""

@@ -36,30 +36,24 @@ class Operands:
 
     Args:
         given: parameters and buffers of the model, then targets and examples.
-        meet: is called with each tensor that is neither made by the pass nor given to it; again
-            with memory that others may write to, such as NumPy, whenever it is used.
+        meet: is called with each tensor that is neither made by the pass nor given to it.
     """
 
     def __init__(
         self,
         given: Iterable[torch.Tensor] = (),
-        meet: Callable[[torch.Tensor], None] = lambda _: None,
+        meet: Callable[[torch.Tensor], None] | None = None,
     ) -> None:
         self.found: list[Any] = []
         self._meet = meet
         self._names: dict[Memory, tuple[int, weakref.ref[torch.UntypedStorage]]] = {}
         self._made: dict[int, tuple[int, weakref.ref[torch.UntypedStorage]]] = {}
-        self._others = self._given = 0  # the last number of those, and of what was given
-        self._written: Sequence[torch.Tensor] = ()
+        self._others = 0
         for each in given:
             self.name_given(each)
 
     def name_given(self, tensor: torch.Tensor) -> None:
-        """Name a tensor that the pass is given, unless an earlier one has the same memory."""
-        self._name_next(tensor)
-        self._given = self._others
-
-    def _name_next(self, tensor: torch.Tensor) -> None:
+        """Name a tensor that the pass did not make, unless an earlier one has the same memory."""
         self._others -= 1
         storage = tensor.untyped_storage()
         memory = _memory(tensor, storage)
@@ -73,20 +67,13 @@ class Operands:
         self._names[_memory(tensor, storage)] = self._made[id(storage)] = number, reference
         return reference
 
-    def note(
-        self,
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any] | None = None,
-        written: Sequence[torch.Tensor] = (),
-    ) -> None:
+    def note(self, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> None:
         """Note the operands of the next operation, and which of its arguments they are.
 
         Args:
             args: its arguments; lists among them may have tensors too.
             kwargs: likewise, by name.
-            written: those that it writes to, of which values are not noted.
         """
-        self._written = written
         self._note_arguments(args)
         for name, each in kwargs.items() if kwargs else ():
             if isinstance(each, (torch.Tensor, *_SEQUENCES)):
@@ -112,8 +99,6 @@ class Operands:
         entry = self._names.get(_memory(tensor, storage))
         if entry is not None and entry[1]() is storage:  # and not one at the same address
             self.found.append(entry[0])
-            if entry[0] < self._given and not storage.resizable():
-                self._meet_values(tensor)
         else:
             self._note_unknown(tensor, storage)
         self.found.append(tensor.requires_grad)
@@ -122,15 +107,12 @@ class Operands:
         """Note an operand that no operation returned."""
         made = self._made.get(id(storage))
         if made is None or made[1]() is not storage:
-            self._name_next(tensor)
+            self.name_given(tensor)
             self.found.append(self._others)
-            self._meet_values(tensor)
+            if self._meet is not None:
+                self._meet(tensor)
         else:  # the engine's own layers made it of their results
             self.found += made[0], _ANOTHER_PART
-
-    def _meet_values(self, tensor: torch.Tensor) -> None:
-        if not any(each is tensor for each in self._written):
-            self._meet(tensor)
 
 
 def _memory(tensor: torch.Tensor, storage: torch.UntypedStorage) -> Memory:

@@ -26,6 +26,7 @@ _SHAPING_TYPES: Final = ("int", "bool", "str")
 _NUMBERS: Final = (int, float, bool, complex)
 _GIVEN: Final = (int, bool, str, list, complex, torch.dtype, torch.layout, torch.memory_format)
 _KEPT: Final = (int, bool, str, tuple)  # by layers
+_MOST_VALUES: Final = 64  # of a constant that Python computed, which are compared
 
 
 class MixingError(Exception):
@@ -131,6 +132,9 @@ def note_arguments(
             factors += value
         elif type(value) in _GIVEN:
             given.append(value)
+    if signature.name == "lift_fresh" and args[0].is_cpu and args[0].numel() <= _MOST_VALUES:
+        values = args[0].tolist()  # numbers that Python computed
+        factors.append(values if args[0].dim() < 2 else args[0].flatten().tolist())
     for name, value in kwargs.items():
         if type(value) is float:
             factors.append(value)
@@ -158,15 +162,6 @@ def tensors_in(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[torch
             yield value
         elif isinstance(value, list | tuple):
             yield from (each for each in value if isinstance(each, torch.Tensor))
-
-
-def written_by(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Sequence[torch.Tensor]:
-    """Return the tensors that an operation writes to."""
-    signature = signature_of(func)
-    if not signature.written:
-        return ()
-    bound = {**dict(zip(signature.arguments, args, strict=False)), **kwargs}
-    return list(tensors_in([bound.get(name) for name in signature.written], {}))
 
 
 class Call:

@@ -14,7 +14,6 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import zip_longest
 from typing import Any, Final
 
@@ -35,10 +34,8 @@ from training_client.private_step.isolation.operations import (
     note_layer,
     signature_of,
     tensors_in,
-    written_by,
 )
 from training_client.private_step.isolation.places import is_close
-from training_client.private_step.isolation.shared_values import Constant, SharedValue
 from training_client.private_step.isolation.trace import (
     Check,
     Entry,
@@ -68,7 +65,6 @@ class Proof:
         functions: the operations.
         answers: to questions whether all or any examples have a property, by their numbers.
         checks: conditions on operands, by the numbers of their operations.
-        shared: values of operands that the number of examples may decide, likewise.
         made_of_examples: for each operation, whether its result depends on the examples.
         given: what the operations are given, in passes of three and of two examples.
         factors: likewise.
@@ -83,7 +79,6 @@ class Proof:
     functions: Key = ()
     answers: Mapping[int, bool] = field(default_factory=dict)
     checks: Mapping[int, Sequence[Check]] = field(default_factory=dict)
-    shared: Mapping[int, Sequence[SharedValue]] = field(default_factory=dict)
     made_of_examples: Sequence[bool] = ()
     given: tuple[Sequence[Any], Sequence[Any]] = ((), ())
     factors: tuple[Sequence[Any], Sequence[Any]] = ((), ())
@@ -101,7 +96,6 @@ class Proof:
             tuple(three.functions[:functions]),
             {at: answer for at, answer in three.answers.items() if at < functions},
             {at: checks for at, checks in three.checks.items() if at < functions},
-            {at: values for at, values in two.shared.items() if at < functions},
             three.made_of_examples[:functions],
             (three.given[:given], two.given[:given]),
             (three.factors[:factors], two.factors[:factors]),
@@ -118,15 +112,10 @@ class Proof:
         """
         return self.is_tested or (
             self.functions == comparison.names
-            and self.has_values_of(comparison)
             and self.operands == comparison.operands.found
             and _extrapolate(*self.given, comparison.given, comparison.count)
             and _extrapolate(*self.factors, comparison.raw_factors, comparison.count)
         )
-
-    def has_values_of(self, comparison: Comparison) -> bool:
-        """Return whether examples share the same values in a pass, where their number matters."""
-        return id(self) not in comparison.others
 
     def is_of(self, reads: Sequence[Any]) -> bool:
         """Return whether Python read these numbers in the passes of the proof."""
@@ -136,8 +125,6 @@ class Proof:
         """Return the first operation of a pass that is another one than in this proof."""
         pairs = zip_longest(self.functions, comparison.names)
         one, other = next((pair for pair in pairs if pair[0] != pair[1]), (None, None))
-        if one == other and not self.has_values_of(comparison):
-            return "the same ones, which share values that depend on the number of examples"
         if one == other:
             are_alike = self.operands == comparison.operands.found
             return f"the same ones, which are given other {'numbers' if are_alike else 'tensors'}"
@@ -146,8 +133,6 @@ class Proof:
 
 def _extrapolate(three: Any, two: Any, found: Any, count: int) -> bool:
     """Return whether a batch is given what passes of three and of two examples imply."""
-    if type(found) is type(three) is type(two) is Constant:
-        return _extrapolate_constant(three, two, found, count)
     if type(found) is list and type(three) is list and type(two) is list:
         if (len(three), len(two), len(found)) == (3, 2, count):  # a number for each example
             return len({*three, *two, *found}) == 1 or (three, found) == (
@@ -164,24 +149,6 @@ def _extrapolate(three: Any, two: Any, found: Any, count: int) -> bool:
     if type(three) is float and math.isclose(three, two, rel_tol=1e-3):
         return math.isclose(three, found, rel_tol=1e-3) if three != two else three == found
     return bool(three == two == found or (three != two and type(three) is float))
-
-
-def _extrapolate_constant(three: Constant, two: Constant, found: Constant, count: int) -> bool:
-    """Return whether a constant is what those of three and of two examples imply."""
-    numbers: list[Any] = [each.numbers for each in (three, two, found)]
-    is_by_rows = three.shape != two.shape or found.shape != two.shape
-    if is_by_rows:
-        sizes = [each.shape[:1] for each in (three, two, found)]
-        if sizes != [(3,), (2,), (count,)] or not (
-            three.shape[1:] == two.shape[1:] == found.shape[1:]
-            and three.first == two.first == found.first
-        ):
-            return False
-    elif three.whole == two.whole == found.whole:
-        return True
-    if None in numbers or len(found.shape) > 1:
-        return is_by_rows
-    return _extrapolate(numbers[0], numbers[1], numbers[2], count)
 
 
 def prove(
@@ -224,7 +191,7 @@ def prove(
             flipped |= {last}
         finally:
             kept.update(first.storages_of_examples())
-    second = Trace(2, owned, {**stale, **kept}, flipped, first.reads, first.counted)
+    second = Trace(2, owned, {**stale, **kept}, flipped, first.reads)
     try:
         _follow(run, rows[-2:], second, model)
     finally:
@@ -325,7 +292,6 @@ class Comparison(Watcher, TorchDispatchMode):  # type: ignore[no-untyped-call]
         reads: the numbers that Python read, in their order.
         error: what is wrong with the pass; it is kept because the program may catch it.
         python: the Python code of the program in the backward part, by name.
-        others: the proofs, by `id`, with other values where the number of examples may decide them.
 
     Args:
         given: examples and targets.
@@ -352,14 +318,11 @@ class Comparison(Watcher, TorchDispatchMode):  # type: ignore[no-untyped-call]
         now = {each.untyped_storage()._cdata for each in given}
         self._stale = {key: ref for key, ref in stale.items() if key not in now}
         self.error: MixingError | None = None
-        self._acts = {
-            at for each in proofs for at in (*each.answers, *each.checks, *each.shared)
-        }  # fmt: skip
-        self.others: set[int] = set()
+        self._acts = {at for proof in proofs for at in (*proof.answers, *proof.checks)}
         self.functions: list[Any] = []
         self.given: list[Any] = []
         self.raw_factors: list[Any] = []
-        self.operands = Operands([*owned, *given], partial(Constant.note, self.raw_factors))
+        self.operands = Operands([*owned, *given])
         self.reads: list[Any] = []
         self._made: list[tuple[int, weakref.ref[torch.UntypedStorage]]] = []
         self._hooks, self._is_observing, self._is_own = 0, False, False
@@ -395,11 +358,7 @@ class Comparison(Watcher, TorchDispatchMode):  # type: ignore[no-untyped-call]
     def factors(self) -> list[Any]:
         """The numbers that may change in every step; multiples of the count as such."""
         count = self.count
-        return [
-            _in_batches(v, count) if type(v) is int
-            else v.folded(count) if type(v) is Constant else v
-            for v in self.raw_factors
-        ]  # fmt: skip
+        return [_in_batches(v, count) if type(v) is int else v for v in self.raw_factors]
 
     def has_factors(self, factors: Sequence[Any]) -> bool:
         """Return whether these are the numbers that may change in every step."""
@@ -417,7 +376,7 @@ class Comparison(Watcher, TorchDispatchMode):  # type: ignore[no-untyped-call]
         at = len(self.functions)
         self.functions.append(func)
         note_arguments(func, args, kwargs or {}, self.given, self.raw_factors)
-        self.operands.note(args, kwargs, written_by(func, args, kwargs or {}))
+        self.operands.note(args, kwargs)
         if self._stale or at in self._acts:
             answer = self._act(at, args, kwargs or {})
             if answer is not None:
@@ -447,9 +406,6 @@ class Comparison(Watcher, TorchDispatchMode):  # type: ignore[no-untyped-call]
             for check in proof.checks.get(at, ()):
                 if not check.holds(operands[check.operand], self.count):
                     raise self._wrong("values depend on the place of an example in its batch")
-            shared = proof.shared.get(at, ())
-            if not all(each.is_in(operands[each.operand], self.count) for each in shared):
-                self.others.add(id(proof))
             if at in proof.answers:
                 return proof.answers[at]
         return None

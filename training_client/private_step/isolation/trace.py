@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -35,7 +34,6 @@ from training_client.private_step.isolation.operations import (
     note_layer,
     signature_of,
     tensors_in,
-    written_by,
 )
 from training_client.private_step.isolation.places import (
     Place,
@@ -55,13 +53,6 @@ from training_client.private_step.isolation.rules import (
     Verdict,
     rule_for,
 )
-from training_client.private_step.isolation.shared_values import (
-    Constant,
-    Counted,
-    Inputs,
-    SharedValue,
-    is_constant,
-)
 
 HOOK_OF_TENSOR: Final = "a hook of a tensor"
 _SEQUENCES: Final = (list, tuple)
@@ -73,16 +64,13 @@ _ELEMENTWISE: Final = frozenset([
     "bernoulli", "normal", "uniform", "random", "exponential", "geometric", "cauchy", "log_normal",
 ])  # fmt: skip
 _TABLES: Final = frozenset(["embedding", "index", "index_select", "gather"])
-_ALONG: Final = frozenset(
-    ["_softmax", "_log_softmax", "cat", "sum", "mean", "cumsum", "any", "all"]
-)
-_BY_ROWS: Final = frozenset(["bmm", "baddbmm", "convolution", "constant_pad_nd"])
 _MATRIX_PRODUCTS: Final = frozenset(["mm", "addmm"])
 # Of the elementwise ones, in place, what is overwritten does not matter.
 _OVERWRITING: Final = frozenset([
     "copy", "bernoulli", "normal", "uniform", "random", "exponential", "geometric", "cauchy",
     "log_normal",
 ])  # fmt: skip
+_CONSTANT: Final = ("zeros", "ones", "full", "zeros_like", "ones_like", "full_like", "fill", "zero")
 
 
 class Together(NamedTuple):
@@ -220,8 +208,6 @@ class Trace(Watcher, TorchDispatchMode):  # type: ignore[no-untyped-call]
         answers: of the questions whether all or any examples have a property, by the number of the
             operation that hands the answer to Python. They do not depend on the examples.
         checks: conditions on operands, by the number of the operation.
-        shared: values that the number of examples may decide, by the number of the operation.
-        counted: finds these.
         reads: the numbers that Python read of what no example decides, in their order.
         observed: how many of the operations, and of what they are given, every step compares:
             numbers of entries in `functions`, `given`, `factors` and `operands`.
@@ -233,7 +219,6 @@ class Trace(Watcher, TorchDispatchMode):  # type: ignore[no-untyped-call]
         stale: storages that earlier passes made of their examples.
         flipped: the questions, by their numbers, that are answered the other way round.
         drawn: what Python read in another pass, and reads again where it is drawn at random.
-        first: what a pass of another number of examples shares.
     """
 
     def __init__(
@@ -243,10 +228,8 @@ class Trace(Watcher, TorchDispatchMode):  # type: ignore[no-untyped-call]
         stale: Mapping[int, StorageWeakRef],
         flipped: frozenset[int] = frozenset(),
         drawn: Sequence[Any] = (),
-        first: Counted | None = None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.counted, self.shared = Counted(first), {}  # type: Counted, dict[int, list[SharedValue]]
         self.count, self._flipped, self._drawn = count, flipped, drawn
         self.reads: list[Any] = []
         self.observed: tuple[int, ...] = (0, 0, 0, 0)
@@ -260,8 +243,7 @@ class Trace(Watcher, TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.log: list[Entry] = []
         self.given: list[Any] = []
         self.factors: list[Any] = []
-        self._constants: list[torch.Tensor] = []  # that this operation is the first to use
-        self.operands = Operands(owned, self._meet)
+        self.operands = Operands(owned)
         self.values: list[torch.Tensor] = []
         self.answers: dict[int, bool] = {}
         self.checks: dict[int, list[Check]] = {}
@@ -378,8 +360,6 @@ class Trace(Watcher, TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.log.append(Entry("a random draw", (), (tuple(value.shape),)))
         elif tag != "empty" and tensor.untyped_storage()._cdata not in self._owned:
             self.values.append(value.detach().clone())
-            is_row = value is not tensor
-            self._share(tensor, dim if is_row else None, place if is_row else None, value)
 
     def require_counting(self, index: torch.Tensor) -> None:
         """Note that an index must be 0, 1, … in every pass, as it is in this one."""
@@ -427,23 +407,6 @@ class Trace(Watcher, TorchDispatchMode):  # type: ignore[no-untyped-call]
         of_call = self.checks.setdefault(len(self.functions) - 1, [])
         of_call.append(check._replace(operand=at))
 
-    def _share(
-        self, tensor: torch.Tensor, dim: int | None, place: Place | None, value: torch.Tensor
-    ) -> None:
-        """Note values that all examples share, if the number of examples may decide them."""
-        if self._call is None or tensor not in self.counted:
-            return
-        at = next((n for n, each in enumerate(self._call.tensors) if each is tensor), None)
-        if at is None or self._is_own:
-            raise UnknownError("the number of examples may decide its values, and no step sees it")
-        of_call = self.shared.setdefault(len(self.functions) - 1, [])
-        of_call.append(SharedValue(at, dim, place, value.detach().clone()))
-
-    def _meet(self, tensor: torch.Tensor) -> None:
-        """Note a tensor that the pass did not make and was not given."""
-        Constant.note(self.factors, tensor)
-        self._constants.append(tensor)
-
     # --- operations
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
@@ -453,17 +416,11 @@ class Trace(Watcher, TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not self._is_own:
             self.functions.append(func)
             self.made_of_examples.append(False)
-            given, factors = len(self.given), len(self.factors)
             note_arguments(func, args, kwargs, self.given, self.factors)
-            self._constants.clear()
-            self.operands.note(args, kwargs, written_by(func, args, kwargs))
-            shapes = [each.shape for each in tensors_in(args, kwargs)]
-            inputs = Inputs(self.given[given:], self.factors[factors:], shapes)
-            self.counted.note(len(self.functions) - 1, inputs, self._constants)
+            self.operands.note(args, kwargs)
         if signature_of(func).is_view:
             result = func(*args, **kwargs)  # of the same storage, so its tag holds
             self._name(result)
-            self._note_counted_view(func, args, kwargs, result)
             first = next(tensors_in(args, kwargs), None)
             if first is not None and self._depends(first):
                 self.made_of_examples[-1] = True
@@ -485,14 +442,6 @@ class Trace(Watcher, TorchDispatchMode):  # type: ignore[no-untyped-call]
             raise
         finally:
             self._call = None
-
-    def _note_counted_view(
-        self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any
-    ) -> None:
-        shared = [each for each in tensors_in(args, kwargs) if not self._depends(each)]
-        if shared and not self._is_own:
-            number = len(self.functions) - 1
-            self.counted.note_view(number, signature_of(func).name, shared, result)
 
     def _name(self, results: Any) -> None:
         """Name the results of an operation, by which later ones are given them."""
@@ -626,7 +575,7 @@ class Trace(Watcher, TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Return the tag of a result without examples."""
         if "empty" in call.name:
             return "empty"
-        if is_constant(call.name):
+        if call.name in _CONSTANT:
             return Tiled(1)
         period = _period(call, [self.tag_of(each) for each in _sources(call)])
         if call.signature.is_random or any(map(_is_drawn, tags)):
@@ -651,8 +600,6 @@ class Trace(Watcher, TorchDispatchMode):  # type: ignore[no-untyped-call]
             place, together = None, together or Together(calling_line())
         if tag is None and (place is not None or together is not None):
             raise MixingError("writes values of examples to a tensor that outlives the pass")
-        if tag is None and not _overwrites(call):
-            self.counted.add([target])  # the next pass may find other values
         if together is not None:
             self.tag(target, together)
         elif isinstance(tag, int):
@@ -685,10 +632,6 @@ class Trace(Watcher, TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, call: Call, tags: Sequence[Any], places: Sequence[Any], *, has_examples: bool
     ) -> None:
         """Log an operation in a form that does not depend on the number of examples."""
-        if self._is_own or (has_examples and call.name not in SHAPE_ONLY):
-            self.counted.pass_on(call)
-        else:
-            self.counted.note_results(len(self.functions) - 1, call, partial(_keeps_rows, call))
         is_drawn = call.signature.is_random or any(map(_is_drawn, tags))
         if not has_examples and not is_drawn:
             return
@@ -712,9 +655,7 @@ class Trace(Watcher, TorchDispatchMode):  # type: ignore[no-untyped-call]
             if not (_is_drawn(tag := self.tag_of(each)) or tag == "empty"):
                 is_same = each.dim() and isinstance(tag, Tiled) and not each.stride(0) % tag.period
                 is_same = is_same or (each.dim() and each.stride(0) == 0)
-                value = each[:1] if is_same else each
-                self.values.append(value.detach().clone())
-                self._share(each, 0 if is_same else None, None, value)
+                self.values.append((each[:1] if is_same else each).detach().clone())
 
     def _note_views(self, name: str, views: Iterable[torch.Tensor]) -> None:
         """Log the views of examples: which part they are of each example's values."""
@@ -772,13 +713,9 @@ class Trace(Watcher, TorchDispatchMode):  # type: ignore[no-untyped-call]
     def own_part(self, layer: nn.Module, given: Sequence[torch.Tensor]) -> Iterator[list[Any]]:
         """Context manager for a layer that the engine runs: one operation, with these results."""
         self.functions.append(type(layer).__name__)
-        factors = len(self.factors)
         note_layer(layer, self.given, self.factors)
         self.made_of_examples.append(True)
-        self._constants.clear()
         self.operands.note(given)
-        inputs = Inputs([], self.factors[factors:], [each.shape for each in given])
-        self.counted.note(len(self.functions) - 1, inputs, self._constants)
         self._is_own = True
         results: list[Any] = []
         try:
@@ -797,50 +734,9 @@ def _chooses_rows(call: Call) -> bool:
     return call.name == "embedding" or call.get("dim") == 0
 
 
-def _keeps_rows(call: Call, shapes: Sequence[torch.Size]) -> bool:
-    """Return whether an operation makes each row of its result of the rows at its place.
-
-    Args:
-        call: of operands that examples share.
-        shapes: of the operands in a pass of another number of examples.
-    """
-    name = call.name
-    if is_constant(name) or call.signature.is_pointwise or name in (*_ELEMENTWISE, "stack"):
-        return True
-    pairs = list(zip(call.tensors, shapes, strict=True))
-    differing = [
-        {d for d, (n, m) in enumerate(zip(one.shape, other, strict=False)) if n != m}
-        for one, other in pairs
-    ]
-    if any(one.dim() != len(other) for one, other in pairs):
-        return False
-    if name in _BY_ROWS or name.startswith("_scaled_dot_product"):
-        return all(each <= {0} for each in differing)
-    if name in _MATRIX_PRODUCTS:
-        return not differing[-1] and all(each <= {0} for each in differing)
-    if name in _TABLES and _chooses_rows(call):
-        return not differing[0]
-    if name == "native_layer_norm":
-        normalized = call.get("normalized_shape")
-        return max(differing[0], default=0) < call.tensors[0].dim() - len(normalized) and not any(
-            differing[1:]
-        )
-    if name not in _ALONG:
-        return False
-    along = call.get("dim")
-    ndim = max(1, call.tensors[0].dim())
-    dims = {each % ndim for each in (along if isinstance(along, _SEQUENCES) else [along or 0])}
-    return along is not None and not any(each & dims for each in differing)
-
-
 def _is_drawn(tag: Tag | None) -> bool:
     """Return whether a tag says that values are drawn at random."""
     return isinstance(tag, Drawn) or tag == "random"
-
-
-def _overwrites(call: Call) -> bool:
-    """Return whether it does not matter what was in the memory that an operation writes to."""
-    return call.signature.is_out or call.name in _OVERWRITING or is_constant(call.name)
 
 
 def _sources(call: Call) -> list[torch.Tensor]:

@@ -68,7 +68,7 @@ from accountant_service.ledger.errors import (
 )
 from accountant_service.ledger.filters.base import Amounts, Charge, add
 from accountant_service.ledger.fingerprints import fingerprint
-from accountant_service.ledger.key_record import KeyRecord as KeyRecord
+from accountant_service.ledger.key_record import KeyRecord
 from accountant_service.ledger.quotas import Quota
 from accountant_service.ledger.reading_rows import UNREADABLE, read_entry, read_row
 from accountant_service.ledger.rules import (
@@ -171,7 +171,8 @@ _UPDATE_STEPS_GRANTED: Final = (  # changes no indexed column, so no index is wr
     .where(RESERVATION.c.id == bindparam("row_key"))
     .values(steps_granted=bindparam("new_steps_granted"))
 )
-_LOCK_NEW_NAMES: Final = text("SELECT pg_advisory_xact_lock(7071968)")  # arbitrary, but one
+# any number, other than that of migrations
+_LOCK_NEW_NAMES: Final = text("SELECT pg_advisory_xact_lock(7071968)")
 _NO_FLUSH: Final = text("SET LOCAL synchronous_commit = off")
 _COUNT_REQUEST: Final = text(
     "UPDATE api_key SET quota_empty_at = :interval + "
@@ -1483,9 +1484,9 @@ class Transaction:
         )
 
     def lock_new_names(self) -> None:
-        """Wait for others that create datasets or series: no two may get one name.
+        """Wait until no other transaction creates a dataset or a series.
 
-        SQLite needs nothing of the kind: it has one writer.
+        So a dataset and a series never get the same name. SQLite has one writer, and needs no lock.
         """
         if self.connection.dialect.name == "postgresql":
             self.connection.execute(_LOCK_NEW_NAMES)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from statistics import NormalDist
 from typing import Any
 
@@ -147,6 +148,16 @@ def test_racing_months_and_caps_leave_every_month_with_the_last_cap(months: Mont
     assert sorted(is_new for _, is_new in answers[:8]) == [False] * 6 + [True] * 2  # type: ignore[misc]
     state = months.catalog.get(months.key, "sales")
     assert {tuple(months.shares(name)) for name in state.names} == {(state.caps[0].share,)}
+
+
+@ON_POSTGRESQL
+def test_a_series_and_a_dataset_that_are_created_at_once_get_no_common_name(months: Months) -> None:
+    for name in (f"x{at}" for at in range(20)):
+        answers = race(
+            partial(months.catalog.create, months.key, name, TEMPLATE),
+            partial(months.scenario.admin.create, name),
+        )
+        assert refusals(answers) == ["name-taken"]
 
 
 @SQL_MATTERS

@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -39,6 +38,7 @@ from accountant_service.ledger.step_plan import StepPlan, charged_form
 from accountant_service.mechanisms import Composed
 from accountant_service.numerics.floats.search import find_largest_integer
 from scripts.page_parts import DOCS, write_part
+from scripts.peer_jobs import find_program
 
 PAGE: Final = DOCS / "accountants" / "filters.md"
 PEERS: Final = {"opendp": "OpenDP", "tmlt.core": "Tumult", "diffprivlib": "diffprivlib"}
@@ -219,18 +219,6 @@ def write_shares(admitted: Sequence[int] | None, planned: Sequence[int]) -> str:
     shares = [count / plan for count, plan in zip(admitted, planned, strict=True)]
     extremes = f" ({min(shares):.2f} to {max(shares):.2f})" if min(shares) < max(shares) else ""
     return f"{mean(shares):.2f}{extremes}"
-
-
-def find_program(name: str) -> str:
-    """Return the absolute path of a program.
-
-    Raises:
-        ArgumentTypeError: there is no such program.
-    """
-    found = shutil.which(name)
-    if found is None:
-        raise argparse.ArgumentTypeError(f"there is no program {name!r}")
-    return found
 
 
 def main() -> None:

@@ -27,6 +27,14 @@ def read_cost(release: Json, measure: str) -> Any:
     return epsilon if measure == "pure" else (epsilon, release["delta"])
 
 
+def read_budget(workload: Json) -> Any:
+    """Return a budget's ε, its (ε, δ) or its ρ."""
+    epsilon, delta = workload["epsilon"], workload["delta"]
+    return {"pure": epsilon, "approximate": (epsilon, delta), "zcdp": workload["rho"]}[
+        workload["measure"]
+    ]
+
+
 def count_admitted(spend: Spend, costs: Iterable[Any]) -> int:
     """Return how many costs can be spent, one after the other."""
     admitted = 0
@@ -49,16 +57,10 @@ def open_opendp(workload: Json) -> Spend:
         "approximate": dp.approximate(dp.max_divergence()),
         "zcdp": dp.zero_concentrated_divergence(),
     }
-    limits = {
-        "pure": workload["epsilon"],
-        "approximate": (workload["epsilon"], workload["delta"]),
-        "zcdp": workload["rho"],
-    }
     measure = measures[workload["measure"]]
     space = dp.atom_domain(T=float, nan=False), dp.absolute_distance(T=float)
     odometer = dp.c.make_fully_adaptive_composition(*space, measure)
-    limit = limits[workload["measure"]]
-    queryable = dp.c.make_privacy_filter(odometer, d_in=1.0, d_out=limit)(0.0)
+    queryable = dp.c.make_privacy_filter(odometer, d_in=1.0, d_out=read_budget(workload))(0.0)
 
     def spend(cost: Any) -> None:
         queryable(
@@ -102,13 +104,8 @@ def open_tumult(workload: Json) -> Spend:
         def __call__(self, value: Any) -> Any:
             return value
 
-    limits = {
-        "pure": workload["epsilon"],
-        "approximate": (workload["epsilon"], workload["delta"]),
-        "zcdp": workload["rho"],
-    }
     composition = SequentialComposition(
-        NumpyIntegerDomain(), AbsoluteDifference(), measure, 1, read(limits[workload["measure"]])
+        NumpyIntegerDomain(), AbsoluteDifference(), measure, 1, read(read_budget(workload))
     )
     accountant = PrivacyAccountant.launch(composition, np.int64(1))
     return lambda cost: accountant.measure(Release(cost))

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any, Final
 
-from accountant_service.number_format import is_kept
+from accountant_service.number_format import TOO_MANY_DIGITS, is_exact
 
 
 def canonical_json(document: Any, *, compact: bool = True, ascii_only: bool = False) -> str:
@@ -27,7 +27,7 @@ def canonical_json(document: Any, *, compact: bool = True, ascii_only: bool = Fa
 
 
 class AmbiguousJsonError(ValueError):
-    """An object has a name twice, or a number more digits than are kept.
+    """A JSON text has a name twice in an object, or a number that double precision rounds.
 
     Attributes:
         pointer: JSON pointer of the name or number.
@@ -40,7 +40,6 @@ class AmbiguousJsonError(ValueError):
 
 
 _REPEATED: Final = "is given more than once"
-_ROUNDED: Final = "has more digits than are kept; write fewer, rounded as is safe"
 
 
 def read_json(text: str) -> Any:
@@ -65,17 +64,17 @@ def read_json(text: str) -> Any:
 
 
 def require_unambiguous(text: str) -> None:
-    """Check that no object of a JSON text has a name twice, and that numbers keep their digits.
+    """Check that no object of a JSON text has a name twice, and that no number is rounded.
 
     Raises:
-        AmbiguousJsonError: one has, or a number does not.
+        AmbiguousJsonError: an object has a name twice, or a number would be rounded.
     """
     try:
         json.loads(
             text,
             object_pairs_hook=_require_unique_names,
             parse_int=len,  # its value does not matter
-            parse_float=_require_kept,
+            parse_float=_require_exact,
         )
     except AmbiguousJsonError:
         document = json.loads(text, object_pairs_hook=_Pairs, parse_int=len, parse_float=_Number)
@@ -98,20 +97,20 @@ def _require_unique_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return fields
 
 
-def _require_kept(text: str) -> None:
-    """Raise `AmbiguousJsonError` if a double does not keep a number's decimals."""
-    if not is_kept(text):
-        raise AmbiguousJsonError("", _ROUNDED)
+def _require_exact(text: str) -> None:
+    """Raise `AmbiguousJsonError` if a number would be rounded."""
+    if not is_exact(text):
+        raise AmbiguousJsonError("", TOO_MANY_DIGITS)
 
 
 def _find_ambiguity(document: Any) -> AmbiguousJsonError:
-    """Return what is wrong with the first name or number of a document that is ambiguous."""
+    """Return the error for the first repeated name or rounded number of a document."""
     waiting: list[tuple[str, Any]] = [("", document)]
     while waiting:
         pointer, value = waiting.pop()
         if isinstance(value, _Number):
-            if not is_kept(value):
-                return AmbiguousJsonError(pointer, _ROUNDED)
+            if not is_exact(value):
+                return AmbiguousJsonError(pointer, TOO_MANY_DIGITS)
             continue
         if isinstance(value, _Pairs):
             inner = [(f"{pointer}/{escape_pointer(name)}", each) for name, each in value]

@@ -43,8 +43,8 @@ _SYSTEM_BUFFER_BYTES: Final = 1 << 17
 # as on Ethernet: with the segments of the loopback device a client on this machine has sent
 # megabytes before the server can refuse the first of them
 _SEGMENT_BYTES_MAX: Final = 1460
-# what uvicorn says of requests, of which strangers send any number, and how often it is logged
-_OF_REQUESTS: Final = ("Invalid HTTP request", "Unsupported upgrade", "No supported WebSocket")
+# beginnings of uvicorn's warnings about requests: strangers can cause any number of them
+_WARNINGS: Final = ("Invalid HTTP request", "Unsupported upgrade", "No supported WebSocket")
 _LOGGED_EVERY_SECONDS: Final = 1.0
 
 # what is refused before the application sees it: by code the status, the title and the detail
@@ -97,15 +97,15 @@ class LimitedServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen on the sockets."""
-        logging.getLogger("uvicorn.error").addFilter(_Seldom())
+        logging.getLogger("uvicorn.error").addFilter(_OncePerSecond())
         await super().startup(sockets)
         for server in self.servers:
             for each in server.sockets:
                 _limit_buffers(each)
 
 
-class _Seldom(logging.Filter):
-    """Lets uvicorn's lines about requests that it cannot use pass once a second."""
+class _OncePerSecond(logging.Filter):
+    """Passes each of uvicorn's warnings about unusable requests at most once a second."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -113,7 +113,7 @@ class _Seldom(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return whether to log a record."""
-        kind = next((each for each in _OF_REQUESTS if str(record.msg).startswith(each)), None)
+        kind = next((each for each in _WARNINGS if str(record.msg).startswith(each)), None)
         if kind is None:
             return True
         now = time.monotonic()
@@ -187,7 +187,8 @@ class LimitedProtocol(HttpToolsProtocol):
         if self._network is not None:
             _CONNECTIONS.remove(self._network, self)
         self.left.set()
-        for each in self._cycles:  # uvicorn tells the latest alone, and others write to the dead
+        # uvicorn marks the last request only; an answer to an earlier one would raise an exception
+        for each in self._cycles:
             each.disconnected = each.disconnected or not each.response_complete
             each.message_event.set()
         super().connection_lost(exc)
@@ -198,7 +199,10 @@ class LimitedProtocol(HttpToolsProtocol):
         return self.cycle is not None and not self.cycle.response_complete
 
     def is_gone(self) -> bool:
-        """Return whether the client has left; while reading is paused only the system knows."""
+        """Return whether the client has left.
+
+        While reading is paused, the end of the connection is not read: the socket is asked.
+        """
         if self.transport.is_closing():
             return True
         connected = self.transport.get_extra_info("socket")

@@ -9,6 +9,9 @@ from fractions import Fraction
 from typing import Final
 
 DIGITS: Final = 6
+TOO_MANY_DIGITS: Final = (  # the message about a number that is not `is_exact`
+    "has more digits than double precision keeps; write at most 15, costs rounded up and noise down"
+)
 _LONG_EXPONENT: Final = re.compile(r"(?<=\d)e-0(?=\d)")
 _DECIMAL_NOTATION_MIN: Final = 1e-4  # smaller numbers are written with an exponent
 
@@ -49,10 +52,15 @@ def as_written(value: float) -> Decimal:
     return Decimal(repr(float(value)))
 
 
-def is_kept(text: str) -> bool:
-    """Return whether a double keeps a number's decimals, or the text is how programs write one.
+def is_exact(text: str) -> bool:
+    """Return whether a decimal number is one that double precision keeps.
 
-    Other numbers would be rounded, perhaps in the wrong direction, although they were written out.
+    It is if a double's shortest decimal form, or its form with 16 or 17 digits, is this number.
+    Any other number would be rounded, perhaps in the unsafe direction. NaN and infinities count as
+    kept: other checks refuse them.
+
+    Raises:
+        ValueError: the text is no number.
     """
     value = float(text)
     if not math.isfinite(value):

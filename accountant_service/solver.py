@@ -129,7 +129,8 @@ class SolverTarget(ABC):
             said = f"{missed}: {error.detail}, or leave some of them out"
             raise UnreachableTargetError(said) from None
         raise UnreachableTargetError(
-            f"{missed}: no {quantity} meets the target. Allow more, or leave some of them out"
+            f"{missed}: the target cannot be met with any {quantity}. "
+            "Allow more, or leave some of them out"
         )
 
     def question(self, run: Mechanism) -> Question:

@@ -47,6 +47,7 @@ from accountant_service.ledger.caps import Caps
 from accountant_service.ledger.errors import BudgetExhaustedError, ChargeOutdatedError
 from accountant_service.ledger.filters import PrivacyFilter
 from accountant_service.ledger.filters.base import Amounts
+from accountant_service.ledger.key_record import KeyRecord
 from accountant_service.ledger.plans import (
     BudgetPreview,
     CombinedQuote,
@@ -55,7 +56,7 @@ from accountant_service.ledger.plans import (
     Quote,
     StepsLeft,
 )
-from accountant_service.ledger.repository import KeyRecord, StoredAnswer, now
+from accountant_service.ledger.repository import StoredAnswer, now
 from accountant_service.ledger.rules import (
     NOTHING_DECLARED,
     Cap,

@@ -19,7 +19,7 @@ from accountant_service.api.routes import StrictRoute
 from accountant_service.ledger import exporting
 from accountant_service.ledger.api_keys import Scope, require_scope, require_unbound
 from accountant_service.ledger.exporting import EntryQuery, ExportedEntry, Period, write_csv
-from accountant_service.ledger.repository import KeyRecord
+from accountant_service.ledger.key_record import KeyRecord
 from accountant_service.ledger.rules import EntryKind
 
 router = APIRouter(route_class=StrictRoute, tags=["ledger"], responses=PROBLEMS)

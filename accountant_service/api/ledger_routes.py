@@ -23,8 +23,9 @@ from accountant_service.ledger.errors import (
     UnauthenticatedError,
     UnknownSubjectError,
 )
+from accountant_service.ledger.key_record import KeyRecord
 from accountant_service.ledger.plans import Quote
-from accountant_service.ledger.repository import KeyRecord, StoredAnswer, now
+from accountant_service.ledger.repository import StoredAnswer, now
 from accountant_service.ledger.rules import Cap, HolderKind
 from accountant_service.ledger.service import WriteRequest
 

@@ -98,17 +98,17 @@ class _TemplateBody(_Body):
             raise MechanismError(("/filter", message))
         return self
 
-    def _shared(self) -> tuple[Any, ...]:
-        """Return what a dataset and a template of datasets are both made of, in their order."""
-        return (
-            self.budget.epsilon,
-            self.budget.delta,
-            self.neighbouring_relation,
-            self.privacy_unit,
-            self.planned_mechanism,
-            self.filter,
-            self.accept_weak,
-        )
+    def _shared_fields(self) -> dict[str, Any]:
+        """Return the fields that a new dataset and a template of datasets have in common."""
+        return {
+            "epsilon": self.budget.epsilon,
+            "delta": self.budget.delta,
+            "relation": self.neighbouring_relation,
+            "privacy_unit": self.privacy_unit,
+            "planned_mechanism": self.planned_mechanism,
+            "filter": self.filter,
+            "accept_weak": self.accept_weak,
+        }
 
 
 SizeField = Annotated[int, Field(ge=1, le=10**15, description="number of records")]
@@ -126,7 +126,7 @@ class DatasetRequest(_TemplateBody):
         Raises:
             WeakGuaranteeError: the budget protects hardly anyone, and that was not accepted.
         """
-        return NewDataset(self.name, self.size, *self._shared())
+        return NewDataset(self.name, self.size, **self._shared_fields())
 
 
 class SeriesRequest(_TemplateBody):
@@ -134,7 +134,7 @@ class SeriesRequest(_TemplateBody):
 
     @model_validator(mode="after")
     def _check_plan(self) -> Self:
-        """Check that the planned mechanism states no number of records.
+        """Check that the planned mechanism does not state a number of records.
 
         The datasets of a series differ in it.
         """
@@ -150,7 +150,7 @@ class SeriesRequest(_TemplateBody):
         Raises:
             WeakGuaranteeError: ε protects hardly anyone, and that was not accepted.
         """
-        return Template(*self._shared())
+        return Template(**self._shared_fields())
 
 
 class SeriesAddress(_Body):

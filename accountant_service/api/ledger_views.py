@@ -17,8 +17,9 @@ from accountant_service.ledger.filters import (
 from accountant_service.ledger.filters.addition import write_units
 from accountant_service.ledger.filters.base import Amounts, subtract
 from accountant_service.ledger.filters.reference import SLACK_UNITS
+from accountant_service.ledger.key_record import KeyRecord
 from accountant_service.ledger.plans import BudgetPreview, CombinedQuote, Quote, fit_all
-from accountant_service.ledger.repository import KeyRecord, RunPlace, Transaction
+from accountant_service.ledger.repository import RunPlace, Transaction
 from accountant_service.ledger.rules import (
     Cap,
     CapUse,

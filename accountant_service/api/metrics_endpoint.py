@@ -22,7 +22,8 @@ from accountant_service.api.ledger_routes import authenticate
 from accountant_service.api.shared_call import SharedCall
 from accountant_service.ledger.api_keys import Scope, is_visible, require_scope
 from accountant_service.ledger.errors import DatabaseAwayError, StoredRowError
-from accountant_service.ledger.repository import KeyRecord, Repository, now
+from accountant_service.ledger.key_record import KeyRecord
+from accountant_service.ledger.repository import Repository, now
 from accountant_service.ledger.rules import Dataset
 from accountant_service.metrics import Metrics
 from accountant_service.settings import parse_shares

@@ -28,9 +28,9 @@ _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "O
 _IDENTIFIER: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _PROBES: Final = frozenset({"/healthz", "/readyz", "/metrics"})
 _PROBE_DELAY: Final = 0.5  # seconds, at most: what waits for a probe gives up after a few
-_VALID_MAX: Final = 4096  # credentials
-_VALID_SECONDS: Final = 60.0  # a key may be revoked
-_WAITING_MAX: Final = 256  # requests of an address: a proxy has any number of connections
+_VALID_MAX: Final = 4096  # credentials that are remembered as valid
+_VALID_SECONDS: Final = 60.0  # they are remembered for so long: a key may be revoked
+_WAITING_MAX: Final = 256  # requests of one address; behind a proxy connections do not bound them
 _DIGEST_KEY: Final = secrets.token_bytes(32)
 CONNECTION: Final = "accountant.connection"  # in a request's scope, where the server has put it
 
@@ -125,15 +125,15 @@ class Connection(Protocol):
     left: asyncio.Event
 
     def is_gone(self) -> bool:
-        """Return whether the client has left, also if the server has not read that."""
+        """Return whether the client has left, even if the server has not noticed yet."""
 
 
 class KeylessTurns:
     """Middleware that lets an address without a valid key begin requests at a bounded rate.
 
     What an address sends above that rate waits, also on the same connection, and is dropped when
-    its client leaves. Requests of others, and with a key that was valid lately, do not wait. Above
-    a number of waiting requests further ones are refused with status 429.
+    its client leaves. Requests of others, and with a key that was valid in the last minute, do not
+    wait. While 256 requests of an address wait, further ones get status 429.
 
     Args:
         app: the application.
@@ -214,13 +214,13 @@ class KeylessTurns:
         return connection is None or not connection.is_gone()
 
     async def _take_turn(self, queue: _Queue, network: str, connection: Connection | None) -> None:
-        """Wait until all before have had their turns, and for the rate; who has left has none."""
+        """Wait for the requests before this one, and for the rate; not if the client has left."""
         async with queue.lock:
             if connection is not None and connection.is_gone():
                 return
             try:
                 await asyncio.sleep(self._rates.delay(network))
-            except asyncio.CancelledError:  # the next one must not wait for this one's turn
+            except asyncio.CancelledError:  # or the next request would wait longer
                 self._rates.give_back(network)
                 raise
 
@@ -232,7 +232,7 @@ class KeylessTurns:
 
 
 class _Queue:
-    """The requests of an address that wait."""
+    """Waiting requests of an address."""
 
     def __init__(self) -> None:
         self.lock, self.waiting = asyncio.Lock(), 0

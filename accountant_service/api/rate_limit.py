@@ -52,13 +52,13 @@ class RateLimiter:
         return self._seconds_to_wait(client, counts_above=True) if self._rate else 0.0
 
     def give_back(self, client: str) -> None:
-        """Count a request less, which did not wait until its rate allowed it."""
+        """Take back the count of a request that stopped waiting."""
         with self._lock:
             if client in self._empty_at:
                 self._empty_at[client] -= 1 / self._rate
 
     def refusal(self, waiting: int) -> Problem:
-        """Return the refusal of a request before which so many wait."""
+        """Return the error for a request when so many others already wait."""
         return self._refusal(waiting / self._rate)
 
     def _refusal(self, seconds: float) -> Problem:

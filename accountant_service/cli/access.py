@@ -25,7 +25,7 @@ from accountant_service.cli.problems import CommandProblemError, build_problem, 
 
 if TYPE_CHECKING:
     from accountant_service.disclosure.facts import Facts
-    from accountant_service.ledger.repository import KeyRecord
+    from accountant_service.ledger.key_record import KeyRecord
 
 KEY_VARIABLE: Final = "ACCOUNTANT_API_KEY"
 SERVICE_VARIABLE: Final = "ACCOUNTANT_SERVICE"
@@ -318,7 +318,7 @@ def _read_problem(error: http_errors.HTTPError) -> Json:
 
 def command_line_key() -> KeyRecord:
     """Return the key that the ledger records for commands, with all rights on datasets."""
-    from accountant_service.ledger.repository import KeyRecord
+    from accountant_service.ledger.key_record import KeyRecord
 
     scopes = frozenset({"owner", "run"})
     return KeyRecord(_COMMAND_LINE, _COMMAND_LINE, b"", scopes, None, None, 0)

@@ -18,7 +18,7 @@ import typer
 
 from accountant_service.canonical_json import read_json, require_unambiguous
 from accountant_service.cli.problems import CommandProblemError, build_problem
-from accountant_service.number_format import is_kept, round_fraction
+from accountant_service.number_format import is_exact, round_fraction
 from accountant_service.questions import functions
 
 Json = dict[str, Any]
@@ -46,7 +46,7 @@ def parse_number(text: str) -> Any:
     except ValueError:
         pass
     try:
-        return float(plain) if is_kept(plain) else text
+        return float(plain) if is_exact(plain) else text
     except (ValueError, ArithmeticError):
         share = _read_share(text)
     if share is None:

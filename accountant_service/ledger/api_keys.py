@@ -16,9 +16,10 @@ from accountant_service.ledger.errors import (
     UnauthenticatedError,
     UnknownSubjectError,
 )
+from accountant_service.ledger.key_record import KeyRecord
 from accountant_service.ledger.names import Scope as Scope
 from accountant_service.ledger.quotas import Quota
-from accountant_service.ledger.repository import KeyRecord, Repository, now
+from accountant_service.ledger.repository import Repository, now
 
 COMMAND_LINE: Final = "command-line"  # who acts, in the audit events, if no API key does
 _TOKEN_PREFIX: Final = "pa"

@@ -22,6 +22,7 @@ from typing import (
     NamedTuple,
     TypeVar,
     Union,
+    cast,
     get_args,
     get_origin,
     get_type_hints,
@@ -111,11 +112,8 @@ class _Field(NamedTuple):
     read: Callable[[Mapping[Any, Any]], Any]
 
 
-_FIELDS: Final[dict[type, tuple[_Field, ...]]] = {}  # of the models that were used
-
-
 @cache
-def list_columns(model: type, changes: bool | None = None) -> tuple[StoredColumn, ...]:
+def list_columns(model: Any, changes: bool | None = None) -> tuple[StoredColumn, ...]:
     """Return the columns of a model's table, in the order of its fields.
 
     Args:
@@ -141,7 +139,8 @@ def read_model(model: type[Model], row: Mapping[Any, Any]) -> Model:
     Raises:
         KeyError, TypeError, ValueError: the row describes none.
     """
-    return model(**{field.name: field.read(row) for field in _list_fields(model)})
+    fields = _list_fields(cast("Any", model))
+    return model(**{field.name: field.read(row) for field in fields})
 
 
 def state_in_entry(value: Any) -> dict[str, Any]:
@@ -177,14 +176,11 @@ def _take(column: StoredColumn, entry: Mapping[str, Any]) -> Any:
     return column.codec.take(column.name, entry[column.name])
 
 
-def _list_fields(model: type) -> tuple[_Field, ...]:
+@cache
+def _list_fields(model: Any) -> tuple[_Field, ...]:
     """Return the fields of a model."""
-    found = _FIELDS.get(model)
-    if found is None:
-        kinds = get_type_hints(model, include_extras=True)
-        found = tuple(_describe_field(name, kind) for name, kind in kinds.items())
-        _FIELDS[model] = found
-    return found
+    kinds = get_type_hints(model, include_extras=True)
+    return tuple(_describe_field(name, kind) for name, kind in kinds.items())
 
 
 def _describe_field(name: str, kind: Any) -> _Field:
@@ -212,6 +208,8 @@ def _describe_column(name: str, kind: Any, get: Callable[[Any], Any]) -> StoredC
     details = next((each for each in notes if isinstance(each, Stored)), Stored())
     is_union = get_origin(plain) in (Union, UnionType)
     kinds = [each for each in get_args(plain) if each is not type(None)] if is_union else [plain]
+    if len(kinds) != 1:
+        raise TypeError(f"the column {name} must have one type, or one and None, not {plain}")
     return StoredColumn(details.name or name, _find_codec(kinds[0]), is_union, get, details)
 
 
@@ -230,7 +228,6 @@ def _find_codec(kind: Any) -> Codec:
         return _store_text(attrgetter("value"), kind)
     if hasattr(kind, "to_text"):
         return _store_text(kind.to_text, kind.from_text)
-
     if not hasattr(kind, "to_json"):
         raise TypeError(f"nothing says how {kind} is stored")
 

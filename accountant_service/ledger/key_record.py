@@ -11,7 +11,24 @@ from accountant_service.ledger.quotas import Quota
 
 @dataclass(frozen=True, slots=True)
 class KeyRecord:
-    """An API key as it is stored: its HMAC, never the key itself."""
+    """An API key as it is stored: its HMAC, never the key itself.
+
+    Times are microseconds since 1970.
+
+    Attributes:
+        identifier: public.
+        name: of its holder.
+        digest: the HMAC of its token.
+        scopes: what it may do.
+        datasets: names of the datasets and series that it is bound to; None for all.
+        team: of its holder; None without one.
+        created_at: when it was created.
+        expires_at: when it ends; None for never.
+        revoked_at: when it was revoked; None if it was not.
+        last_used_at: when it was last used; None before the first time.
+        requests_per_minute: its quota; None without one.
+        quota_empty_at: the state of its quota, see `quotas`; None before the first request.
+    """
 
     identifier: Annotated[str, Stored("id", length=32, is_primary=True)]
     name: Annotated[str, Stored(length=200)]

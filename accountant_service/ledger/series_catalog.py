@@ -28,7 +28,8 @@ from accountant_service.ledger.errors import (
     WeakGuaranteeError,
 )
 from accountant_service.ledger.filters import PrivacyFilter
-from accountant_service.ledger.repository import KeyRecord, Repository, Transaction, now
+from accountant_service.ledger.key_record import KeyRecord
+from accountant_service.ledger.repository import Repository, Transaction, now
 from accountant_service.ledger.rules import Balance, Cap, Dataset, HolderKind, NewDataset
 from accountant_service.ledger.series import Series, Template
 

@@ -42,13 +42,13 @@ from accountant_service.ledger.errors import (
 )
 from accountant_service.ledger.filters import PrivacyFilter
 from accountant_service.ledger.filters.base import Amounts
+from accountant_service.ledger.key_record import KeyRecord
 from accountant_service.ledger.plans import BudgetPreview, PlannedCharge
 from accountant_service.ledger.quotas import RunQuota
 from accountant_service.ledger.reading_rows import UNREADABLE, read_entry
 from accountant_service.ledger.repository import (
     PAGE_SIZE,
     SYSTEM,
-    KeyRecord,
     Repository,
     RunPlace,
     StoredAnswer,

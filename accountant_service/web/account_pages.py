@@ -23,7 +23,8 @@ from accountant_service.api.routes import StrictRoute
 from accountant_service.ledger.api_keys import Scope, require_unbound
 from accountant_service.ledger.caps import Caps
 from accountant_service.ledger.errors import UnauthenticatedError, UnknownSubjectError
-from accountant_service.ledger.repository import KeyRecord, now
+from accountant_service.ledger.key_record import KeyRecord
+from accountant_service.ledger.repository import now
 from accountant_service.ledger.rules import HolderKind
 from accountant_service.ledger.service import Ledger
 from accountant_service.web.rendering import render_page

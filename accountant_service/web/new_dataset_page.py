@@ -20,7 +20,7 @@ from accountant_service.errors import CodedError
 from accountant_service.guarantee import count_exposed_records, list_weaknesses
 from accountant_service.ledger.api_keys import Scope, require_unbound
 from accountant_service.ledger.errors import NameTakenError, WeakGuaranteeError
-from accountant_service.number_format import is_kept
+from accountant_service.number_format import is_exact
 from accountant_service.web import run_form
 from accountant_service.web.choices import RELATION, Choice
 from accountant_service.web.rendering import render_page
@@ -198,7 +198,7 @@ def _number_or_text(text: str) -> float | str:
         value = float(text)
     except ValueError:
         return text
-    if not is_kept(text):
+    if not is_exact(text):
         return text
     return int(value) if value.is_integer() else value
 

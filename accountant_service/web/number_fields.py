@@ -13,7 +13,7 @@ from typing import Any, Final
 from pydantic import BaseModel
 
 from accountant_service.api.question_fields import OnPage, QuestionField, list_fields
-from accountant_service.number_format import is_kept
+from accountant_service.number_format import TOO_MANY_DIGITS, is_exact
 
 _TEXT_MAX: Final = 40
 
@@ -120,6 +120,6 @@ def parse_number(text: str, whole: bool) -> float:
     if not math.isfinite(value):
         expected = "a whole number" if whole else "a number, such as 0.01 or 1e-5"
         raise ValueError(f"must be {expected}")
-    if not is_kept(text):
-        raise ValueError("has more digits than are kept; write fewer")
+    if not is_exact(text):
+        raise ValueError(TOO_MANY_DIGITS)
     return int(value) if whole and value.is_integer() else value

@@ -12,7 +12,7 @@ from accountant_service.api.async_ledger import AsyncLedger
 from accountant_service.api.error_responses import NOTES
 from accountant_service.api.ledger_routes import ledger_of
 from accountant_service.ledger.errors import DatabaseAwayError, ForbiddenError, UnauthenticatedError
-from accountant_service.ledger.repository import KeyRecord
+from accountant_service.ledger.key_record import KeyRecord
 from accountant_service.ledger.service import WriteRequest
 from accountant_service.web.sessions import COOKIE, Session, Sessions
 

@@ -18,7 +18,8 @@ from starlette.responses import Response
 
 from accountant_service.ledger.api_keys import Keys, Scope
 from accountant_service.ledger.errors import ForbiddenError, UnauthenticatedError
-from accountant_service.ledger.repository import KeyRecord, Repository, now
+from accountant_service.ledger.key_record import KeyRecord
+from accountant_service.ledger.repository import Repository, now
 
 COOKIE: Final = "accountant_session"
 VISITOR: Final = "accountant_visitor"  # protects the sign-in form, before there is a session

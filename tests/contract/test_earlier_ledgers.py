@@ -34,7 +34,8 @@ from accountant_service.ledger.filters import (
     RenyiFilter,
 )
 from accountant_service.ledger.filters.reference import ReferenceCharge
-from accountant_service.ledger.repository import KeyRecord, Repository
+from accountant_service.ledger.key_record import KeyRecord
+from accountant_service.ledger.repository import Repository
 from accountant_service.ledger.rules import Cap, HolderKind, NewDataset, State
 from accountant_service.ledger.schema_revision import REVISION
 from accountant_service.ledger.service import Ledger, WriteRequest

@@ -15,7 +15,8 @@ from accountant_service.api.ledger_views import ANSWERS
 from accountant_service.guarantee import NeighbouringRelation
 from accountant_service.ledger import database as opening
 from accountant_service.ledger.api_keys import Keys, Scope
-from accountant_service.ledger.repository import KeyRecord, Repository
+from accountant_service.ledger.key_record import KeyRecord
+from accountant_service.ledger.repository import Repository
 from accountant_service.ledger.rules import NewDataset
 from accountant_service.ledger.service import Ledger, WriteRequest
 from accountant_service.ledger.verification import verify

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import socket
 import threading
 import time
@@ -310,6 +311,19 @@ def test_a_number_of_requests_of_an_address_wait(monkeypatch: pytest.MonkeyPatch
         assert refused.startswith(b"HTTP/1.1 429")
         assert b"retry-after: 2560" in refused.lower()
         assert b"200 OK" in exchange(port, REQUEST.replace(b"/ ", b"/readyz "), pause=0.01)
+
+
+def test_a_warning_about_requests_is_logged_once_a_second() -> None:
+    once = connection_limits._OncePerSecond()  # private: uvicorn's own logger uses it
+
+    def is_logged(text: str) -> bool:
+        return once.filter(logging.LogRecord("uvicorn.error", 30, "", 0, text, None, None))
+
+    both = "Invalid HTTP request received.", "Unsupported upgrade request."
+    assert [is_logged(each) for each in both * 2] == [True, True, False, False]
+    assert [is_logged("Application startup complete.") for _ in range(2)] == [True, True]
+    time.sleep(1.05)
+    assert is_logged(both[0])
 
 
 def test_connections_of_a_proxy_are_those_of_many_clients(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1195,7 +1195,7 @@ def test_no_number_is_offered_where_the_other_runs_alone_miss_the_target(visitor
     query = "&".join([run.format("", 0.01), run.format("-2", 0.05), "kind-2=dp_sgd"])
     text = unescape(visitor.get(f"/?{query}&delta=1e-5&epsilon=2"))
     assert text.count("the earlier releases alone cost more than ε = 2 at δ = 1e-5") == 2
-    assert "no number of steps meets the target" in text
+    assert "the target cannot be met with any number of steps" in text
     assert not re.search("Use this (number|noise)", text)
 
 

@@ -53,7 +53,8 @@ from accountant_service.ledger import service as operations
 from accountant_service.ledger.api_keys import Keys, Scope
 from accountant_service.ledger.caps import Caps
 from accountant_service.ledger.errors import BudgetExhaustedError, DatabaseAwayError
-from accountant_service.ledger.repository import KeyRecord, Repository, Transaction
+from accountant_service.ledger.key_record import KeyRecord
+from accountant_service.ledger.repository import Repository, Transaction
 from accountant_service.ledger.rules import Cap, Dataset, HolderKind, NewDataset, Reservation
 from accountant_service.ledger.service import Ledger, WriteRequest
 from accountant_service.ledger.verification import verify, verify_snapshot

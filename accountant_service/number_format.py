@@ -60,7 +60,7 @@ def is_exact(text: str) -> bool:
     kept: other checks refuse them.
 
     Raises:
-        ValueError: the text is no number.
+        ValueError: the text is not a number.
     """
     value = float(text)
     if not math.isfinite(value):

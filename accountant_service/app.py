@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack, asynccontextmanager
-from typing import Any
+from typing import Any, Final
 
 from fastapi import Depends, FastAPI, Request
 from fastapi.openapi.utils import get_openapi
@@ -45,7 +45,9 @@ from accountant_service.version import __version__
 from accountant_service.web import routing as web
 from accountant_service.web.sessions import COOKIE
 
-_DESCRIPTION = """
+# a page with its files begins at once; more would keep the requests of keys waiting
+_KEYLESS_BURST: Final = 10
+_DESCRIPTION: Final = """
 Privacy accounting for differentially private training. Every answer is a *guarantee*: a number,
 whether it is proven, an estimate or refuted, the hypotheses it rests on, and wherever possible a
 proved interval around the true value.
@@ -155,7 +157,7 @@ def _add_middleware(app: FastAPI, settings: Settings) -> None:
         limiter = RateLimiter(settings.rate_limit, settings.rate_burst)
         app.add_middleware(AddressRateLimit, limiter=limiter)
     app.add_middleware(AccessLog, metrics=app.state.metrics)
-    rates = RateLimiter(settings.keyless_rate, settings.rate_burst)
+    rates = RateLimiter(settings.keyless_rate, _KEYLESS_BURST)
     app.add_middleware(KeylessTurns, rates=rates, metrics=app.state.metrics, cookie=COOKIE)
 
 

@@ -128,10 +128,10 @@ class Settings(BaseSettings):
         description="requests per second from one key or address to each worker; 0 for no limit",
     )
     keyless_rate: float = Field(
-        default=100.0,
+        default=50.0,
         ge=0,
         description="requests per second that one address without a valid key begins at each "
-        "worker; 256 more wait; 0 for no limit",
+        "worker, 10 of them at once; 256 more wait; 0 for no limit",
     )
     rate_burst: int = Field(
         default=100, ge=1, description="requests of one key or address that may come at once"

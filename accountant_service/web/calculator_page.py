@@ -45,8 +45,10 @@ async def require_computation_access(request: Request) -> None:
     Raises:
         UnauthenticatedError: only keys may compute, and nobody is signed in.
     """
-    is_open = request.app.state.settings.open_computation
-    await run_in_threadpool(optional_session if is_open else required_session, request)
+    if request.app.state.settings.open_computation:
+        await optional_session(request)
+    else:
+        await run_in_threadpool(required_session, request)
 
 
 @router.get("/")

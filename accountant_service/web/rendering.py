@@ -22,7 +22,6 @@ from accountant_service.common_names import find_field
 from accountant_service.template_environment import create_environment
 from accountant_service.web import run_form
 from accountant_service.web.session_checks import optional_session
-from accountant_service.web.sessions import COOKIE
 
 Json = dict[str, Any]
 _FOLDER: Final = Path(__file__).parent
@@ -173,8 +172,7 @@ async def respond_with_static_page(
         template: the file name of the template.
         build_context: returns the variables of the template.
     """
-    if COOKIE in request.cookies:
-        await run_in_threadpool(optional_session, request)
+    await optional_session(request)
 
     def render() -> Response:
         """Render the page."""

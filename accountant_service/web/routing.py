@@ -7,7 +7,6 @@ from typing import Any, Final
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.responses import RedirectResponse, Response
 
@@ -84,7 +83,7 @@ def _make_page_handler(problem_handler: Any) -> _Handler:
             return as_problem
         if isinstance(error, UnauthenticatedError):
             return _ask_to_sign_in(request, error)
-        await run_in_threadpool(optional_session, request)  # for the links in the header
+        await optional_session(request)  # for the links in the header
         return _render_failure_page(request, error, as_problem)
 
     return answer_failure

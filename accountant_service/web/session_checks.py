@@ -7,6 +7,7 @@ from typing import Annotated, Any, Final
 from urllib.parse import parse_qsl, quote
 
 from fastapi import Depends, Request
+from starlette.concurrency import run_in_threadpool
 
 from accountant_service.api.async_ledger import AsyncLedger
 from accountant_service.api.error_responses import NOTES
@@ -43,10 +44,12 @@ def required_session(request: Request) -> Session:
     return session
 
 
-def optional_session(request: Request) -> Session | None:
+async def optional_session(request: Request) -> Session | None:
     """Return the session of a request, or None if there is none or it cannot be read."""
+    if COOKIE not in request.cookies:
+        return None
     try:
-        return required_session(request)
+        return await run_in_threadpool(required_session, request)
     except (UnauthenticatedError, DatabaseAwayError):
         return None
 

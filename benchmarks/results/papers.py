@@ -12,6 +12,7 @@ from benchmarks.results import plots
 from benchmarks.results.report import COMMAND
 from scripts.page_parts import enclose_part
 from training_client.lab.cli.paper import Plan
+from training_client.lab.papers.experiments import Experiment
 from training_client.lab.papers.printed import (
     PAPERS,
     PrintedResult,
@@ -32,8 +33,16 @@ TITLES: Final = {
     "004": "AdaDPS",
 }
 ARTICLE: Final = "five-papers.md"
-# the places with a plot of ours: the section of the experiments, and their noise multipliers
-PLOTS: Final = {("000", "Figure 2"): ("mnist/figure-2", (8.0,))}
+# the places with a plot of ours: the section of the experiments, and its columns
+PLOTS: Final = {
+    ("000", "Figure 2"): ("mnist/figure-2", ("σ = 8",)),
+    ("000", "Figure 4"): ("mnist/figure-4", ("σ = 8",)),
+    ("001", "Figure 3"): ("mnist-784/figure-3", ("σ = 4",)),
+    ("001", "Figure 5"): ("mnist-784/figure-5", ("σ = 8",)),
+    ("001", "Figure 9"): ("fashion-784/figure-9", ("σ = 8", "σ = 4", "σ = 2")),
+    ("003", "Figure 1"): ("adult/main", ("ε = 0.5", "ε = 2")),
+    ("004", "Table 6"): ("mnist-64/main", ("σ = 1",)),
+}
 _HEADINGS: Final = (
     "claim", "the paper", "ours, as in the paper", "ours, with a guarantee", "epochs", "seeds",
     "verdict",
@@ -56,14 +65,31 @@ def write_paper_pages(store: Store, folder: Path) -> None:
     folder.mkdir(exist_ok=True)
     for name, text in render_paper_pages(store, read_audit()):
         (folder / name).write_text(text)
-    for (paper, place), (section, noises) in PLOTS.items():
-        file = folder.parent / "images" / _name_plot(paper, place)
-        drawn = [
-            each
-            for each in list_experiments(paper, shorten_place(place))
-            if each.name.startswith(f"{section}/") and each.noise_multiplier in noises
-        ]
-        plots.draw(drawn, store, file)
+    for paper, place in PLOTS:
+        if drawn := _list_drawn(paper, place, store):
+            file = folder.parent / "images" / _name_plot(paper, place)
+            plots.draw(drawn, store, file, _list_printed_scores(paper, place))
+
+
+def _list_drawn(paper: str, place: str, store: Store) -> list[Experiment]:
+    """Return the experiments of a place's plot that were run."""
+    section, columns = PLOTS.get((paper, place), ("", ()))
+    return [
+        each
+        for each in list_experiments(paper, shorten_place(place))
+        if each.name.startswith(f"{section}/") and each.column in columns and store.list_runs(each)
+    ]
+
+
+def _list_printed_scores(paper: str, place: str) -> dict[str, tuple[float, float | None]]:
+    """Return the accuracies that a place prints, with its epochs, by our experiment's name."""
+    return {
+        each.private.experiments[0].name: (float(each.value), each.epochs)
+        for each in list_printed_results()
+        if (each.paper, each.place, each.unit) == (paper, place, "accuracy")
+        and each.private is not None
+        and each.private.kind == "score"
+    }
 
 
 def render_paper_pages(store: Store, audit: Mapping[str, str]) -> Iterator[tuple[str, str]]:
@@ -89,8 +115,9 @@ def _render_paper(paper: str, outcomes: Sequence[Outcome], store: Store) -> str:
         own = [each for each in outcomes if each.printed.place == place]
         parts += [f"## {place}", *_describe_command(paper, place, own)]
         parts += [*_describe_trivial_scores(own, store), _build_table(own)]
-        if (paper, place) in PLOTS:
-            parts.append(f"![{place}, ours](../images/{_name_plot(paper, place)})")
+        if _list_drawn(paper, place, store):
+            text = f"{place}, ours; crosses are what the paper prints"
+            parts.append(f"![{text}](../images/{_name_plot(paper, place)})")
     results = enclose_part("results", COMMAND, "\n\n".join(parts))
     return "\n\n".join([*introduction, results]) + "\n"
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 from training_client.lab.papers.accounting import find_certified_epsilon
 from training_client.lab.papers.experiments import Experiment, Method
+from training_client.lab.papers.runner import count_epochs
 from training_client.lab.papers.store import Store
 from training_client.lab.papers.tasks import TASKS
 
@@ -34,6 +36,11 @@ _COLOURS: Final = {
     "sgd_pass": "#009e73",
     "a_ddp": "#0072b2",
     "a_ddp pld": "#d55e00",
+    "exp": "#009e73",
+    "adppl": "#cc79a7",
+    "agd": "#cc79a7",
+    "dp_opt": "#e69f00",
+    "pda_dpmd": "#cc79a7",
     "box, privatised": "#d55e00",
     "box, raw": "#d55e00",
 }
@@ -63,8 +70,21 @@ def compute_mean_curve(experiment: Experiment, store: Store) -> ScoreCurve | Non
     return ScoreCurve(steps, [statistics.mean(column) for column in columns], spread)
 
 
-def draw(experiments: Sequence[Experiment], store: Store, file: Path) -> None:
-    """Draw a figure with one panel for each column of the results page."""
+def draw(
+    experiments: Sequence[Experiment],
+    store: Store,
+    file: Path,
+    printed: Mapping[str, tuple[float, float | None]] = MappingProxyType({}),
+) -> None:
+    """Draw a figure with one panel for each column of the results page.
+
+    Args:
+        experiments: the experiments, a curve each.
+        store: the results.
+        file: the file to write.
+        printed: a paper's final score by the name of the experiment that answers it, with the
+            epochs that the paper prints; drawn as a cross of the experiment's colour.
+    """
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
@@ -77,6 +97,7 @@ def draw(experiments: Sequence[Experiment], store: Store, file: Path) -> None:
         for axes, column in zip(panels, columns, strict=True):
             beside = [each for each in experiments if each.column == column]
             _draw_panel(axes, column, beside, store, floor)
+            _draw_printed_scores(axes, beside, printed, floor)
         panels[0].set_ylabel(TASKS[experiments[0].task].unit)
         _cut_off_low_scores(panels, floor)
         lines = {line.get_label(): line for axes in panels for line in axes.get_lines()}
@@ -113,6 +134,8 @@ def _draw_panel(
         if found is None:
             continue
         style = _choose_line_style(experiment, experiments)
+        if len(found.steps) == 1:
+            style["marker"] = "o"  # a line would not be seen
         along = [step * _get_step_unit(experiment)[0] for step in found.steps]
         axes.plot(along, found.means, **style)
         low = [
@@ -134,10 +157,27 @@ def _draw_panel(
     _draw_epsilon_axis(axes, experiments, store)
 
 
+def _draw_printed_scores(
+    axes: Any,
+    experiments: Sequence[Experiment],
+    printed: Mapping[str, tuple[float, float | None]],
+    floor: float,
+) -> None:
+    """Draw the final scores that a paper prints, as crosses at its epochs."""
+    for experiment in experiments:
+        score, epochs = printed.get(experiment.name, (-math.inf, None))
+        if score < floor or score == -math.inf:
+            continue
+        at = count_epochs(experiment, experiment.steps) if epochs is None else epochs
+        colour = _choose_colour(experiment.method)
+        axes.plot([at], [score], "x", color=colour, label="printed by the paper", clip_on=False)
+
+
 def _get_step_unit(experiment: Experiment) -> tuple[float, str]:
     """Return the length of a step on the axis and its unit: epochs, or rounds over all users."""
-    task = TASKS[experiment.task]
-    return (1.0, "rounds") if task.users > 1 else (task.sample_rate, "epochs")
+    if TASKS[experiment.task].users > 1:
+        return 1.0, "rounds"
+    return experiment.sample_rate or TASKS[experiment.task].sample_rate, "epochs"
 
 
 def _choose_line_style(experiment: Experiment, beside: Sequence[Experiment]) -> dict[str, Any]:
@@ -173,7 +213,7 @@ def _draw_epsilon_axis(axes: Any, experiments: Sequence[Experiment], store: Stor
     costs = [find_certified_epsilon(proven, step, store) for step in marks]
     above = axes.secondary_xaxis("top")
     above.set_xticks(
-        [step * TASKS[proven.task].sample_rate for step in marks],
+        [step * _get_step_unit(proven)[0] for step in marks],
         ["" if cost is None else f"{cost:.3g}" for cost in costs],
     )
     above.set_xlabel("certified ε", fontsize=8)

@@ -9,17 +9,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from click.testing import Result
 from filelock import FileLock
 from typer.testing import CliRunner
 
 from tests.support.paper_files import write_bank, write_cifar, write_imdb, write_posts
+from training_client.budget import NoBudget
+from training_client.lab import agd
 from training_client.lab.cli import app
 from training_client.lab.cli.paper import format_duration
+from training_client.lab.data import Dataset
+from training_client.lab.data.imdb import imdb_sequences
 from training_client.lab.papers import runner, tasks
+from training_client.lab.papers.accounting import describe_mechanism
 from training_client.lab.papers.printed import BY_NAME
 from training_client.lab.papers.runner import Job
 from training_client.lab.papers.store import Store
+from training_client.lab.papers.tasks import TASKS
+from training_client.plan import Plan, factor_at
 
 DOCS = Path(__file__).parents[2] / "docs"
 FIGURE_4 = ("000", "--only", "figure-4", "--epochs-max", "30", "--seeds", "1")
@@ -219,19 +227,73 @@ def test_experiments_on_your_own_data_start_with_one_command(file: Path, tmp_pat
         "imdb-tfidf/main/adadps frequencies/1",
         "stackoverflow/main/dp_adam/0.95",
         "cifar10-cnn/figure-8/dp_sgd/8",
+        "cifar10-cnn/figure-8/exp/13.63",
+        "imdb/main/pda_dpmd/1",
+        "imdb-lstm/main/adadps adam/1",
+        "imdb-lstm/table-9/non_private adas/1",
+        "imdb/main/adadps rmsprop, raw public/1",
         "imdb/table-9/non_private adam/1",
+        "imdb/table-9/non_private adas/1",
+        "imdb/table-9/non_private rmsprop/1",
     ],
 )
-def test_an_experiment_trains_on_files_in_the_real_format(name: str, tmp_path: Path) -> None:
+def test_an_experiment_trains_on_files_in_the_real_format(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    short = replace(TASKS["imdb-lstm"], prepare=lambda folder, *_: imdb_sequences(folder, length=5))
+    monkeypatch.setitem(TASKS, "imdb-lstm", short)
     write_imdb(tmp_path)
     write_posts(tmp_path / "Posts.xml")
     write_cifar(tmp_path, 10, binary=True)
     tasks.clear_loaded_data()
-    experiment = replace(BY_NAME[name], steps=2, sample_rate=0.5)
+    method = replace(BY_NAME[name].method, public_rows=2)
+    experiment = replace(BY_NAME[name], steps=2, sample_rate=0.5, method=method)
     line = runner.train(Job(experiment, 0.1, 1, folder=tmp_path))
     assert 0 <= line["score"] <= 1
     assert [step for step, _ in line["curve"]] == [1, 2]
     assert line["settings"]["optimizer"] == experiment.method.optimizer
+
+
+@pytest.mark.parametrize(
+    ("name", "steps"),
+    [("mnist/figure-2/agd/8", 4), ("mnist-784/figure-5/adppl/9.13", 4),
+     ("mnist-784/figure-5/exp/13.63", 4)],
+)  # fmt: skip
+def test_a_comparator_trains_with_the_noise_that_is_charged(
+    name: str, steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experiment = replace(BY_NAME[name], steps=steps, sample_rate=0.5)
+    if experiment.method.noise_schedule:
+        method = replace(experiment.method, noise_schedule="decay:0.5:2")
+        experiment = replace(experiment, method=method)
+    rows, labels = torch.rand(200, 3), torch.arange(200) % 2
+    data = Dataset(rows, labels, rows, labels, 2)
+    plans: list[Plan] = []
+
+    def noted(plan: Plan, *rest: Any) -> NoBudget:
+        plans.append(plan)
+        return NoBudget(plan, *rest)
+
+    for module in (runner, agd):
+        monkeypatch.setattr(module, "NoBudget", noted)
+    task = replace(TASKS[experiment.task], hidden=4, prepare=lambda *_: data)
+    monkeypatch.setitem(TASKS, experiment.task, task)
+    line = runner.train(Job(experiment, 0.1, 1))
+    assert [step for step, _ in line["curve"]][-1] == steps
+    charged = describe_mechanism(experiment, steps)["mechanisms"]
+    if experiment.method.rho:
+        rho = charged[-1]["rho"]
+        assert plans[0].noise_multiplier == pytest.approx((rho / steps) ** -0.5)
+        spent = sum(1 / (2 * plan.noise_multiplier**2) for plan in plans)
+        selections = line["steps_made"] * rho / steps / 2
+        assert rho / 4 < spent + selections <= rho * (1 + 1e-12)
+        return
+    (plan,) = plans
+    factors = [factor for count, factor in experiment.noise_pieces(steps) for _ in range(count)]
+    assert [factor_at(plan.noise_schedule, step) for step in range(1, steps + 1)] == factors
+    made = [each["noise_multiplier"] for each in charged if each["kind"] == "dp_sgd"]
+    assert made == [plan.noise_multiplier * each for each in dict.fromkeys(factors)]
+    assert ({"kind": "gaussian", "noise_multiplier": 30.0} in charged) == ("adppl" in name)
 
 
 @pytest.mark.parametrize(

@@ -21,9 +21,10 @@ from tests.support.paper_files import (
 from training_client.errors import DataError, NotFetchedError
 from training_client.lab.data import DATASETS, load
 from training_client.lab.data.cifar import cifar
-from training_client.lab.data.imdb import imdb
+from training_client.lab.data.imdb import VOCABULARY, imdb, imdb_sequences
 from training_client.lab.data.stackoverflow import stackoverflow
 from training_client.lab.data.surveys import BANK, IPUMS
+from training_client.lab.models import WordModel
 from training_client.lab.papers.convolutions import load_features, make_dense_layers
 
 
@@ -93,6 +94,12 @@ def test_reviews_are_bags_of_words(tmp_path: Path) -> None:
     rare = imdb(tmp_path, weigh_by_rarity=True)
     assert (rare.train_examples[:, data.frequencies == 1.0] == 0).all()  # log(n / n) = 0
     assert imdb(tmp_path, vocabulary=2).inputs == 2
+    words = imdb_sequences(tmp_path, vocabulary=4, length=3)  # a, bad and film
+    good = words.train_examples[words.train_labels == 1][0]
+    assert (good > 0).tolist() == [False, True, True], "padding stands in front"
+    assert words.train_examples.max() == 3
+    model = WordModel(VOCABULARY, 2)
+    assert sum(each.numel() for each in model.parameters()) == 706_690, "papers/004, Appendix B"
     (tmp_path / "imdb/aclImdb/test/pos/1_8.txt").write_bytes(b"\xff")
     with pytest.raises(DataError, match=r"1_8\.txt is not text"):
         imdb(tmp_path)

@@ -15,8 +15,8 @@ from benchmarks.results.papers import read_audit
 from tests.support.findings import require_none
 from tests.support.helpers import epsilon
 from training_client.lab.data import DATASETS
-from training_client.lab.papers.accounting import build_question
-from training_client.lab.papers.experiments import Experiment
+from training_client.lab.papers.accounting import build_question, describe_mechanism
+from training_client.lab.papers.experiments import NOISES, Experiment
 from training_client.lab.papers.printed import (
     BY_NAME,
     PAPERS,
@@ -24,7 +24,13 @@ from training_client.lab.papers.printed import (
     list_places,
     list_printed_results,
 )
-from training_client.lab.papers.published import ALL_EXPERIMENTS, STEPS_BY_LOT, STEPS_BY_NOISE
+from training_client.lab.papers.published import (
+    ADPPL_NOISES,
+    ALL_EXPERIMENTS,
+    EXP_NOISES,
+    STEPS_BY_LOT,
+    STEPS_BY_NOISE,
+)
 from training_client.lab.papers.store import Store
 from training_client.lab.papers.tasks import TASKS
 from training_client.lab.papers.verdicts import find_welch_interval, judge
@@ -92,6 +98,28 @@ def test_runs_of_equal_cost_spend_half_a_unit(noise: float, rate: float, steps: 
     parts = [{"kind": "gaussian", "noise_multiplier": 2 * noise}, {"kind": "dp_sgd", **training}]
     found = epsilon("pld", {"kind": "composed", "mechanisms": parts}, 1e-5).epsilon
     assert 0.499 < found <= 0.5
+
+
+@pytest.mark.parametrize(
+    ("beginning", "noise"),
+    [(f"mnist-784/figure-5/{name}", noise) for name in ("exp", "adppl") for noise in NOISES]
+    + [("cifar10-cnn/figure-8/exp", noise) for noise in NOISES]
+    + [("mnist/figure-2/agd", noise) for noise in NOISES]
+    + [("cifar10/figure-3/agd", 6.0)],
+)
+def test_a_method_with_a_cost_of_its_own_spends_what_dp_sgd_does(
+    beginning: str, noise: float
+) -> None:
+    own = {"exp": EXP_NOISES, "adppl": ADPPL_NOISES}.get(beginning.split("/")[-1], {})
+    spender = BY_NAME[f"{beginning}/{own.get(noise, noise):g}"]
+    place = beginning.rpartition("/")[0]
+    label = "dp_sgd, schedule" if place.startswith("mnist/") else "dp_sgd"
+    standard = BY_NAME[f"{place}/{label}/{noise:g}"]
+    costs = [
+        epsilon("pld", describe_mechanism(each, each.steps), 1e-5).epsilon
+        for each in (spender, standard)
+    ]
+    assert 0.995 * costs[1] < costs[0] <= costs[1]
 
 
 def store_runs(

@@ -109,6 +109,26 @@ def cnn(images: ImageShape, classes: int) -> nn.Module:
     )
 
 
+class WordModel(nn.Module):
+    """Classifier of sequences of token numbers: an embedding, a recurrent network, a dense layer.
+
+    With 10 000 tokens and 64 units in two LSTM layers it has the 706 690 parameters of papers/004,
+    Appendix B.
+    """
+
+    def __init__(self, vocabulary: int, classes: int, units: int = 64) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, units)
+        self.recurrence = nn.LSTM(units, units, num_layers=2, batch_first=True)
+        self.output = nn.Linear(units, classes)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Return the scores of the classes, from the state after the last token."""
+        states, _ = self.recurrence(self.embedding(tokens))
+        scores: torch.Tensor = self.output(states[:, -1])
+        return scores
+
+
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
     """A registered model: how to build it, and its objective.

@@ -1,4 +1,4 @@
-"""IMDB: film reviews as bags of words, and whether each is positive (Maas et al. 2011).
+"""IMDB: film reviews as words, and whether each is positive (Maas et al. 2011).
 
 The vocabulary and the token frequencies are computed from the training set without noise, so
 training on this data set declares them public, as papers/004 does.
@@ -46,13 +46,7 @@ def imdb(folder: Path, vocabulary: int = VOCABULARY, *, weigh_by_rarity: bool = 
         NotFetchedError: there is no such folder.
         DataError: a folder of reviews is missing or empty, or a file is not text.
     """
-    base = next((each for each in _list_bases(folder) if each.is_dir()), None)
-    if base is None:
-        raise NotFetchedError(
-            "imdb was not found: unpack ai.stanford.edu/~amaas/data/sentiment, so that "
-            f"{folder / 'imdb'} has the folder {_FOLDER}"
-        )
-    (train, train_labels), (test, test_labels) = (_read(base / each) for each in ("train", "test"))
+    (train, train_labels), (test, test_labels) = _read_all(folder)
     ranked = rank_tokens(train, vocabulary)
     counts = count_tokens(train, ranked)
     frequencies = document_frequencies(counts)
@@ -65,6 +59,46 @@ def imdb(folder: Path, vocabulary: int = VOCABULARY, *, weigh_by_rarity: bool = 
         classes=len(_CLASSES),
         frequencies=frequencies,
     ).shuffled()
+
+
+def imdb_sequences(folder: Path, vocabulary: int = VOCABULARY, length: int = 200) -> Dataset:
+    """Load IMDB with each review as a sequence of token numbers, for a recurrent model.
+
+    Token numbers are from 1; 0 stands in front of a review that is shorter.
+
+    Args:
+        folder: see `imdb`.
+        vocabulary: the number of token numbers, 0 included; other tokens are left out.
+        length: the number of tokens that are kept, the last ones of a review.
+
+    Raises:
+        NotFetchedError, DataError: see `imdb`.
+    """
+    (train, train_labels), (test, test_labels) = _read_all(folder)
+    numbers = {word: at for at, word in enumerate(rank_tokens(train, vocabulary - 1), 1)}
+
+    def encode(texts: list[list[str]]) -> torch.Tensor:
+        """Return a row of token numbers for each text."""
+        rows = torch.zeros(len(texts), length, dtype=torch.long)
+        for row, text in zip(rows, texts, strict=True):
+            known = [numbers[word] for word in text if word in numbers][-length:]
+            row[length - len(known) :] = torch.tensor(known, dtype=torch.long)
+        return rows
+
+    return Dataset(
+        encode(train), train_labels, encode(test), test_labels, classes=len(_CLASSES)
+    ).shuffled()
+
+
+def _read_all(folder: Path) -> list[tuple[list[list[str]], torch.Tensor]]:
+    """Return the tokens and labels of the training set and of the test set."""
+    base = next((each for each in _list_bases(folder) if each.is_dir()), None)
+    if base is None:
+        raise NotFetchedError(
+            "imdb was not found: unpack ai.stanford.edu/~amaas/data/sentiment, so that "
+            f"{folder / 'imdb'} has the folder {_FOLDER}"
+        )
+    return [_read(base / each) for each in ("train", "test")]
 
 
 def _list_bases(folder: Path) -> tuple[Path, Path]:

@@ -13,19 +13,28 @@ def describe_mechanism(experiment: Experiment, steps: int) -> dict[str, Any]:
     """Return, as JSON, the mechanism of an experiment's first steps."""
     task, noise = TASKS[experiment.task], experiment.noise_multiplier
     if experiment.method.in_passes:  # every record is in exactly PASSES batches
-        once = {"kind": "gaussian", "noise_multiplier": noise}
-        return {"kind": "repeated", "count": PASSES, "mechanism": once}
-    training = {
-        "kind": "dp_sgd",
-        "noise_multiplier": noise,
-        "sample_rate": experiment.sample_rate or task.sample_rate,
-        "steps": steps,
-        "sampling": "poisson",
-    }
-    if not task.has_private_projection:
-        return training
-    projection = {"kind": "gaussian", "noise_multiplier": projection_noise(noise)}
-    return {"kind": "composed", "mechanisms": [projection, training]}
+        return {"kind": "repeated", "count": PASSES, "mechanism": _gaussian(noise)}
+    parts = [
+        {
+            "kind": "dp_sgd",
+            "noise_multiplier": noise * factor,
+            "sample_rate": experiment.sample_rate or task.sample_rate,
+            "steps": count,
+            "sampling": "poisson",
+        }
+        for count, factor in experiment.noise_pieces(steps)
+    ]
+    if experiment.method.rho:
+        parts = [{"kind": "zcdp", "rho": experiment.method.rho}]
+    if experiment.method.relevance_noise:
+        parts.insert(0, _gaussian(experiment.method.relevance_noise))
+    if task.has_private_projection:
+        parts.insert(0, _gaussian(projection_noise(noise)))
+    return parts[0] if len(parts) == 1 else {"kind": "composed", "mechanisms": parts}
+
+
+def _gaussian(noise_multiplier: float) -> dict[str, Any]:
+    return {"kind": "gaussian", "noise_multiplier": noise_multiplier}
 
 
 def build_question(experiment: Experiment, steps: int) -> dict[str, Any]:

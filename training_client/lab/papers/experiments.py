@@ -6,7 +6,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+from training_client.lab.schedules import parse_schedule
 from training_client.optimizers import OPTIMIZERS
+from training_client.plan import Schedule
 
 GRID: Final = (0.1, 0.3, 1.0, 3.0, 10.0)  # factors of a method's own learning rate
 FINE_GRID: Final = (0.25, 0.5, 1.0, 2.0, 4.0)
@@ -65,6 +67,10 @@ class Method:
         schedule: schedule of the learning rate; constant if None.
         tuned_as: label of the method whose tuned learning rate is used; its own if empty.
         public_rows: number of public examples; the task's if None.
+        has_raw_public: the private examples stand in for public ones, as an upper bound.
+        noise_schedule: schedule of the noise, as text of `lab.schedules`; constant if empty.
+        relevance_noise: σ of the release of the inputs' relevances (ADPPL); 0 for none.
+        rho: what AGD may spend, in zero-concentrated differential privacy; 0 for other methods.
     """
 
     label: str
@@ -80,6 +86,10 @@ class Method:
     schedule: LinearDecay | None = None
     tuned_as: str = ""
     public_rows: int | None = None
+    has_raw_public: bool = False
+    noise_schedule: str = ""
+    relevance_noise: float = 0.0
+    rho: float = 0.0
 
     def __post_init__(self) -> None:
         """Reject a schedule that the run would ignore."""
@@ -89,7 +99,7 @@ class Method:
     @property
     def has_guarantee(self) -> bool:
         """Return whether a privacy guarantee covers the run."""
-        return self.state != "raw" and self.optimizer != "non_private"
+        return not (self.state == "raw" or self.has_raw_public or self.optimizer == "non_private")
 
 
 @dataclass(frozen=True)
@@ -132,11 +142,24 @@ class Experiment:
         """The experiment's identifier in the results file."""
         return f"{self.task}/{self.section}/{self.method.label}/{self.noise_multiplier:g}"
 
+    @property
+    def noise_schedule(self) -> Schedule | None:
+        """The schedule of the noise; None if it is constant."""
+        text = self.method.noise_schedule
+        return parse_schedule("noise_schedule", text, self.steps) if text else None
+
+    def noise_pieces(self, steps: int) -> Iterator[tuple[int, float]]:
+        """Yield pairs (number of steps, factor of σ) that make up the first steps."""
+        schedule = self.noise_schedule
+        for count, factor in ((steps, 1.0),) if schedule is None else schedule.pieces:
+            if steps > 0:
+                yield min(count, steps), factor
+            steps -= count
+
 
 def make_method(name: str, clip_norm: float, label: str = "", **changes: Any) -> Method:
     """Return a training method, with the registry's learning rate by default."""
-    if "learning_rate" not in changes:
-        changes["learning_rate"] = OPTIMIZERS[name].learning_rate
+    changes.setdefault("learning_rate", OPTIMIZERS[name].learning_rate if name in OPTIMIZERS else 1)
     return Method(label or name, name, clip_norm=clip_norm, **changes)
 
 

@@ -21,6 +21,7 @@ from torch import nn
 
 from training_client.budget import NoBudget
 from training_client.errors import DataError, TrainingStoppedError
+from training_client.lab.agd import Agd, NoGate, train_agd
 from training_client.lab.data import Dataset
 from training_client.lab.federated import Participant, train_federated
 from training_client.lab.models import side_information
@@ -28,9 +29,11 @@ from training_client.lab.papers.experiments import FIRST_SEED, TUNING_SEED, Expe
 from training_client.lab.papers.published import ALL_EXPERIMENTS
 from training_client.lab.papers.store import Store, describe_settings, identify
 from training_client.lab.papers.tasks import TASKS, Task, hold_out_validation
+from training_client.lab.relevance import PrivateRelevance
 from training_client.lab.train import evaluate
 from training_client.lab.warm_start import warm_start
 from training_client.optimizers import OPTIMIZERS, AdaDp, PiGdo, PrivateOptimizer, make_optimizer
+from training_client.optimizers.adppl import Adppl
 from training_client.plan import Plan
 from training_client.private_step.sampling import PoissonSampler
 
@@ -126,6 +129,8 @@ def _train_model(
     model = task.build_model(data, job.experiment.hidden)
     if method.warm_start and public:
         warm_start(model, public, task.objective.loss, WARM_STEPS)
+    if method.rho:
+        return _train_agd(job, task, model, data)
     stepper = None if method.separate_users else _make_stepper(job, task, model, data, public)
     advance = (
         _make_federated_round(job, task, model, data)
@@ -144,6 +149,32 @@ def _train_model(
         if step % every == 0 or step == steps:
             curve.append((step, task.factor * evaluate(model, data, task.objective)))
     return curve, _summarize_state(stepper, local)
+
+
+def _train_agd(
+    job: Job, task: Task, model: nn.Module, data: Dataset
+) -> tuple[list[tuple[int, float]], dict[str, Any]]:
+    """Train with AGD; return the number of steps and score, and how often a direction failed.
+
+    A step without a failed direction spends one of equal shares of ρ, half of it on the gradient
+    and half on the selection of its size. Failures spend more, so that fewer steps are made.
+    """
+    experiment, method = job.experiment, job.experiment.method
+    half = method.rho / experiment.steps / 2
+    agd = Agd(
+        clip_norm=method.clip_norm,
+        noise_multiplier=(2 * half) ** -0.5,
+        selection_epsilon=(2 * half) ** 0.5,
+        step_sizes=tuple(job.learning_rate * each for each in Agd.step_sizes),
+        steps_max=experiment.steps,
+    )
+    rows = experiment.sample_rate or task.sample_rate
+    data = data.select(slice(round(rows * len(data.train_labels))))
+    run = train_agd(
+        model, data.train_examples, data.train_labels, task.objective.loss, NoGate(method.rho), agd
+    )
+    curve = [(experiment.steps, task.factor * evaluate(model, data, task.objective))]
+    return curve, {"steps_made": run.steps, "failures": run.failures}
 
 
 def _make_pooled_step(
@@ -222,7 +253,9 @@ def _split_off_public_examples(
     """Set examples aside as public if the method needs them; return private and public data."""
     known = OPTIMIZERS.get(method.optimizer)
     state = method.state or (known.states[0] if known else "")
-    if state != "public" and not method.warm_start:
+    if method.has_raw_public:
+        return data, (data.train_examples, data.train_labels)
+    if state != "public" and not method.warm_start and method.label != _ADAS:
         return data, None
     return data.split_public(task.public_rows if method.public_rows is None else method.public_rows)
 
@@ -256,42 +289,92 @@ def _make_stepper(
     """
     method = job.experiment.method
     if method.optimizer == "non_private":
-        is_adam = method.label.endswith(" adam")
-        return NonPrivate(
-            model, torch.optim.Adam if is_adam else torch.optim.SGD, job.learning_rate
-        )
+        if method.label == _ADAS and public is not None:
+            return AdaS(model, public, job.learning_rate, task.objective.loss, job.seed)
+        descent = _DESCENTS[method.label.removeprefix("non_private")]
+        return NonPrivate(model, descent(model.parameters(), lr=job.learning_rate))
     noise = job.experiment.noise_multiplier * math.sqrt(task.users)
-    options = dict(method.options)
+    options: dict[str, Any] = {
+        "learning_rate": job.learning_rate,
+        "generator": torch.Generator().manual_seed(1000 + job.seed),
+        **method.options,
+    }
+    plan = Plan(
+        len(data.train_labels), task.sample_rate, method.clip_norm, noise,
+        noise_schedule=job.experiment.noise_schedule,
+    )  # fmt: skip
+    budget = _make_seeded_budget(job, plan)
+    if method.relevance_noise:
+        release = PrivateRelevance(method.relevance_noise)
+        relevance = release.fit(
+            data.train_examples, data.train_labels, data.classes, options["generator"]
+        )
+        return Adppl(model, budget, shares=release.shares(model, relevance), **options)
     if method.side_information and data.frequencies is not None:
         options["side_information"] = side_information(model, data.frequencies)
-    plan = Plan(len(data.train_labels), task.sample_rate, method.clip_norm, noise)
+    if method.optimizer == "pda_dpmd":
+        options["horizon"] = job.experiment.steps
     return make_optimizer(
         method.optimizer,
         model,
-        _make_seeded_budget(job, plan),
-        learning_rate=job.learning_rate,
+        budget,
         state=method.state,
         public=public,
         public_batch_size=PUBLIC_BATCH_SIZE,
-        generator=torch.Generator().manual_seed(1000 + job.seed),
         **options,
     )
 
 
 class NonPrivate:
-    """SGD or Adam without privacy, the baseline of the other methods."""
+    """An optimizer of PyTorch without privacy, the baseline of the other methods."""
 
-    def __init__(
-        self, model: nn.Module, optimizer: type[torch.optim.Optimizer], learning_rate: float
-    ) -> None:
-        self._model = model
-        self._descent = optimizer(model.parameters(), lr=learning_rate)  # type: ignore[call-arg]
+    def __init__(self, model: nn.Module, descent: torch.optim.Optimizer) -> None:
+        self._model, self._descent = model, descent
 
     def step(self, examples: torch.Tensor, targets: torch.Tensor, loss: Any) -> None:
         """Take a step on the batch's mean gradient."""
         self._descent.zero_grad()
         loss(self._model(examples), targets).mean().backward()
+        self.change_gradient()
         self._descent.step()
+
+    def change_gradient(self) -> None:
+        """Change the mean gradient before the step; not at all by default."""
+
+
+class AdaS(NonPrivate):
+    """AdaDPS without clipping and noise: gradients divided by a statistic of public ones.
+
+    With the batch's own gradients as the statistic's it is RMSProp (papers/004, Appendix C).
+    """
+
+    def __init__(
+        self, model: nn.Module, public: PublicExamples, learning_rate: float, loss: Any, seed: int
+    ) -> None:
+        super().__init__(model, torch.optim.SGD(model.parameters(), lr=learning_rate))
+        self._public, self._loss = public, loss
+        self._parameters = list(model.parameters())
+        self._squares = [torch.zeros_like(each) for each in self._parameters]
+        self._draws = torch.Generator().manual_seed(seed)
+
+    def change_gradient(self) -> None:
+        """Divide the mean gradient by the root of the moving mean of squared public gradients."""
+        examples, targets = self._public
+        rows = torch.randint(len(targets), (PUBLIC_BATCH_SIZE,), generator=self._draws)
+        mean = self._loss(self._model(examples[rows]), targets[rows]).mean()
+        found = torch.autograd.grad(mean, self._parameters)
+        for each, square, gradient in zip(self._parameters, self._squares, found, strict=True):
+            square.lerp_(gradient.square(), 0.1)
+            if each.grad is not None:
+                each.grad /= square.sqrt() + 1e-3  # β and ε of `AdaDps`
+
+
+_ADAS: Final = "non_private adas"
+_DESCENTS: Final[dict[str, Callable[..., torch.optim.Optimizer]]] = {
+    "": torch.optim.SGD,
+    " adam": torch.optim.Adam,
+    " rmsprop": torch.optim.RMSprop,
+}
 
 
 def list_tuning_jobs(

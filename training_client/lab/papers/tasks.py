@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from training_client.lab.data import DATASETS, Dataset, load
-from training_client.lab.data.imdb import imdb
-from training_client.lab.models import MODELS, Objective, make_model
+from training_client.lab.data.imdb import VOCABULARY, imdb, imdb_sequences
+from training_client.lab.models import MODELS, Objective, WordModel, make_model
 from training_client.lab.papers.convolutions import load_features, make_dense_layers
 from training_client.lab.papers.experiments import FINE_GRID, GRID, MNIST_STEPS
 from training_client.lab.pca import PrivatePca
@@ -270,6 +270,13 @@ TASKS: Final[dict[str, Task]] = {
     "imdb": _IMDB,
     "imdb-tfidf": replace(
         _IMDB, title="IMDB, TF-IDF", prepare=lambda folder, *_: imdb(folder, weigh_by_rarity=True)
+    ),
+    "imdb-lstm": replace(
+        _IMDB,
+        title="IMDB, LSTM",
+        prepare=lambda folder, *_: imdb_sequences(folder),
+        model="linear",
+        make_network=lambda data: WordModel(VOCABULARY, data.classes),
     ),
     "stackoverflow": _make_text_task("stackoverflow", "linear", 2460),
     "autoencoder-full": replace(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from fastapi.testclient import TestClient
@@ -14,6 +15,7 @@ from accountant_service.app import create_app
 from accountant_service.settings import Settings
 from training_client.lab.papers.accounting import build_question
 from training_client.lab.papers.experiments import PAPER_CLAIMS, Experiment
+from training_client.lab.papers.printed import list_printed_results
 from training_client.lab.papers.store import Store
 
 METHOD: Final = "pld"
@@ -43,7 +45,14 @@ def build_claimed_question(noise: float, epochs: int) -> dict[str, Any]:
 def _list_questions(experiments: Sequence[Experiment], store: Store) -> Iterator[dict[str, Any]]:
     """Yield the API requests for every certified ε that the report shows."""
     yield from (build_claimed_question(noise, epochs) for noise, epochs, _ in PAPER_CLAIMS)
-    for experiment in experiments:
+    others = [
+        replace(each, delta=float(reference.argument))
+        for printed in list_printed_results()
+        for reference in printed.references
+        if reference.kind == "shift"
+        for each in reference.experiments
+    ]
+    for experiment in (*experiments, *others):
         if experiment.method.has_guarantee:
             steps = {step for run in store.list_runs(experiment) for step, _ in run["curve"]}
             yield from (build_question(experiment, step) for step in sorted(steps))

@@ -194,6 +194,43 @@ def test_a_lead_must_be_as_large_and_above_0(
     assert found.verdict == verdict
 
 
+@pytest.mark.parametrize(
+    ("beginning", "first", "last", "verdict"),
+    [
+        ("(c) the estimate", {}, {"estimate": 1.5, "gradient": 1.0}, "reproduced"),
+        ("(c) the estimate", {}, {"estimate": 2.1, "gradient": 1.0}, "not reproduced"),
+        ("(d) most σᵢ", {"10 to 20": 0.3}, {"below 10": 0.6}, "reproduced"),
+        ("(d) most σᵢ", {"10 to 20": 0.3}, {"below 10": 0.4}, "not reproduced"),
+    ],
+)
+def test_a_distribution_is_judged_by_its_share_or_its_mean(
+    beginning: str, first: Any, last: Any, verdict: str, tmp_path: Path
+) -> None:
+    row, store = find_row("000", beginning), Store(tmp_path / "results.jsonl")
+    (experiment,) = row.ours.experiments
+    for seed in (1, 2, 3):
+        known = {"kind": "run", "experiment": experiment.name, "seed": seed, "steps": 1000}
+        store.add({**known, "score": 0.9, "curve": [], "watched": {"100": first, "1000": last}})
+    assert judge(row, store, {}).verdict == verdict
+
+
+@pytest.mark.parametrize(("score", "verdict"), [(0.885, "reproduced"), (0.92, "not reproduced")])
+def test_a_change_of_delta_is_judged_at_one_epsilon(
+    score: float, verdict: str, tmp_path: Path
+) -> None:
+    row = find_row("001", "(b) δ from 1e-5 to 1e-2")
+    (experiment,) = row.private.experiments
+    store = store_runs(tmp_path / "results.jsonl", experiment, [0.88] * 3)
+    for seed in (1, 2, 3):
+        run = next(each for each in store.list_runs(experiment) if each["seed"] == seed)
+        store.add({**run, "curve": [[1500, 0.88], [3000, score]]})
+    for delta, costs in ((1e-5, (0.4, 0.6)), (0.01, (0.3, 0.4))):
+        for steps, cost in zip((1500, 3000), costs, strict=True):
+            asked = build_question(replace(experiment, delta=delta), steps)
+            store.add({"kind": "epsilon", **asked, "epsilon": cost})
+    assert judge(row, store, {}).verdict == verdict
+
+
 def test_a_lead_of_runs_that_broke_down_is_not_reproduced(tmp_path: Path) -> None:
     file = tmp_path / "results.jsonl"
     store_runs(file, BY_NAME["mnist/figure-4/adal/8"], [0.8] * 3)

@@ -118,6 +118,7 @@ class Experiment:
         learning_rate: η if the paper prints it; else it is tuned.
         sample_rate: q; the task's by default.
         hidden: units of the first hidden layer; the task's by default.
+        watched: steps after which AdaDP's estimate E′[g²] and its noise are described.
     """
 
     task: str
@@ -131,6 +132,7 @@ class Experiment:
     learning_rate: float | None = None
     sample_rate: float | None = None
     hidden: int | None = None
+    watched: tuple[int, ...] = ()
 
     @property
     def column(self) -> str:

@@ -9,6 +9,9 @@ guarantee, and a note where there is neither. A reference is one of
     EXPERIMENT at ACCURACY      ε when it first reaches an accuracy
     EXPERIMENT until EPSILON    its score at the last point with at most this ε
     EXPERIMENT seconds          its time per step
+    EXPERIMENT estimate         √E′[g²] over |g| at the last step that is watched
+    EXPERIMENT noise            the share of σᵢ below 10 there, and from 10 to 20 at the first
+    EXPERIMENT by DELTA         how much its score at ε = 0.5 changes with this δ
     audit: CLAIM                the verdict of `accountant audit` on a claim that begins so
 """
 
@@ -30,7 +33,8 @@ PAPERS: Final = ("000", "001", "002", "003", "004")
 BY_NAME: Final = {each.name: each for each in ALL_EXPERIMENTS}
 _ROMAN: Final = {"i": "1", "ii": "2"}
 _SOURCE: Final = re.compile(r"papers/(\d{3}) (Table \w+|Figures? \w+|§[\w.-]*\w)")
-_OPERATORS: Final = {"over": "lead", "at": "epsilon", "until": "score"}
+_OPERATORS: Final = {"over": "lead", "at": "epsilon", "until": "score", "by": "shift"}
+_OF_RUNS: Final = ("seconds", "estimate", "noise")
 AUDIT: Final = "audit: "
 
 
@@ -39,9 +43,9 @@ class Reference:
     """A reference to a result of ours.
 
     Attributes:
-        kind: score, lead, epsilon, seconds or audit.
+        kind: score, lead, epsilon, seconds, estimate, noise, shift or audit.
         experiments: the experiments that it is computed from.
-        argument: an accuracy, an ε, or the beginning of the audit's claim.
+        argument: an accuracy, an ε, a δ, or the beginning of the audit's claim.
     """
 
     kind: str
@@ -101,14 +105,15 @@ def _parse_reference(text: str) -> Reference | None:
         return None
     if text.startswith(AUDIT):
         return Reference("audit", argument=text.removeprefix(AUDIT))
-    if text.endswith(" seconds"):
-        return Reference("seconds", (BY_NAME[text.removesuffix(" seconds")],))
-    for word, kind in _OPERATORS.items():
+    name, _, kind = text.rpartition(" ")
+    if kind in _OF_RUNS:
+        return Reference(kind, (BY_NAME[name],))
+    for word, meant in _OPERATORS.items():
         first, found, rest = text.partition(f" {word} ")
         if found and word == "over":
-            return Reference(kind, (BY_NAME[first], BY_NAME[rest]))
+            return Reference(meant, (BY_NAME[first], BY_NAME[rest]))
         if found:
-            return Reference(kind, (BY_NAME[first],), rest)
+            return Reference(meant, (BY_NAME[first],), rest)
     return Reference("score", (BY_NAME[text],))
 
 

@@ -36,6 +36,7 @@ RELEVANCE_NOISE: Final = 30.0
 ADPPL_NOISES: Final = {2.0: 2.002, 4.0: 4.04, 8.0: 9.13}
 AGD_BUDGETS: Final = {2.0: 0.3224, 4.0: 0.02675, 8.0: 0.001819}  # ρ
 AGD_BUDGET_CIFAR: Final = 0.04863  # by σ = 6 and 2 500 steps with q = .04
+WATCHED_STEPS: Final = (100, 1000)  # papers/000 Figure 4 (c) and (d)
 AGD_STEPS: Final = 30  # full passes; half of the budget is for the selections
 
 
@@ -123,6 +124,9 @@ def _make_adadp_experiments() -> Iterator[Experiment]:
             "adan", LOT_CLIP, label, state=state, learning_rate=0.1, options=BETA_OPTIONS
         )
         yield _publish("mnist", "figure-4", "papers/000 Figure 4", adan, 8.0, 3000)
+    place = "papers/000 Figure 4"
+    raw = _adadp("raw", "", 0.002)
+    yield _publish("mnist", "figure-4", place, raw, 8.0, 1000, watched=WATCHED_STEPS)
     adal = make_method("adal", LOT_CLIP, learning_rate=0.001)
     yield _publish("mnist", "figure-4", "papers/000 Figure 4", adal, 8.0, 3000)
     for state in _STATES:

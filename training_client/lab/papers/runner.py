@@ -138,6 +138,7 @@ def _train_model(
         else _make_pooled_step(job, task, data, stepper)
     )
     every, curve, local = max(1, steps // POINTS), [], 0
+    watched: dict[str, dict[str, float]] = {}
     for step in range(1, steps + 1):
         if method.schedule is not None and isinstance(stepper, PrivateOptimizer):
             stepper.learning_rate = job.learning_rate * method.schedule.factor(step - 1)
@@ -146,9 +147,28 @@ def _train_model(
         except DataError:  # the loss of raw or public examples is no longer finite
             break
         local += isinstance(stepper, AdaDp) and stepper.half_axes is not None
+        if step in job.experiment.watched and isinstance(stepper, AdaDp):
+            watched[str(step)] = _describe_estimate(job, task, model, data, stepper)
         if step % every == 0 or step == steps:
             curve.append((step, task.factor * evaluate(model, data, task.objective)))
-    return curve, _summarize_state(stepper, local)
+    return curve, _summarize_state(stepper, local) | ({"watched": watched} if watched else {})
+
+
+def _describe_estimate(
+    job: Job, task: Task, model: nn.Module, data: Dataset, stepper: AdaDp
+) -> dict[str, float]:
+    """Return the mean of √E′[g²] and of |g| on a batch, and shares of σᵢ = σ√m·β√E′[g²]ᵢ."""
+    batch = _make_sampler(job, task, len(data.train_labels)).draw()
+    mean = task.objective.loss(model(data.train_examples[batch]), data.train_labels[batch]).mean()
+    gradients = torch.autograd.grad(mean, list(model.parameters()))
+    roots = stepper.prior_squares.sqrt()
+    noise = stepper.beta * roots * stepper.plan.noise_multiplier * math.sqrt(len(roots))
+    return {
+        "estimate": float(roots.mean()),
+        "gradient": float(torch.cat([each.flatten() for each in gradients]).abs().mean()),
+        "below 10": float((noise < 10).float().mean()),
+        "10 to 20": float(((noise >= 10) & (noise < 20)).float().mean()),
+    }
 
 
 def _train_agd(

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from scipy.stats import t
@@ -37,6 +37,9 @@ OTHER_HARDWARE: Final = "other hardware"
 SEEDS: Final = 3  # a verdict needs as many runs
 POINT: Final = 0.01  # the tolerance of an accuracy: three seeds differ by about as much
 _RELATIVE: Final = 0.05  # the tolerance of an ε and of a loss
+_CLOSE: Final = 2.0  # "close" means within this factor
+_MOST: Final = 0.5
+SHIFT_EPSILON: Final = 0.5  # the ε at which scores at two δ are compared
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +180,12 @@ def is_met(printed: PrintedResult, found: Measure) -> bool:
         return found.low > 0 and (claimed is None or found.value >= claimed - 100 * POINT)
     if printed.unit == "objective":
         return found.value <= _RELATIVE
+    if printed.unit == "ratio":
+        return 1 / _CLOSE <= found.value <= _CLOSE
+    if printed.unit == "share":
+        return found.value > _MOST
+    if printed.unit == "shift":
+        return abs(found.value) <= 100 * POINT
     if claimed is None:
         return False
     if printed.unit == "accuracy":
@@ -297,9 +306,57 @@ def _measure_seconds(reference: Reference, _: PrintedResult, store: Store) -> Me
     return Measure(f"{seconds:.2g}", seconds, epochs, len(runs))
 
 
+def _measure_estimate(reference: Reference, _: PrintedResult, store: Store) -> Measure | None:
+    """Return the median over runs of √E′[g²] over |g|, both averaged over coordinates."""
+    return _measure_watched(
+        reference, store, lambda _, last: last["estimate"] / last["gradient"], "{:.2f}"
+    )
+
+
+def _measure_noise(reference: Reference, _: PrintedResult, store: Store) -> Measure | None:
+    """Return the median share of σᵢ below 10 at the last step that is watched."""
+    middle = _measure_watched(reference, store, lambda first, _: first["10 to 20"], "{:.2f}")
+    found = _measure_watched(reference, store, lambda _, last: last["below 10"], "{:.2f}")
+    if found is None or middle is None:
+        return None
+    first = reference.experiments[0].watched[0]
+    return replace(found, text=f"{found.text}; {middle.text} from 10 to 20 at step {first}")
+
+
+def _measure_watched(
+    reference: Reference,
+    store: Store,
+    compute: Callable[[Mapping[str, float], Mapping[str, float]], float],
+    style: str,
+) -> Measure | None:
+    """Return the median over runs of what the first and the last watched step give."""
+    (experiment,) = reference.experiments
+    runs = [list(run["watched"].values()) for run in store.list_runs(experiment)]
+    if not runs:
+        return None
+    value = statistics.median(compute(states[0], states[-1]) for states in runs)
+    epochs = count_epochs(experiment, experiment.steps)
+    return Measure(style.format(value), value, epochs, len(runs))
+
+
+def _measure_shift(reference: Reference, _: PrintedResult, store: Store) -> Measure | None:
+    """Return by how many points the score at one ε changes with another δ."""
+    (experiment,) = reference.experiments
+    other = replace(experiment, delta=float(reference.argument))
+    found = [_measure_score_until(each, SHIFT_EPSILON, store) for each in (experiment, other)]
+    one, another = found
+    if one is None or another is None or one.value is None or another.value is None:
+        return None
+    shift = 100 * (another.value - one.value)
+    return Measure(f"{shift:+.2f}".replace("-", "−"), shift, another.epochs, another.seeds)
+
+
 _MEASURES: Final[dict[str, Callable[[Reference, PrintedResult, Store], Measure | None]]] = {
     "score": _measure_score,
     "lead": _measure_lead,
     "epsilon": _measure_epsilon,
     "seconds": _measure_seconds,
+    "estimate": _measure_estimate,
+    "noise": _measure_noise,
+    "shift": _measure_shift,
 }

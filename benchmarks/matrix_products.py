@@ -22,7 +22,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from training_client.private_step.gradient_factors import Factor, make_factor
+from training_client.private_step.gradients.gradient_factors import Factor, make_factor
 
 EXAMPLES, ROUNDS = 600, 41
 # rows and columns of a block of a layer's weights, and the share of nonzero inputs

@@ -37,7 +37,7 @@ from benchmarks.training_step import (
     run_in_process,
 )
 from training_client.integrations.patches import tune_process
-from training_client.private_step.model_checks import CheckedModel
+from training_client.private_step.layers.model_checks import CheckedModel
 
 CONSOLE: Final = Console(width=100)
 RUN_STEPS: Final = 200

@@ -14,7 +14,7 @@ from typing import Final
 from training_client.budget import GRANTS, Allowance
 from training_client.client import Json
 from training_client.errors import DataError, NoGuaranteeError
-from training_client.private_step.shared_budget import SharedBudget
+from training_client.private_step.processes.shared_budget import SharedBudget
 
 PRIVACY: Final = "privacy.json"
 CERTIFICATE: Final = "certificate.json"

@@ -18,7 +18,7 @@ from training_client.private_step import Clipper, Transform
 from training_client.private_step.batches import Examples, TargetLoss, Targets, by_row
 from training_client.private_step.blocks import unflatten_vector
 from training_client.private_step.keystream import KEY_BYTES
-from training_client.private_step.layer_uses import EnginePath
+from training_client.private_step.layers.layer_uses import EnginePath
 from training_client.private_step.rounded_gaussian import NoiseGrid
 from training_client.private_step.rounding_bounds import safe_bound_range
 

@@ -20,7 +20,7 @@ from tests.support.small_models import batch, model, unbudgeted
 from training_client.lab.models import cross_entropy, mlp
 from training_client.optimizers import OPTIMIZERS, make_optimizer
 from training_client.plan import AdaptiveClipping, Plan
-from training_client.private_step.sequence_products import SequenceProducts
+from training_client.private_step.gradients.sequence_products import SequenceProducts
 
 pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections is not supported")
 PLAN = Plan(dataset_size=64, sample_rate=0.5, clip_norm=0.5, noise_multiplier=1.0)

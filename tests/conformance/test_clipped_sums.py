@@ -54,11 +54,14 @@ from tests.support.small_models import batch, model, sum_clipped
 from tests.support.torch_layers import CLASSES, COMPUTED_WEIGHTS, LayerModel
 from training_client.lab.models import cross_entropy
 from training_client.private_step import Clipper, Transform
-from training_client.private_step.clippable_layers import find_trained_layers
 from training_client.private_step.kernels.sparse import SparseFactor
-from training_client.private_step.layer_uses import merge_parts
-from training_client.private_step.model_checks import _gradients_of_magnitudes, _sum_tolerances
-from training_client.private_step.model_pass import run_model_pass
+from training_client.private_step.layers.clippable_layers import find_trained_layers
+from training_client.private_step.layers.layer_uses import merge_parts
+from training_client.private_step.layers.model_checks import (
+    _gradients_of_magnitudes,
+    _sum_tolerances,
+)
+from training_client.private_step.layers.model_pass import run_model_pass
 from training_client.private_step.rounding_bounds import (
     rounding_error,
     safe_bound_range,

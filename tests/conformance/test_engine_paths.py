@@ -21,16 +21,19 @@ from tests.support.layer_models import (
     tokens,
 )
 from training_client.lab.models import cross_entropy
-from training_client.private_step import convolution_gradients, sequence_products
-from training_client.private_step.chunked_gradients import ChunkedGradients
-from training_client.private_step.convolution_gradients import ConvolutionProducts
-from training_client.private_step.example_gradients import MaterializedGradients, OuterProducts
+from training_client.private_step.gradients import convolution_gradients, sequence_products
+from training_client.private_step.gradients.chunked_gradients import ChunkedGradients
+from training_client.private_step.gradients.convolution_gradients import ConvolutionProducts
+from training_client.private_step.gradients.example_gradients import (
+    MaterializedGradients,
+    OuterProducts,
+)
+from training_client.private_step.gradients.sequence_products import SequenceProducts
+from training_client.private_step.gradients.summed_gradients import SummedGradients
+from training_client.private_step.gradients.token_gradients import TokenGradients
 from training_client.private_step.kernels.sparse import SparseFactor
-from training_client.private_step.layer_uses import EnginePath
-from training_client.private_step.replayed_layers import LayerCall
-from training_client.private_step.sequence_products import SequenceProducts
-from training_client.private_step.summed_gradients import SummedGradients
-from training_client.private_step.token_gradients import TokenGradients
+from training_client.private_step.layers.layer_uses import EnginePath
+from training_client.private_step.layers.replayed_layers import LayerCall
 from training_client.testing import clipped_sum
 
 PATHS: tuple[EnginePath | None, ...] = (None, "gram", "product", "held", "replay")

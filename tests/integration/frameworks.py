@@ -20,11 +20,11 @@ from torch.utils.data import DataLoader, Dataset
 
 from training_client.budget import Allowance
 from training_client.integrations import huggingface, lightning
-from training_client.integrations.balls_in_bins import balls_in_bins_loader
 from training_client.integrations.framework_optimizer import PrivateLoader
 from training_client.integrations.huggingface_engine import PrivateTrainer
 from training_client.integrations.lightning_engine import PrivateModule
-from training_client.integrations.step_gate import StepGate
+from training_client.integrations.opacus.balls_in_bins import balls_in_bins_loader
+from training_client.integrations.opacus.step_gate import StepGate
 from training_client.lab.models import cross_entropy
 from training_client.optimizers import PrivateOptimizer
 from training_client.plan import Plan

@@ -26,7 +26,7 @@ from training_client.plan import Plan
 from training_client.private_step.sampling import BallsInBinsSampler
 
 programs = LazyModule("tests.integration.frameworks")
-integration = LazyModule("training_client.integrations.opacus")
+integration = LazyModule("training_client.integrations.opacus.accountant")
 RECORDS, BATCH = 400, 20
 BINS = RECORDS // BATCH
 PLAN = Plan.balls_in_bins(RECORDS, BINS, 1.0, 1.0)

@@ -17,8 +17,8 @@ from training_client.private_step.rounded_gaussian import NoiseGrid
 
 optimizers = LazyModule("opacus.optimizers")
 per_layer = LazyModule("opacus.optimizers.ddp_perlayeroptimizer")
-exact_noise = LazyModule("training_client.integrations.exact_noise")
-checks = LazyModule("training_client.integrations.opacus_checks")
+exact_noise = LazyModule("training_client.integrations.opacus.exact_noise")
+checks = LazyModule("training_client.integrations.opacus.checks")
 KEY = bytes(range(32))
 SIGMA, BOUND, BATCH = 0.8, 3.0, 20
 
@@ -49,7 +49,7 @@ def test_the_noise_of_a_step_is_on_the_grid_of_all_its_parameters(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # private: the keys are replaced, to repeat the noise
-    monkeypatch.setattr("training_client.integrations.exact_noise.draw_key", lambda _: KEY)
+    monkeypatch.setattr("training_client.integrations.opacus.exact_noise.draw_key", lambda _: KEY)
     optimizer = made()
     assert exact_noise.grid_of(optimizer) == NoiseGrid.for_sum(SIGMA, BOUND, 42, 2**20)
     optimizer.pre_step()
@@ -107,7 +107,7 @@ def test_ranks_add_up_whole_numbers_and_one_of_them_draws(
     kind: str, reduction: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # private: the keys are replaced, to repeat the noise; two ranks are made in one process
-    monkeypatch.setattr("training_client.integrations.exact_noise.draw_key", lambda _: KEY)
+    monkeypatch.setattr("training_client.integrations.opacus.exact_noise.draw_key", lambda _: KEY)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
     ranks, bound = [], BOUND
     if "PerLayer" in kind:

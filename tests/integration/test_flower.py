@@ -21,8 +21,8 @@ from tests.support.ledger_client import LedgerClient
 from tests.support.pages import ROOT
 from tests.support.small_models import batch, model, unbudgeted
 from training_client.errors import DataError, NoGuaranteeError
-from training_client.integrations.flower_messages import END_RUN, PROTOCOL, TRAIN
-from training_client.integrations.round_budget import RoundBudget
+from training_client.integrations.flower.messages import END_RUN, PROTOCOL, TRAIN
+from training_client.integrations.flower.round_budget import RoundBudget
 from training_client.lab.federated import Participant, train_federated
 from training_client.lab.models import cross_entropy
 from training_client.plan import Plan
@@ -33,13 +33,13 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp.mod import LocalDpMod
 from flwr.supercore.task_identity import TaskIdentity
 
-from training_client.integrations.flower import (
+from training_client.integrations.flower.client_app import (
     granted_round,
     make_client_app,
     received_parameters,
     send_contribution,
 )
-from training_client.integrations.flower_strategy import (
+from training_client.integrations.flower.strategy import (
     BudgetedAverage,
     load_parameters,
     parameters_of,

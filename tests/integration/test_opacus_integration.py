@@ -31,8 +31,8 @@ from training_client.errors import BudgetExhaustedError, NoGuaranteeError, Servi
 from training_client.plan import AdaptiveClipping, Plan, Schedule
 
 opacus = LazyModule("opacus")
-integration = LazyModule("training_client.integrations.opacus")
-checks = LazyModule("training_client.integrations.opacus_checks")
+integration = LazyModule("training_client.integrations.opacus.accountant")
+checks = LazyModule("training_client.integrations.opacus.checks")
 samplers = LazyModule("opacus.utils.uniform_sampler")
 PLAN = Plan(400, 0.05, 1.0, 1.0)
 DELTA = 1e-5
@@ -173,7 +173,7 @@ def test_without_a_service_no_step_is_made(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_an_unconnected_accountant_says_how_to_connect(monkeypatch: pytest.MonkeyPatch) -> None:
     # private: a program connects and never disconnects
-    monkeypatch.setattr("training_client.integrations.opacus._connection", None)
+    monkeypatch.setattr("training_client.integrations.opacus.accountant._connection", None)
     with pytest.raises(ServiceUnreachableError, match=r"connect\(url\)"):
         opacus.PrivacyEngine(accountant="remote")
 
@@ -290,7 +290,7 @@ def test_no_record_is_drawn_more_often_than_is_charged(monkeypatch: pytest.Monke
         return torch.tensor([3, 5])
 
     # private: the sampler's rows are replaced; tests/unit/test_noise_and_sampling.py has their law
-    monkeypatch.setattr("training_client.integrations.batch_counting.draw_rows", observed)
+    monkeypatch.setattr("training_client.integrations.opacus.batch_counting.draw_rows", observed)
     sampler = samplers.UniformWithReplacementSampler(num_samples=400, sample_rate=rate, steps=2)
     assert list(sampler) == [[3, 5], [3, 5]]
     assert [each[:2] for each in read] == 2 * [(400, rate)]
@@ -477,7 +477,7 @@ def test_processes_that_each_draw_from_all_records_are_refused(
     transport: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     integration.connect(transport=transport)
-    monkeypatch.setattr("training_client.integrations.opacus_checks.world_size", lambda: 2)
+    monkeypatch.setattr("training_client.integrations.opacus.checks.world_size", lambda: 2)
     with pytest.raises(NoGuaranteeError, match="each of 2 processes would draw from all records"):
         program()
 

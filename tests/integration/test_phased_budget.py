@@ -16,7 +16,7 @@ from tests.support.stub_service import linear_accountant, service
 from training_client.budget import Budget, LedgerBudget
 from training_client.client import Reservation
 from training_client.errors import BudgetExhaustedError, NoGuaranteeError
-from training_client.integrations.round_budget import RoundBudget
+from training_client.integrations.flower.round_budget import RoundBudget
 from training_client.lab.models import cross_entropy
 from training_client.optimizers import PrivateOptimizer, make_optimizer
 from training_client.phased_budget import ChargedBudget, PhasedLedgerBudget

@@ -19,8 +19,8 @@ from training_client.errors import (
     NoGuaranteeError,
     ServiceRefusedError,
 )
-from training_client.integrations import round_budget
-from training_client.integrations.round_budget import RoundBudget
+from training_client.integrations.flower import round_budget
+from training_client.integrations.flower.round_budget import RoundBudget
 from training_client.lab.federated import AdaptiveParticipant, Participant
 from training_client.lab.models import cross_entropy
 from training_client.plan import AdaptiveClipping, Plan

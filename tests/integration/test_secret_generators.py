@@ -21,8 +21,8 @@ from training_client.private_step.noise import FreshGenerator
 programs = LazyModule("tests.integration.frameworks")
 optimizers = LazyModule("opacus.optimizers")
 samplers = LazyModule("opacus.utils.uniform_sampler")
-integration = LazyModule("training_client.integrations.opacus")
-checks = LazyModule("training_client.integrations.opacus_checks")
+integration = LazyModule("training_client.integrations.opacus.accountant")
+checks = LazyModule("training_client.integrations.opacus.checks")
 RECORDS, BATCH = 400, 20
 PLAN = Plan(RECORDS, BATCH / RECORDS, 1.0, 1.0)
 CPU = torch.device("cpu")

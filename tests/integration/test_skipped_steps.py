@@ -23,7 +23,7 @@ from training_client.plan import Plan
 
 programs = LazyModule("tests.integration.frameworks")
 acceleration = LazyModule("accelerate.optimizer")
-integration = LazyModule("training_client.integrations.opacus")
+integration = LazyModule("training_client.integrations.opacus.accountant")
 RECORDS, BATCH = 400, 20
 STEPS = RECORDS // BATCH
 LEFT_OUT = "drawn and had no step|was left out"

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from training_client.budget import Budget, NoBudget
 from training_client.client import AccountingService
 from training_client.errors import BudgetExhaustedError, NoGuaranteeError
-from training_client.integrations import opacus as integration
+from training_client.integrations.opacus import accountant as integration
 from training_client.optimizers import make_optimizer
 from training_client.plan import Plan
 
@@ -30,7 +30,7 @@ warnings.simplefilter("ignore")
 from opacus import PrivacyEngine  # noqa: E402
 from opacus.distributed import DifferentiallyPrivateDistributedDataParallel  # noqa: E402
 
-from training_client.integrations.step_gate import StepGate  # noqa: E402
+from training_client.integrations.opacus.step_gate import StepGate  # noqa: E402
 
 FOLDER = Path(sys.argv[1])
 CHILD = os.fork()  # after the imports, which take seconds

@@ -18,9 +18,9 @@ import torch
 from torch import distributed
 
 from training_client.private_step.private_sum import PrivateSum
+from training_client.private_step.processes.shared_budget import SharedBudget
+from training_client.private_step.processes.step_processes import SharedStep
 from training_client.private_step.rounded_gaussian import NoiseGrid
-from training_client.private_step.shared_budget import SharedBudget
-from training_client.private_step.step_processes import SharedStep
 from training_client.private_step.trained_parameters import TrainedParameters
 
 MOMENTS: Final = {

@@ -15,7 +15,7 @@ from training_client.lab.models import cross_entropy
 from training_client.optimizers import OPTIMIZERS, PrivateOptimizer, make_optimizer
 from training_client.plan import Plan
 from training_client.private_step import Block, BlockwiseSum, Loss, Transform
-from training_client.private_step.model_checks import CheckedModel
+from training_client.private_step.layers.model_checks import CheckedModel
 from training_client.private_step.private_sum import NoisyBlock, NoisyMean
 from training_client.private_step.rounded_gaussian import NoiseGrid
 

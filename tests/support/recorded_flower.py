@@ -102,7 +102,7 @@ def record_site() -> None:
 
 def record_server() -> None:
     """Record which nodes' contributions the server uses in each round."""
-    from training_client.integrations.flower_strategy import BudgetedAverage
+    from training_client.integrations.flower.strategy import BudgetedAverage
 
     genuine = BudgetedAverage.aggregate_train
 

@@ -21,8 +21,8 @@ from training_client.optimizers import (
     private_batches,
 )
 from training_client.plan import AdaptiveClipping, Plan, Schedule
+from training_client.private_step.processes.shared_budget import share_budget
 from training_client.private_step.sampling import PoissonSampler
-from training_client.private_step.shared_budget import share_budget
 
 RECORDS: Final = 48
 STEPS: Final = 4

@@ -13,13 +13,16 @@ from typing import Any
 import pytest
 import torch
 
-from training_client.private_step import token_gradients
 from training_client.private_step.blocks import Piece
-from training_client.private_step.example_gradients import MaterializedGradients, OuterProducts
+from training_client.private_step.gradients import token_gradients
+from training_client.private_step.gradients.example_gradients import (
+    MaterializedGradients,
+    OuterProducts,
+)
+from training_client.private_step.gradients.sequence_products import SequenceProducts
+from training_client.private_step.gradients.summed_gradients import SummedGradients
+from training_client.private_step.gradients.token_gradients import TokenGradients
 from training_client.private_step.kernels.row_sums import mapped_squared_norms
-from training_client.private_step.sequence_products import SequenceProducts
-from training_client.private_step.summed_gradients import SummedGradients
-from training_client.private_step.token_gradients import TokenGradients
 from training_client.private_step.transform import AffineMap
 
 pytestmark = pytest.mark.usefixtures("no_cpu_anywhere")

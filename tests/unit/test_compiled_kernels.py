@@ -14,7 +14,7 @@ from training_client.budget import NoBudget
 from training_client.lab.models import cross_entropy
 from training_client.optimizers import make_optimizer
 from training_client.plan import Plan
-from training_client.private_step import example_gradients
+from training_client.private_step.gradients import example_gradients
 from training_client.private_step.kernels import elementwise, row_sums
 from training_client.private_step.kernels.compiled import compile_and_keep, compile_loop
 from training_client.private_step.kernels.per_coordinate_sums import clamp_in_place, clamped_sum

@@ -14,13 +14,13 @@ from tests.support.accelerator_counts import no_cpu
 from tests.support.clipped_sums import clipped_rows, gradient_rows, norm_of
 from training_client.lab.models import cross_entropy
 from training_client.private_step import Transform
-from training_client.private_step.convolution_gradients import (
+from training_client.private_step.gradients.convolution_gradients import (
     ConvolutionProducts,
     Kernel,
     convolution_gradients,
     estimate_costs,
 )
-from training_client.private_step.example_gradients import MaterializedGradients
+from training_client.private_step.gradients.example_gradients import MaterializedGradients
 from training_client.testing import clipped_sum
 
 COUNT = 4

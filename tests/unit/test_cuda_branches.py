@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from training_client.private_step import model_checks, noise
+from training_client.private_step import noise
 from training_client.private_step.kernels.matmul import full_precision
+from training_client.private_step.layers import model_checks
 from training_client.private_step.noise import FreshGenerator
 from training_client.private_step.random_state import random_state, restored_random_state
 

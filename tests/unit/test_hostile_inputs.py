@@ -13,7 +13,7 @@ from torch import nn
 
 from tests.support.accelerator_counts import no_cpu
 from training_client.private_step import Clipper, Transform, clipper
-from training_client.private_step.layer_uses import EnginePath
+from training_client.private_step.layers.layer_uses import EnginePath
 
 DENORMAL, LARGE = -44.0, 18.0  # exponents of ten, from the smallest denormal numbers
 LENGTHS = (1, 2, 3, 17, 300)

@@ -17,7 +17,7 @@ from tests.support.clipped_sums import norm_of
 from tests.support.small_models import Uses
 from training_client.errors import UnsupportedModelError
 from training_client.private_step import Clipper, Transform
-from training_client.private_step.token_gradients import TokenGradients
+from training_client.private_step.gradients.token_gradients import TokenGradients
 from training_client.testing import clipped_sum
 
 

@@ -17,13 +17,14 @@ from torch import nn
 
 from tests.support.accelerator_counts import no_cpu
 from tests.support.small_models import clipped_norm, sum_clipped
-from training_client.private_step import Clipper, Transform, gradient_factors
+from training_client.private_step import Clipper, Transform
 from training_client.private_step.blocks import cut_into_blocks
-from training_client.private_step.layer_uses import EnginePath
-from training_client.private_step.model_checks import CheckedModel
+from training_client.private_step.gradients import gradient_factors
+from training_client.private_step.gradients.sequence_products import SequenceProducts
+from training_client.private_step.gradients.summed_gradients import SummedGradients
+from training_client.private_step.layers.layer_uses import EnginePath
+from training_client.private_step.layers.model_checks import CheckedModel
 from training_client.private_step.rounding_bounds import rounding_error, sequence_rounding
-from training_client.private_step.sequence_products import SequenceProducts
-from training_client.private_step.summed_gradients import SummedGradients
 from training_client.private_step.transform import AffineMap
 
 

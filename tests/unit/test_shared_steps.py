@@ -41,9 +41,9 @@ from training_client.lab.models import cross_entropy
 from training_client.optimizers import make_optimizer, private_batches
 from training_client.optimizers.private_batches import _DrawnIndices
 from training_client.plan import Plan
+from training_client.private_step.processes.shared_budget import SharedBudget, share_budget
 from training_client.private_step.rounded_gaussian import NoiseGrid
 from training_client.private_step.sampling import PoissonSampler
-from training_client.private_step.shared_budget import SharedBudget, share_budget
 
 
 def trained_in_turn(rank: int) -> Any:

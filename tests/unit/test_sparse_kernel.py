@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.support.tensors import require_close
-from training_client.private_step.gradient_factors import DenseFactor, make_factor
+from training_client.private_step.gradients.gradient_factors import DenseFactor, make_factor
 from training_client.private_step.kernels.sparse import SparseFactor
 
 TINY = float(torch.finfo(torch.float32).tiny)

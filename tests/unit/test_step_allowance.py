@@ -21,7 +21,8 @@ from training_client.lab import train as training
 from training_client.lab.models import cross_entropy, mlp
 from training_client.optimizers import PrivateOptimizer, make_optimizer
 from training_client.optimizers.torch_optimizers import NoisyTorchOptimizer
-from training_client.private_step import Clipper, single_process
+from training_client.private_step import Clipper
+from training_client.private_step.processes import single_process
 
 FITS = 20
 

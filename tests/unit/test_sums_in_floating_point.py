@@ -21,20 +21,19 @@ from tests.support.accelerator_counts import no_cpu
 from tests.support.small_models import unbudgeted
 from training_client.lab.models import cross_entropy
 from training_client.plan import Plan
-from training_client.private_step import (
-    Clipper,
-    Transform,
-    chunked_gradients,
-    example_gradients,
-)
+from training_client.private_step import Clipper, Transform
 from training_client.private_step.blocks import cut_into_blocks
 from training_client.private_step.clipped_sum import ClippedSum
-from training_client.private_step.convolution_gradients import ConvolutionProducts, Kernel
-from training_client.private_step.example_gradients import (
+from training_client.private_step.gradients import chunked_gradients, example_gradients
+from training_client.private_step.gradients.convolution_gradients import ConvolutionProducts, Kernel
+from training_client.private_step.gradients.example_gradients import (
     ExampleGradients,
     MaterializedGradients,
     OuterProducts,
 )
+from training_client.private_step.gradients.sequence_products import SequenceProducts
+from training_client.private_step.gradients.summed_gradients import SummedGradients
+from training_client.private_step.gradients.token_gradients import TokenGradients
 from training_client.private_step.kernels import matmul
 from training_client.private_step.kernels.sparse import SparseFactor
 from training_client.private_step.private_sum import PrivateSum
@@ -45,9 +44,6 @@ from training_client.private_step.rounding_bounds import (
     single_precision_block,
     sum_share,
 )
-from training_client.private_step.sequence_products import SequenceProducts
-from training_client.private_step.summed_gradients import SummedGradients
-from training_client.private_step.token_gradients import TokenGradients
 from training_client.private_step.transform import AffineMap
 from training_client.testing import clipped_sum
 

@@ -2,19 +2,20 @@
 
 By framework:
 
-- Opacus: `opacus`, an accountant for `PrivacyEngine` that charges every step before it is made.
+- Opacus: `opacus`, whose `accountant` charges every step of `PrivacyEngine` before it is made.
 - Lightning: `lightning`, a callback that ends a fit before the step that does not fit the budget.
 - Hugging Face: `huggingface`, the same for a `Trainer`.
 - Lightning and Hugging Face with this project's engine, without Opacus: `lightning_engine` and
   `huggingface_engine`, which share `framework_optimizer`.
-- Flower: `flower`, a mod that charges each round of federated training, and `flower_strategy`, the
-  server's average (`federated_average`). `round_budget` asks the ledger, and `flower_messages` has
+- Flower: `flower`, whose `client_app` charges each round of federated training and whose `strategy`
+  is the server's average (`federated_average`). `round_budget` asks the ledger, and `messages` has
   the names in the messages.
 
-The callbacks share `step_gate`, which checks every step of Opacus' optimizer. By what is refused:
+In `opacus/`, the callbacks share `step_gate`, which checks every step of Opacus' optimizer. By what
+is refused:
 
-- `opacus_checks`: loaders that sample neither by Poisson nor by balls in bins, optimizers without
-  noise, adaptive or ghost clipping, accumulation over batches. No guarantee covers them.
+- `checks`: loaders that sample neither by Poisson nor by balls in bins, optimizers without noise,
+  adaptive or ghost clipping, accumulation over batches. No guarantee covers them.
 - `batch_counting`: a second step of a batch, which is charged as one of a batch of its own; and a
   batch without a step, which can reveal a record.
 - `split_batches`: a pass that ends within a batch that `BatchMemoryManager` splits, since its

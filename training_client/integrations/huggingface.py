@@ -14,11 +14,11 @@ from typing import Any, Final
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from training_client.errors import BudgetExhaustedError, NoGuaranteeError
-from training_client.integrations.opacus_checks import require_no_accumulation
+from training_client.integrations.opacus.checks import require_no_accumulation
+from training_client.integrations.opacus.skipped_steps import require_no_grad_scaler
+from training_client.integrations.opacus.split_batches import require_no_batch_limit
+from training_client.integrations.opacus.step_gate import GatedRun
 from training_client.integrations.patches import warn_if_untested
-from training_client.integrations.skipped_steps import require_no_grad_scaler
-from training_client.integrations.split_batches import require_no_batch_limit
-from training_client.integrations.step_gate import GatedRun
 
 warn_if_untested("opacus", "torch", "transformers", "accelerate")
 

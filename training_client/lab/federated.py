@@ -8,9 +8,9 @@ and takes a gradient step. A participant leaves when their budget is spent, and 
 nobody is left, so the number of rounds is not fixed in advance.
 
 A participant receives only the parameters and returns only a noisy mean, so a federated framework
-can carry both (`training_client.integrations.flower` does); here all participants run in one
-process. The privacy unit is a record of a participant's data. Nobody, not even the server, sees a
-gradient without noise.
+can carry both (`training_client.integrations.flower.client_app` does); here all participants run in
+one process. The privacy unit is a record of a participant's data. Nobody, not even the server, sees
+a gradient without noise.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from torch import nn
 from training_client.budget import Allowance
 from training_client.client.answers import Guarantee
 from training_client.errors import BudgetExhaustedError, DataError
-from training_client.integrations.federated_average import ServerMomentum, descend_along_mean
+from training_client.integrations.flower.federated_average import ServerMomentum, descend_along_mean
 from training_client.optimizers.adadps import AdaDps
 from training_client.plan import Schedule, factor_at
 from training_client.private_step import Loss, Transform

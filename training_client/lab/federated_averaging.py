@@ -24,7 +24,7 @@ from torch import nn
 from training_client.budget import Allowance
 from training_client.client.answers import Guarantee
 from training_client.errors import BudgetExhaustedError, DataError
-from training_client.integrations.federated_average import ServerMomentum, descend_along_mean
+from training_client.integrations.flower.federated_average import ServerMomentum, descend_along_mean
 from training_client.lab.federated import copy_parameters
 from training_client.private_step import Loss, Transform
 from training_client.private_step.blocks import unflatten_vector

@@ -33,8 +33,8 @@ from training_client.optimizers.state_source import (
     StepContext,
 )
 from training_client.optimizers.torch_optimizers import NoisyTorchOptimizer
-from training_client.private_step.model_fixes import fix
-from training_client.private_step.shared_budget import SharedBudget, share_budget
+from training_client.private_step.layers.model_fixes import fix
+from training_client.private_step.processes.shared_budget import SharedBudget, share_budget
 
 __all__ = [
     "OPTIMIZERS",

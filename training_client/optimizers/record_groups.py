@@ -32,7 +32,7 @@ from torch.utils.data import Dataset, Subset, default_collate
 from training_client.budget import Allowance
 from training_client.errors import DataError, NoGuaranteeError
 from training_client.private_step.batches import TargetLoss, Targets
-from training_client.private_step.shared_budget import SharedBudget
+from training_client.private_step.processes.shared_budget import SharedBudget
 
 
 class PerRecord(nn.Module):

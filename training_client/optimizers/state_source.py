@@ -26,7 +26,7 @@ from training_client.private_step.batches import (
     tensors_of,
 )
 from training_client.private_step.private_sum import NoisyBlock, NoisyMean
-from training_client.private_step.step_processes import OneProcess, StepProcesses
+from training_client.private_step.processes.step_processes import OneProcess, StepProcesses
 
 PUBLIC_BATCH_SIZE: Final = 64  # the mini-batches of papers/004, Appendix B
 NO_EXAMPLE_SQUARES: Final = (

@@ -9,7 +9,7 @@ from typing import Final, Protocol
 import torch
 
 from training_client.private_step.blocks import Block, Piece, rows_of
-from training_client.private_step.example_gradients import ExampleGradients
+from training_client.private_step.gradients.example_gradients import ExampleGradients
 from training_client.private_step.kernels.matmul import full_precision
 from training_client.private_step.rounding_bounds import Scalar
 from training_client.private_step.transform import AffineMap

@@ -18,14 +18,14 @@ from training_client.private_step.batches import (
     without_graph,
 )
 from training_client.private_step.blocks import Block, Piece, cut_into_blocks
-from training_client.private_step.clippable_layers import find_trained_layers
 from training_client.private_step.clipped_sum import AccumulatedSum, BlockwiseSum, ClippedSum
-from training_client.private_step.example_gradients import ExampleGradients, as_scalar
+from training_client.private_step.gradients.example_gradients import ExampleGradients, as_scalar
 from training_client.private_step.kernels.compiled import is_on_cpu
 from training_client.private_step.kernels.matmul import full_precision
-from training_client.private_step.layer_uses import EnginePath
-from training_client.private_step.model_checks import CheckedModel
-from training_client.private_step.model_pass import Loss
+from training_client.private_step.layers.clippable_layers import find_trained_layers
+from training_client.private_step.layers.layer_uses import EnginePath
+from training_client.private_step.layers.model_checks import CheckedModel
+from training_client.private_step.layers.model_pass import Loss
 from training_client.private_step.module_names import describe_tensor
 from training_client.private_step.rounding_bounds import (
     SHARE_MAX,

@@ -36,6 +36,14 @@ from training_client.private_step.batches import (
 )
 from training_client.private_step.blocks import unflatten_vector
 from training_client.private_step.noise import FreshGenerator, draw_key
+from training_client.private_step.processes.shared_budget import SharedBudget
+from training_client.private_step.processes.single_process import require_same_process
+from training_client.private_step.processes.step_processes import (
+    OneProcess,
+    SharedStep,
+    StepProcesses,
+    StepTerms,
+)
 from training_client.private_step.rounded_gaussian import NoiseGrid
 from training_client.private_step.rounding_bounds import (
     Scalar,
@@ -43,14 +51,6 @@ from training_client.private_step.rounding_bounds import (
     sum_share,
 )
 from training_client.private_step.sampling import Epoch, EpochProgress, Sampler, sampler_for_plan
-from training_client.private_step.shared_budget import SharedBudget
-from training_client.private_step.single_process import require_same_process
-from training_client.private_step.step_processes import (
-    OneProcess,
-    SharedStep,
-    StepProcesses,
-    StepTerms,
-)
 from training_client.private_step.trained_parameters import TrainedParameters
 
 LOAD_EARLIER: Final = (

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_map_only
 from training_client.errors import UnsupportedModelError
 from training_client.private_step.blocks import Block, rows_of
 from training_client.private_step.module_names import describe_tensor
-from training_client.private_step.process_group import is_rank_zero, world_size
+from training_client.private_step.processes.process_group import is_rank_zero, world_size
 
 
 class TrainedParameters:

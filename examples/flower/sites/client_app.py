@@ -13,13 +13,13 @@ from flwr.app import Context, Message
 
 from sites.task import load_records, make_model
 from training_client.client import AccountingService
-from training_client.integrations.flower import (
+from training_client.integrations.flower.client_app import (
     granted_round,
     make_client_app,
     received_parameters,
     send_contribution,
 )
-from training_client.integrations.round_budget import RoundBudget
+from training_client.integrations.flower.round_budget import RoundBudget
 from training_client.lab.federated import AdaptiveParticipant, Contributor, Participant
 from training_client.lab.federated_averaging import FedAvgParticipant
 from training_client.lab.models import cross_entropy

@@ -10,7 +10,7 @@ from flwr.app import ArrayRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
 
 from sites.task import load_records, make_model
-from training_client.integrations.flower_strategy import (
+from training_client.integrations.flower.strategy import (
     BudgetedAverage,
     load_parameters,
     parameters_of,

@@ -1,0 +1,1 @@
+"""The processes that make a step together, the calls between them, and the budget they share."""

@@ -22,8 +22,8 @@ from training_client.private_step.gradients.example_gradients import (
 from training_client.private_step.gradients.sequence_products import SequenceProducts
 from training_client.private_step.gradients.summed_gradients import SummedGradients
 from training_client.private_step.gradients.token_gradients import TokenGradients
+from training_client.private_step.kernels.elementwise import AffineMap
 from training_client.private_step.kernels.row_sums import mapped_squared_norms
-from training_client.private_step.transform import AffineMap
 
 pytestmark = pytest.mark.usefixtures("no_cpu_anywhere")
 ROWS, COLUMNS, EXAMPLES, POSITIONS = 5, 4, 3, 6

@@ -14,8 +14,8 @@ import torch
 from training_client.private_step import noise
 from training_client.private_step.kernels.matmul import full_precision
 from training_client.private_step.layers import model_checks
+from training_client.private_step.model_state import random_state, restored_random_state
 from training_client.private_step.noise import FreshGenerator
-from training_client.private_step.random_state import random_state, restored_random_state
 
 CUDA = torch.device("cuda", 1)
 

@@ -8,7 +8,7 @@ from torch import nn
 
 from training_client.lab.data import Dataset
 from training_client.lab.train import evaluate
-from training_client.private_step.evaluation import evaluation_mode
+from training_client.private_step.model_state import evaluation_mode
 
 EXAMPLES = 2500  # two and a half batches
 

@@ -22,10 +22,10 @@ from training_client.private_step.blocks import cut_into_blocks
 from training_client.private_step.gradients import gradient_factors
 from training_client.private_step.gradients.sequence_products import SequenceProducts
 from training_client.private_step.gradients.summed_gradients import SummedGradients
+from training_client.private_step.kernels.elementwise import AffineMap
 from training_client.private_step.layers.layer_uses import EnginePath
 from training_client.private_step.layers.model_checks import CheckedModel
 from training_client.private_step.rounding_bounds import rounding_error, sequence_rounding
-from training_client.private_step.transform import AffineMap
 
 
 @contextmanager

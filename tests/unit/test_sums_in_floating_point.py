@@ -35,6 +35,7 @@ from training_client.private_step.gradients.sequence_products import SequencePro
 from training_client.private_step.gradients.summed_gradients import SummedGradients
 from training_client.private_step.gradients.token_gradients import TokenGradients
 from training_client.private_step.kernels import matmul
+from training_client.private_step.kernels.elementwise import AffineMap
 from training_client.private_step.kernels.sparse import SparseFactor
 from training_client.private_step.private_sum import PrivateSum
 from training_client.private_step.rounding_bounds import (
@@ -44,7 +45,6 @@ from training_client.private_step.rounding_bounds import (
     single_precision_block,
     sum_share,
 )
-from training_client.private_step.transform import AffineMap
 from training_client.testing import clipped_sum
 
 ROWS, COLUMNS, POSITIONS = 2, 3, 3

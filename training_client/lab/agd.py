@@ -27,7 +27,7 @@ from training_client.errors import BudgetExhaustedError, DataError
 from training_client.lab.selection import permute_and_flip
 from training_client.plan import Plan
 from training_client.private_step import Loss, Transform
-from training_client.private_step.evaluation import evaluation_mode
+from training_client.private_step.model_state import evaluation_mode
 from training_client.private_step.private_sum import PrivateSum
 from training_client.private_step.sampling import PoissonSampler
 

@@ -16,7 +16,7 @@ from training_client.integrations.patches import tune_process
 from training_client.lab.data import Dataset
 from training_client.lab.models import CLASSES, Objective
 from training_client.optimizers import PrivateOptimizer
-from training_client.private_step.evaluation import evaluation_mode
+from training_client.private_step.model_state import evaluation_mode
 from training_client.private_step.sampling import Sampler, sampler_for_plan
 
 _EVALUATION_BATCH: Final = 1000  # test examples per forward pass

@@ -17,7 +17,7 @@ from training_client.errors import BudgetExhaustedError, DataError
 from training_client.optimizers.base import PrivateOptimizer
 from training_client.optimizers.record_groups import require_unit
 from training_client.private_step.batches import require_shapes, shapes_of
-from training_client.private_step.random_state import RandomStates
+from training_client.private_step.model_state import RandomStates
 from training_client.private_step.sampling import (
     Epoch,
     Sampler,

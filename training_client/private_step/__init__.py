@@ -27,7 +27,7 @@ In the order of a step, with what each part guarantees and where that is shown:
 process's own rows. In `processes/`, `step_processes` shares a step out among processes,
 `shared_budget` has them ask one budget, and `process_group` has the calls between them;
 `single_process` refuses processes without a shared budget. `model_fixes` replaces layers that
-cannot be clipped. `evaluation` is for the use of a model between steps, and `kernels` has the CPU
+cannot be clipped. `model_state` is for the use of a model between steps, and `kernels` has the CPU
 loops: they compute and bound nothing.
 
 Tests in `tests/unit`: `test_clipped_sums.py`, `test_record_influence.py` and
@@ -42,8 +42,9 @@ noise of every optimizer.
 from training_client.private_step.blocks import Block, flatten_tensors
 from training_client.private_step.clipped_sum import AccumulatedSum, BlockwiseSum, ClippedSum
 from training_client.private_step.clipper import Clipper
+from training_client.private_step.kernels.elementwise import AffineMap
 from training_client.private_step.layers.model_pass import Loss
-from training_client.private_step.transform import AffineMap, Transform
+from training_client.private_step.transform import Transform
 
 __all__ = [
     "AccumulatedSum",

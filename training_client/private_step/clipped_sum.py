@@ -10,9 +10,9 @@ import torch
 
 from training_client.private_step.blocks import Block, Piece, rows_of
 from training_client.private_step.gradients.example_gradients import ExampleGradients
+from training_client.private_step.kernels.elementwise import AffineMap
 from training_client.private_step.kernels.matmul import full_precision
 from training_client.private_step.rounding_bounds import Scalar
-from training_client.private_step.transform import AffineMap
 
 _MEMORY_RATIO: Final = 4  # of factors to sum, from which on a sum is computed early
 

@@ -21,6 +21,7 @@ from training_client.private_step.blocks import Block, Piece, cut_into_blocks
 from training_client.private_step.clipped_sum import AccumulatedSum, BlockwiseSum, ClippedSum
 from training_client.private_step.gradients.example_gradients import ExampleGradients, as_scalar
 from training_client.private_step.kernels.compiled import is_on_cpu
+from training_client.private_step.kernels.elementwise import AffineMap
 from training_client.private_step.kernels.matmul import full_precision
 from training_client.private_step.layers.clippable_layers import find_trained_layers
 from training_client.private_step.layers.layer_uses import EnginePath
@@ -37,7 +38,7 @@ from training_client.private_step.rounding_bounds import (
     weight_rounding,
 )
 from training_client.private_step.trained_parameters import TrainedParameters
-from training_client.private_step.transform import AffineMap, Transform
+from training_client.private_step.transform import Transform
 
 
 class Clipper:

@@ -15,6 +15,14 @@ def layer_type(module: nn.Module) -> type[nn.Module]:
     return kind.__bases__[-1] if is_replaced else kind
 
 
+def keeps_forward_of(module: nn.Module, kind: type[nn.Module]) -> bool:
+    """Return whether a module is of this layer type (or a subclass) with its original `forward`."""
+    own = type(module)
+    if not isinstance(module, kind) or own.forward is not kind.forward:
+        return False
+    return "forward" not in vars(module) and not hasattr(module, "parametrizations")
+
+
 def describe_layer(model: nn.Module, layer: nn.Module) -> str:
     """Return a layer's path and class on one line, such as "layer encoder.0 (Linear)"."""
     path = next((path for path, each in model.named_modules() if each is layer), "")

@@ -1,6 +1,6 @@
 """Opacus: an accountant for `PrivacyEngine` that asks the service before every step.
 
-    from training_client.integrations.opacus.accountant import connect
+    from training_client.integrations.opacus import connect
 
     connect("http://127.0.0.1:8000", epsilon=2.0, delta=1e-5)
     engine = PrivacyEngine(accountant="remote")      # the rest of the program stays as it is

@@ -25,6 +25,7 @@ from training_client.private_step.gradients.example_gradients import (
     as_scalar,
     squared_norm,
 )
+from training_client.private_step.kernels.elementwise import AffineMap
 from training_client.private_step.kernels.per_coordinate_sums import (
     clamp_in_place,
     damped_squared_norms,
@@ -40,7 +41,6 @@ from training_client.private_step.rounding_bounds import (
     sequence_rounding,
     sequence_underflow,
 )
-from training_client.private_step.transform import AffineMap
 
 _CHUNK_SIZE: Final = 1 << 20  # coordinates of per-example gradients at a time on a CPU
 _ACCELERATOR_CHUNK_SIZE: Final = 1 << 26

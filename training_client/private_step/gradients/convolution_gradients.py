@@ -55,7 +55,7 @@ from training_client.private_step.gradients.example_gradients import (
 from training_client.private_step.gradients.sequence_products import NormMethod
 from training_client.private_step.kernels.compiled import is_on_cpu
 from training_client.private_step.kernels.matmul import are_convolutions_precise, full_precision
-from training_client.private_step.layers.clippable_layers import keeps_forward_of
+from training_client.private_step.module_names import keeps_forward_of
 from training_client.private_step.rounding_bounds import (
     gram_underflow,
     mapped_magnitude_underflow,

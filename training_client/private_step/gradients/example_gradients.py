@@ -23,6 +23,7 @@ import torch
 from training_client.private_step.blocks import Piece
 from training_client.private_step.gradients.gradient_factors import Factor, make_factor
 from training_client.private_step.kernels.compiled import is_on_cpu
+from training_client.private_step.kernels.elementwise import AffineMap
 from training_client.private_step.kernels.per_coordinate_sums import (
     clamp_in_place,
     clamped_sum,
@@ -47,7 +48,6 @@ from training_client.private_step.rounding_bounds import (
     squared_norm_upper_bounds,
     weighted_underflow,
 )
-from training_client.private_step.transform import AffineMap
 
 MappedPieces = Iterable[tuple[Piece, AffineMap]]
 

@@ -24,6 +24,7 @@ from training_client.private_step.gradients.example_gradients import (
     zero_rows,
 )
 from training_client.private_step.kernels.compiled import is_on_cpu
+from training_client.private_step.kernels.elementwise import AffineMap
 from training_client.private_step.kernels.per_coordinate_sums import clamp_in_place
 from training_client.private_step.kernels.row_sums import mapped_squared_norms, squared_norms
 from training_client.private_step.kernels.weighted_rows import add_rows_at
@@ -34,7 +35,6 @@ from training_client.private_step.rounding_bounds import (
     rounding_error,
     weighted_underflow,
 )
-from training_client.private_step.transform import AffineMap
 
 _ROWS: Final = 4096  # rows that are mapped at a time
 

@@ -43,8 +43,7 @@ from training_client.private_step.isolation.trace import (
     describe_backward,
     python_in_backward,
 )
-from training_client.private_step.module_numbers import numbers_of, restore_numbers
-from training_client.private_step.random_state import RandomStates
+from training_client.private_step.model_state import RandomStates, numbers_of, restore_numbers
 
 ROWS: Final = 5  # of the two passes
 _MOST_ANSWERS: Final = 8  # that may be the other way round

@@ -3,16 +3,69 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
 from numpy import float64, isfinite, sqrt
 
+from training_client.private_step.blocks import Piece
 from training_client.private_step.kernels.compiled import compile_loop, is_on_cpu
 
 _SQUARE_MIN: Final = 1e-36  # squares are clamped to this range, so that the inverse of their
 _SQUARE_MAX: Final = 1e36  # root is finite and > 0
 _DOUBLES_MAX: Final = 1 << 20  # numbers that are copied in double precision at a time
+
+
+@dataclass(frozen=True, slots=True)
+class AffineMap:
+    """A shift, then a scale, of some of a gradient's coordinates.
+
+    Attributes:
+        scale: D; None for 1.
+        shift: b; None for 0, as it is without a scale.
+    """
+
+    scale: torch.Tensor | None
+    shift: torch.Tensor | None = None
+
+    def for_piece(self, piece: Piece) -> AffineMap:
+        """Return the part of a block's map for one parameter's rows, in the rows' shape."""
+        scale = None if self.scale is None else piece.view_in(self.scale)
+        return AffineMap(scale, None if self.shift is None else piece.view_in(self.shift))
+
+    def as_row(self) -> AffineMap:
+        """Return the map with scale and shift reshaped to matrices of one row."""
+        scale = None if self.scale is None else self.scale.reshape(1, -1)
+        return AffineMap(scale, None if self.shift is None else self.shift.reshape(1, -1))
+
+    def map_sum(self, total: torch.Tensor, weights: torch.Tensor) -> None:
+        """Scale and shift a weighted sum in place, as if gradients had been mapped before summing.
+
+        Args:
+            total: Σ wᵢ∇ᵢ, in double precision; what is not finite, or becomes so, is set to 0.
+            weights: w, which are added up in double precision.
+        """
+        if self.scale is not None:
+            shifted = None if self.shift is None else (self.shift, weights.sum(dtype=torch.float64))
+            map_in_place(total, self.scale, shifted)
+
+    def gradient_moments(
+        self, mean: torch.Tensor, noise_deviation: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Estimate the mean gradient and its square from a noisy mean of mapped gradients.
+
+        Args:
+            mean: the noisy mean of u.
+            noise_deviation: the standard deviation of the noise on each coordinate of it.
+
+        Returns:
+            ∇ = u/D − b, and ∇² less the variance of its noise. The square may be negative: were it
+            cut off at 0, averages of it would keep half of the noise.
+        """
+        if self.scale is None:
+            return mean, (mean * mean).sub_(noise_deviation**2)
+        return gradient_moments(mean, self.scale, self.shift, noise_deviation**2)
 
 
 def inverse_square_roots(

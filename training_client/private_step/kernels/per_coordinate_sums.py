@@ -21,8 +21,8 @@ import numpy as np
 import torch
 
 from training_client.private_step.kernels.compiled import compile_and_keep, is_on_cpu
+from training_client.private_step.kernels.elementwise import AffineMap
 from training_client.private_step.kernels.row_sums import squared_norms
-from training_client.private_step.transform import AffineMap
 
 _ELEMENTS_MAX: Final = 1 << 26  # of per-example gradients at a time, on an accelerator
 _ROW_GROUP: Final = 4  # rows of the sum at a time: an example's inputs stay in the cache for all

@@ -233,14 +233,6 @@ def _children_without_calls(module: nn.Module) -> list[tuple[str, nn.Module]]:
     ]
 
 
-def keeps_forward_of(module: nn.Module, kind: type[nn.Module]) -> bool:
-    """Return whether a module is of this layer type (or a subclass) with its original `forward`."""
-    own = type(module)
-    if not isinstance(module, kind) or own.forward is not kind.forward:
-        return False
-    return "forward" not in vars(module) and not hasattr(module, "parametrizations")
-
-
 def is_transposed_linear(module: nn.Module) -> bool:
     """Return whether a module is `Conv1D` of Transformers: a linear layer, weight transposed."""
     kind = layer_type(module)

@@ -18,8 +18,8 @@ from training_client.private_step.gradients.example_gradients import (
     ExampleGradients,
     MaterializedGradients,
 )
-from training_client.private_step.layers.clippable_layers import keeps_forward_of
 from training_client.private_step.layers.layer_uses import Tensors, UseRecorder
+from training_client.private_step.module_names import keeps_forward_of
 
 _KINDS: Final = (nn.GroupNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 

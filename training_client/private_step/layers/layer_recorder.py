@@ -35,7 +35,6 @@ from training_client.private_step.isolation.operations import MixingError
 from training_client.private_step.layers.attention_layers import run_attention
 from training_client.private_step.layers.clippable_layers import (
     is_transposed_linear,
-    keeps_forward_of,
     trained_parameters,
 )
 from training_client.private_step.layers.group_normalization import (
@@ -58,7 +57,7 @@ from training_client.private_step.layers.recurrent_layers import (
     run_recurrent_layer,
 )
 from training_client.private_step.layers.replayed_layers import LayerCall, Places, floating_outputs
-from training_client.private_step.module_names import unusual_layer
+from training_client.private_step.module_names import keeps_forward_of, unusual_layer
 
 Gradients = dict[torch.Tensor, ExampleGradients]
 

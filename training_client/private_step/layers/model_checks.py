@@ -32,7 +32,6 @@ from training_client.private_step.batches import (
     tensors_of,
 )
 from training_client.private_step.blocks import Piece, cut_into_blocks, rows_of
-from training_client.private_step.evaluation import evaluation_mode
 from training_client.private_step.gradients.example_gradients import (
     ExampleGradients,
     MaterializedGradients,
@@ -66,17 +65,18 @@ from training_client.private_step.layers.model_pass import (
 )
 from training_client.private_step.layers.replayed_layers import Places
 from training_client.private_step.layers.whole_model import WholeModel, python_of_program
-from training_client.private_step.module_names import describe_layer, describe_tensor
-from training_client.private_step.module_numbers import numbers_of, restore_numbers
-from training_client.private_step.random_state import (
+from training_client.private_step.model_state import (
     RandomStates,
+    evaluation_mode,
+    numbers_of,
     random_state,
+    restore_numbers,
     restored_random_state,
 )
+from training_client.private_step.module_names import describe_layer, describe_tensor
 from training_client.private_step.rounding_bounds import rounding_error
 
 LARGE_BATCH: Final = 32
-_CHECK_INTERVAL_FACTOR: Final = 16
 _SUMMED_EXAMPLES: Final = 4  # whose gradients must add up
 _TESTED_EXAMPLES: Final = 4
 _SMALL_BATCH: Final = 3  # a shuffle of so few examples often leaves them in place:
@@ -88,17 +88,6 @@ _CANCELLATION: Final = 1e-5  # of the largest gradient: how small a replayed lay
 RunModel = Callable[..., ModelPass]
 RunLosses = Callable[[Examples, torch.Tensor], torch.Tensor]
 Batch = tuple[Examples, torch.Tensor]
-
-
-def is_checked(step: int) -> bool:
-    """Return whether processes compare their parameters at this step: at 1, 16, 256, ….
-
-    Args:
-        step: the number of the step, from 1.
-    """
-    while step % _CHECK_INTERVAL_FACTOR == 0:
-        step //= _CHECK_INTERVAL_FACTOR
-    return step == 1
 
 
 class CheckedModel:

@@ -22,8 +22,8 @@ from training_client.private_step.gradients.example_gradients import (
 )
 from training_client.private_step.kernels.matmul import full_precision
 from training_client.private_step.layers.double_sums import DoubleSums
+from training_client.private_step.model_state import random_state
 from training_client.private_step.module_names import unusual_layer
-from training_client.private_step.random_state import random_state
 
 _CHUNK_SIZE: Final = 1 << 20  # coordinates of inputs and gradients of the examples run at once
 

@@ -47,9 +47,14 @@ from training_client.private_step.kernels.matmul import full_precision
 from training_client.private_step.layers.double_sums import DoubleSums
 from training_client.private_step.layers.model_pass import Loss, ModelPass, parameters_and_buffers
 from training_client.private_step.layers.patches import without_own_rules
+from training_client.private_step.model_state import (
+    Numbers,
+    RandomStates,
+    numbers_of,
+    restore_numbers,
+    restored_random_state,
+)
 from training_client.private_step.module_names import describe_tensor
-from training_client.private_step.module_numbers import Numbers, numbers_of, restore_numbers
-from training_client.private_step.random_state import RandomStates, restored_random_state
 from training_client.private_step.trained_parameters import is_sharded_module
 
 _FAILURES: Final = (RuntimeError, TypeError, ValueError, LookupError, NotImplementedError)

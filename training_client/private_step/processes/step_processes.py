@@ -16,7 +16,6 @@ import torch
 
 from training_client.errors import NoGuaranteeError, ProcessLostError
 from training_client.private_step.clipped_sum import BlockwiseSum
-from training_client.private_step.layers.model_checks import is_checked
 from training_client.private_step.processes.process_group import ProcessGroup
 from training_client.private_step.processes.single_process import (
     require_all_processes,
@@ -24,6 +23,7 @@ from training_client.private_step.processes.single_process import (
 )
 from training_client.private_step.rounding_bounds import Scalar
 
+_CHECK_INTERVAL_FACTOR: Final = 16
 _PARAMETER_TOLERANCE: Final = 1e-5  # of the sum of magnitudes: other hardware rounds otherwise
 
 
@@ -154,10 +154,17 @@ class SharedStep:
 
     def _magnitude(self, step: int) -> float:
         """Return Σ|parameters| on checked steps, to compare processes; 0 on other steps."""
-        if not self._compared or not is_checked(step):
+        if not self._compared or not _is_checked(step):
             return 0.0
         sums = [each.detach().abs().sum(dtype=torch.float64) for each in self._compared]
         return float(torch.stack(sums).sum())
+
+
+def _is_checked(step: int) -> bool:
+    """Return whether processes compare their parameters at this step: at 1, 16, 256, …."""
+    while step % _CHECK_INTERVAL_FACTOR == 0:
+        step //= _CHECK_INTERVAL_FACTOR
+    return step == 1
 
 
 def _compute_or_catch(

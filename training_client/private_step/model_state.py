@@ -1,13 +1,31 @@
-"""The state of PyTorch's default random generators: of the CPU, and of the device of a model."""
+"""What a pass may change in a model besides its parameters: modes, random states, plain values."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any, Final
 
 import numpy
 import torch
+from torch import nn
+
+_PLAIN: Final = (bool, int, float, str, type(None))
+
+Numbers = Sequence[Mapping[str, Any]]  # of each module, by attribute
+
+
+@contextmanager
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Put a model into evaluation mode, and restore the mode of each module afterwards."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes.items():
+            module.training = training
 
 
 def random_state(device: torch.device) -> torch.Tensor:
@@ -67,3 +85,17 @@ class RandomStates:
 def _as_plain(part: object) -> object:
     """Return a part of NumPy's state as a value that can be compared."""
     return part.tolist() if isinstance(part, numpy.ndarray) else part
+
+
+def numbers_of(model: nn.Module) -> Numbers:
+    """Return what each module keeps."""
+    return [
+        {name: value for name, value in vars(each).items() if isinstance(value, _PLAIN)}
+        for each in model.modules()
+    ]
+
+
+def restore_numbers(model: nn.Module, numbers: Numbers) -> None:
+    """Let each module keep what it did when `numbers_of` was called."""
+    for module, values in zip(model.modules(), numbers, strict=True):
+        vars(module).update(values)

@@ -450,26 +450,29 @@ async def change_cap(
         await ledger.remove_cap(holder, name, kind, limited)
         return back
     text = first_value(sent, "percent")
-    problem = _find_cap_problem(limited, text)
-    if problem is None:
+    problems = _find_cap_problems(limited, text)
+    if not problems:
         try:
             await ledger.set_cap(holder, name, Cap(kind, limited, float(text) / 100))
             return back
         except UnknownSubjectError as error:
-            problem = {"holder": f"{error.detail[:1].upper()}{error.detail[1:]}."}
-    typed = {"kind": kind.value, "holder": limited, "percent": text, "problems": problem}
+            problems = {"holder": f"{error.detail[:1].upper()}{error.detail[1:]}."}
+    typed = {"kind": kind.value, "holder": limited, "percent": text, "problems": problems}
     return await _show_dataset(request, session, ledger, name, cap=typed)
 
 
-def _find_cap_problem(holder: str, percent: str) -> Json | None:
-    """Return a sentence about the field of a cap's form that is wrong; None if both are right."""
+def _find_cap_problems(holder: str, percent: str) -> dict[str, str]:
+    """Return a sentence about each field of a cap's form that is wrong."""
+    found = {}
     if not re.fullmatch(NAME_PATTERN, holder):
-        return {"holder": "Enter the identifier of a key, or the name of a team."}
+        found["holder"] = "Enter the identifier of a key, or the name of a team."
     try:
         is_share = 0 <= float(percent) <= 100
     except ValueError:
         is_share = False
-    return None if is_share else {"percent": "Enter a number from 0 to 100."}
+    if not is_share:
+        found["percent"] = "Enter a number from 0 to 100."
+    return found
 
 
 @router.get("/runs/{identifier}/release")

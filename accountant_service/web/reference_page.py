@@ -172,9 +172,11 @@ def _url_and_header_parameters(document: Node, operation: Node) -> Iterator[Para
 
 
 def _body_parameters(document: Node, body: Node) -> Iterator[Parameter]:
-    """Yield the fields of an operation's request body."""
+    """Yield the fields of an operation's request body, those that are required first."""
     required = body.get("required", ())
-    for name, schema in body.get("properties", {}).items():
+    properties = body.get("properties", {})
+    for name in sorted(properties, key=lambda each: each not in required):
+        schema = properties[name]
         meaning = schema.get("description") or _find_meaning(document, name, schema)
         yield Parameter(name, _describe_type(document, schema), name in required, meaning)
 

@@ -31,7 +31,7 @@ from accountant_service.web.sessions import COOKIE, SessionEndedError, Sessions
 
 _Handler = Callable[[Request, Any], Awaitable[Response]]
 _FAILURES: Final = (CodedError, RequestValidationError, HTTPException, Exception)
-_PAGES: Final = (
+PAGES: Final = (
     account_pages,
     calculator_page,
     documentation_pages,
@@ -52,7 +52,7 @@ _NO_PAGE_DETAIL: Final = "there is no page at this address"
 def install(app: FastAPI) -> None:
     """Add the web pages to an application, and show failures to browsers as pages."""
     app.state.sessions = Sessions(app.state.repository, app.state.keys)
-    for each in _PAGES:
+    for each in PAGES:
         app.include_router(each.router)
     app.add_route("/static/{path:path}", _make_asset_handler(), include_in_schema=False)
     for kind in _FAILURES:

@@ -12,6 +12,7 @@ from accountant_service.number_format import shorten_exponents
 
 Json = Mapping[str, Any]
 
+_SHORT_MAX: Final = 1e6  # larger whole numbers may be shorter with an exponent
 _PYTHON: Final = """\
 from accountant_service import epsilon
 
@@ -48,11 +49,23 @@ def python(body: Json) -> str:
     else:
         given["mechanism"] = mechanism
     arguments = ", ".join(
-        f"{name}={shorten_exponents(repr(value))}" for name, value in given.items()
+        f"{name}={shorten_exponents(repr(_shorten(value)))}" for name, value in given.items()
     )
     return _PYTHON.format(arguments=arguments)
 
 
 def _dump(document: Json) -> str:
     """Return a document as JSON, with numbers as the pages write them."""
-    return shorten_exponents(json.dumps(document, ensure_ascii=False))
+    return shorten_exponents(json.dumps(_shorten(document), ensure_ascii=False))
+
+
+def _shorten(value: Any) -> Any:
+    """Return a JSON value that is equal, with 10 in the place of 10.0."""
+    match value:
+        case float() if value.is_integer() and abs(value) < _SHORT_MAX:
+            return int(value)
+        case Mapping():
+            return {name: _shorten(each) for name, each in value.items()}
+        case list():
+            return [_shorten(each) for each in value]
+    return value

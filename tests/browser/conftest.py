@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlencode
+from urllib.parse import urlencode, urlsplit
 
 import httpx
 import pytest
+from fastapi.routing import APIRoute
 
 from accountant_service.app import create_app
 from accountant_service.ledger.api_keys import Scope
 from accountant_service.settings import Settings
+from accountant_service.web import routing
 from accountant_service.web.sessions import COOKIE
 from tests.support.databases import free_port
 from tests.support.programs import awake
@@ -72,6 +75,67 @@ PAGES = {
     "help": "/help",
     "reference": "/docs",
 }
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A page after a form of it was sent.
+
+    Attributes:
+        path: of the page with the form. Each time {spare} is a new dataset with one open run,
+            {spare_run}, and {spare_key} a new key.
+        button: its name.
+        fields: what is written into it, by label.
+        checks: the labels of boxes that are checked.
+        opens: the text of what hides the form, if anything does.
+        status: of the answer.
+    """
+
+    path: str
+    button: str
+    fields: Mapping[str, str] = field(default_factory=dict)
+    checks: tuple[str, ...] = ()
+    opens: str = ""
+    status: int = 303
+
+
+_DOCUMENT = """{"history": [[0.5, 0.01, 10]], "mechanism": "gdp"}"""
+SENT = {
+    "sent-sign-in-refused": Sent("/sign-in", "Sign in", {"API key": "pa_no_key"}, status=422),
+    "sent-import": Sent(
+        "/import", "Check", {"Document": _DOCUMENT, "Claimed ε": "0.1"}, status=200
+    ),
+    "sent-import-refused": Sent(
+        "/import", "Check", {"Document": "{", "Claimed ε": "much"}, status=200
+    ),
+    "sent-key": Sent("/keys", "Create key", {"Name": "for the night"}, ("patients",), status=201),
+    "sent-key-refused": Sent("/keys", "Create key", {"Days until it expires": "soon"}, status=422),
+    "sent-dataset": Sent(
+        "/new-dataset",
+        "Create dataset",
+        {"Name": "{spare}-2", "Records": "60000", "ε": "3", "δ": "1e-5"},
+    ),
+    "sent-dataset-refused": Sent(
+        "/new-dataset",
+        "Create dataset",
+        {"Name": "two words", "Records": "many", "ε": "300", "δ": "1e-5"},
+        status=422,
+    ),
+    "sent-cap": Sent(
+        "/datasets/{spare}",
+        "Set cap",
+        {"Key or team": "vision", "Percent of the budget": "40"},
+        ("a team",),
+        "Set a cap",
+    ),
+    "sent-cap-refused": Sent(
+        "/datasets/{spare}", "Set cap", {"Percent of the budget": "half"}, (), "Set a cap", 422
+    ),
+    "sent-close": Sent("/datasets/{spare}/close", "Close the dataset"),
+    "sent-release": Sent("/runs/{spare_run}/release", "Release the run"),
+    "sent-revoke": Sent("/keys/{spare_key}/revoke", "Revoke the key"),
+    "sent-delete-refused": Sent("/datasets/{spare}/delete", "Delete the dataset", status=409),
+}
 EXPECTED = {"not-found": 404, "session-ended": 401}
 # one of each page; the others are its other states
 ONE_OF_EACH = {
@@ -81,6 +145,16 @@ ONE_OF_EACH = {
 }
 # htmx reports these when a newer question replaces the one under way, or another page is opened
 REPLACED = ("htmx:afterRequest,", "htmx:sendAbort,")
+
+
+def list_page_routes(method: str) -> set[str]:
+    """Return the patterns of the addresses at which pages are asked for, or forms sent."""
+    routes = [each for page in routing.PAGES for each in page.router.routes]
+    return {
+        re.sub("{[^}]*:path}", ".*", re.sub("{[^}:]*}", "[^/]+", each.path))
+        for each in routes
+        if isinstance(each, APIRoute) and method in each.methods
+    }
 
 
 @dataclass(frozen=True)
@@ -104,6 +178,21 @@ class Site:
         assert answer.is_success, answer.text
         found: dict[str, Any] = answer.json()
         return found
+
+    def places(self) -> dict[str, str]:
+        """Return what stands for the names in the addresses of pages."""
+        key = self.keys["run"].split("_")[1]
+        return {"open_run": self.open_run, "ended_run": self.ended_run, "key": key}
+
+    def add_spare(self) -> dict[str, str]:
+        """Create a dataset with a run that is open; return the names of both."""
+        name = f"spare-{uuid.uuid4().hex[:6]}"
+        budget = {"epsilon": 3.0, "delta": 1e-5}
+        self.post("/v1/datasets", {"name": name, "size": 60_000, "budget": budget})
+        run = self.post(f"/v1/datasets/{name}/reservations", {"mechanism": RUN})["id"]
+        self.post(f"/v1/reservations/{run}/grants", {"steps": 60, "sequence": 0})
+        key = self.post("/v1/keys", {"scopes": ["run"], "name": name})["id"]
+        return {"spare": name, "spare_run": run, "spare_key": key}
 
 
 def _keys(url: str) -> dict[str, str]:
@@ -174,6 +263,7 @@ class Watched:
         self.page, self.site = page, site
         self.complaints: list[str] = []
         self.responses: list[Any] = []
+        self.sent_to: list[str] = []  # the paths of forms
         page.on("console", self._note)
         page.on("pageerror", lambda error: self.complaints.append(str(error)))
         page.on("response", lambda answer: self.responses.append(answer))
@@ -215,21 +305,48 @@ class Watched:
         """
         self.sign_in("admin")
         SHOTS.mkdir(parents=True, exist_ok=True)
-        key = self.site.keys["run"].split("_")[1]
-        places = {"open_run": self.site.open_run, "ended_run": self.site.ended_run, "key": key}
+        places = self.site.places()
         found = {}
         for name, path in {**pages, "session-ended": "/datasets"}.items():
             if name == "session-ended":
                 cookie = {"name": COOKIE, "value": "ended", "url": self.site.url}
                 self.page.context.add_cookies([cookie])
-            found[name] = self._look_at(name, path.format(**places), themes)
+            status = EXPECTED.get(name, 200)
+            self.complaints.clear()
+            assert self.go(path.format(**places)).status == status
+            found[name] = self._look_at(name, status, themes)
         return {name: each for name, each in found.items() if each}
 
-    def _look_at(self, name: str, path: str, themes: Sequence[str]) -> list[str]:
-        """Open and photograph a page, and return what is wrong with it."""
-        self.complaints.clear()
-        status = EXPECTED.get(name, 200)
-        assert self.go(path).status == status
+    def find_faults_after_sending(
+        self, forms: Mapping[str, Sent], themes: Sequence[str] = ("light", "dark")
+    ) -> dict[str, list[str]]:
+        """Send forms as an administrator and photograph the answers; return what is wrong."""
+        self.sign_in("admin")
+        SHOTS.mkdir(parents=True, exist_ok=True)
+        found = {}
+        for name, form in forms.items():
+            places = self.site.add_spare()
+            self.go(form.path.format(**places))
+            self.complaints.clear()
+            if form.opens:
+                self.page.get_by_text(form.opens, exact=True).click()
+            for label, text in form.fields.items():
+                self.page.get_by_label(label, exact=True).fill(
+                    text.replace("{spare}", places["spare"])
+                )
+            for label in form.checks:
+                self.page.get_by_label(label, exact=True).check()
+            with self.page.expect_response(lambda answer: answer.request.method == "POST") as sent:
+                self.page.get_by_role("button", name=form.button, exact=True).press("Enter")
+            self.page.wait_for_load_state("networkidle")
+            status = sent.value.status
+            wrong = [] if status == form.status else [f"status {status}"]
+            self.sent_to.append(urlsplit(sent.value.url).path)
+            found[name] = wrong + self._look_at(name, form.status, themes)
+        return {name: each for name, each in found.items() if each}
+
+    def _look_at(self, name: str, status: int, themes: Sequence[str]) -> list[str]:
+        """Photograph the open page, and return what is wrong with it."""
         width = self.page.viewport_size["width"]
         for theme in themes:
             self.page.emulate_media(color_scheme=theme)

@@ -5,19 +5,46 @@ All states of the pages, widths and themes are looked at by `test_page_matrix.py
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from accountant_service.web import documentation_pages
-from tests.browser.conftest import HTML_NAME, ONE_OF_EACH, RUN, WIDTHS, Site, check_plots
+from tests.browser.conftest import (
+    HTML_NAME,
+    ONE_OF_EACH,
+    PAGES,
+    RUN,
+    WIDTHS,
+    Site,
+    check_plots,
+    list_page_routes,
+)
 
 pytestmark = [
     pytest.mark.browser,
     # the driver leaves its pipes to the garbage collector
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
+# not pages of their own: files, a redirection and parts of pages
+NO_PAGES = {
+    "/datasets/[^/]+/steps-left",
+    "/documentation",
+    "/documentation/.*",
+    "/runs/[^/]+/certificate",
+}
+# what can be operated and is not in a closed part; radio buttons of one name are one stop of Tab
+LIST_CONTROLS = """() => {
+  const all = document.querySelectorAll("a[href], button, input, select, textarea, summary");
+  window.controls = [...all]
+    .filter((each) => each.checkVisibility({ visibilityProperty: true }) && !each.disabled)
+    .filter((each) => each.tabIndex >= 0 && each.type !== "hidden")
+    .filter((each) => each.type !== "radio" || each.checked);
+  return window.controls.length;
+}"""
+FOCUSED = "() => window.controls.indexOf(document.activeElement)"
 
 
 def test_one_of_each_page_is_sound(open_page: Any) -> None:
@@ -101,6 +128,44 @@ def test_the_planner_by_keyboard(open_page: Any) -> None:
     page.wait_for_url("**/?batches=sizes*")
     assert "≤ ε ≤" in str(page.locator("#proved").text_content())
     assert watched.complaints == []
+
+
+def test_the_pages_that_are_tried_are_those_of_the_routes() -> None:
+    """All tests of pages read `PAGES`: a new page is missing there, and named here."""
+    asked = [path.partition("?")[0] for path in PAGES.values()]
+    for pattern in list_page_routes("GET") - NO_PAGES:
+        assert any(re.fullmatch(pattern, path) for path in asked), pattern
+
+
+def test_every_control_is_reached_by_keyboard(open_page: Any) -> None:
+    """Tab goes through all that can be clicked, in the order of the page, and shows where it is."""
+    watched = open_page()
+    watched.sign_in("admin")
+    for name, path in ONE_OF_EACH.items():
+        watched.go(path.format(**watched.site.places()))
+        count = watched.page.evaluate(LIST_CONTROLS)
+        reached: list[int] = []
+        for _ in range(2 * count):  # regions that scroll are stops too
+            watched.page.keyboard.press("Tab")
+            at = watched.page.evaluate(FOCUSED)
+            reached += [at] if at >= 0 else []
+            if at == count - 1:
+                break
+        assert reached == list(range(count)), name
+
+
+def test_without_javascript_every_page_can_be_read_and_its_forms_sent(open_page: Any) -> None:
+    watched = open_page(java_script_enabled=False)
+    watched.sign_in("admin")
+    for name, path in ONE_OF_EACH.items():
+        watched.go(path.format(**watched.site.places()))
+        page = watched.page
+        assert page.locator("h1").first.is_visible(), name
+        for form in page.locator("form").all():
+            if form.locator("xpath=ancestor::details").count() == 0:
+                buttons = form.locator("button:not([type=button])").all()
+                assert any(each.is_visible() for each in buttons), name
+        assert not any(each.is_visible() for each in page.locator("[data-copy]").all()), name
 
 
 def test_without_javascript_the_form_works(open_page: Any) -> None:

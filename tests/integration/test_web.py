@@ -211,6 +211,7 @@ def test_the_snippets_ask_the_same_question(visitor: Person, query: str) -> None
     assert found
     curl, command, python = _snippets(text)
     assert all("1e-5" in each and "1e-05" not in each for each in (curl, command, python))
+    assert ".0," not in curl + python, "whole numbers are written as such"
     words = shlex.split(curl)
     assert words[:3] == ["curl", "-s", "http://testserver/v1/compare"]
     answer = visitor.http.post(words[2].removeprefix("http://testserver"), content=words[-1],
@@ -555,7 +556,7 @@ def test_a_budget_is_counted_in_steps(admin: Person, run: str) -> None:
     assert (rows[0], rows[-1]) == (("0", "0"), (spent[1], spent[1]))
     assert len(rows) == 33
     assert "Spent and held are in reference steps, or ε by addition." in text
-    share = re.search(r"Share of the budget</dt><dd>([\d.]+) %", admin.get(f"/runs/{run}"))
+    share = re.search(r"Reserved share of the budget</dt><dd>([\d.]+) %", admin.get(f"/runs/{run}"))
     assert share
     assert float(share[1]) == pytest.approx(10_000 / int(budget[1]), rel=0.01)
 
@@ -666,6 +667,9 @@ def test_a_cap_is_set_and_removed_on_the_page(admin: Person, run: str) -> None:
         text = admin.send(path, 422, **(cap | change))
         assert problem(text, field).startswith(said)
         assert value(text, "holder") == (cap | change)["holder"]
+    text = admin.send(path, 422, **(cap | {"holder": "", "percent": "half"}))
+    assert problem(text, "holder"), "both fields are named"
+    assert problem(text, "percent"), "both fields are named"
     assert "team vision</th>" in admin.send(path, **cap)
     assert "team vision</th>" not in admin.send(path, **cap, remove="yes")
 

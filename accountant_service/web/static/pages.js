@@ -138,7 +138,9 @@ function draw(figure) {
   const columns = columnsOf(table, figure.dataset.x === "log", figure.dataset.y === "log");
   figure.classList.toggle("bare", columns[0].length < 2);
   if (columns[0].length < 2) return; // one point makes no line, and an axis would have no scale
-  const { limit, diagonal } = figure.dataset;
+  const { x, limit, diagonal } = figure.dataset;
+  // what changed last holds until now
+  if (x === "time") columns.forEach((each, at) => each.push(at ? each.at(-1) : Date.now() / 1000));
   if (diagonal) { columns.push(columns[0]); labels.push(diagonal); }
   if (limit) columns.push(columns[0].map(() => Number(limit)));
   holder.replaceChildren();

@@ -11,11 +11,13 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
+from operator import mul
 from typing import Any, Final, Protocol, Self
 
 Mechanism = Mapping[str, Any]  # JSON, as the accounting service reads it
 POISSON: Final = "poisson"
 BALLS_IN_BINS: Final = "balls_in_bins"
+CYCLIC_POISSON: Final = "cyclic_poisson"  # of plans with banded noise
 SAMPLINGS: Final = (POISSON, BALLS_IN_BINS)
 _SCHEDULES: Final = ("noise_schedule", "clip_schedule", "learning_rate_schedule")
 _FACTOR_MAX: Final = 1e6  # of an adapted clip norm, relative to the first
@@ -170,26 +172,93 @@ class AdaptiveClipping:
 
 
 @dataclass(frozen=True, slots=True)
+class BandedNoise:
+    """Noise that later steps take back in part, for records that are sampled in turn (BandMF).
+
+    Each record is in one of b groups, drawn at random, and step t samples the group t mod b. With S
+    the clipped sum and Z independent noise, step t releases
+
+        Y_t = S_t + Σᵢ cᵢ·(S_{t−i} − Y_{t−i}) + Z_t,   i = 1, …, b − 1,
+
+    so that sums of steps, which the model's parameters are, have less noise than Z's would. A
+    record is in no two of the steps that share noise: the b steps of a round together cost it one
+    Poisson-sampled Gaussian release of noise multiplier σ/‖c‖ (Choquette-Choo et al. 2023, arXiv
+    2306.08153v2, Theorem 4; docs/accountants/kinds.md has a proof).
+
+    Attributes:
+        groups: b ≥ 1, the number of groups, and of the steps of a round.
+        coefficients: c; the first is 1, and at most b − 1 others are from 0 to 1.
+
+    Raises:
+        ValueError: a parameter is out of range.
+    """
+
+    groups: int
+    coefficients: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        """Require as many coefficients as groups at most, the first of them 1."""
+        first, *others = self.coefficients or (0.0,)
+        if not (first == 1 and all(0 <= each <= 1 for each in others)):
+            raise ValueError(
+                f"expected coefficients from 0 to 1, the first of them 1, got {self.coefficients}"
+            )
+        if not len(self.coefficients) <= self.groups:
+            raise ValueError(
+                f"expected at least as many groups as coefficients, got {self.groups} groups and "
+                f"{len(self.coefficients)} coefficients: a record must be in none of the steps "
+                "that share noise with its last one"
+            )
+
+    @classmethod
+    def square_root(cls, groups: int, bands: int | None = None) -> Self:
+        """Return the coefficients of the square root of the matrix of prefix sums, cut off.
+
+        They are cᵢ = C(2i, i)/4ⁱ, close to the best for sums of steps (Kalinin & Lampert 2024,
+        arXiv 2405.13763).
+
+        Args:
+            groups: b.
+            bands: the number of coefficients, from 1 to b; by default b. Each of them after the
+                first takes memory for a number in double precision a coordinate.
+
+        Raises:
+            ValueError: see the class.
+        """
+        count = groups if bands is None else bands
+        ratios = ((2 * i - 1) / (2 * i) for i in range(1, count))
+        return cls(groups, tuple(accumulate(ratios, mul, initial=1.0)))
+
+    @property
+    def norm(self) -> float:
+        """‖c‖ ≥ 1, rounded up: how far a record moves what a round releases, in clip norms."""
+        return math.hypot(*self.coefficients) * (1 + _ROUNDING)
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """The parameters of a sampled Gaussian step: sampling, clip norm, noise and dataset size.
 
     Attributes:
         dataset_size: N, the number of records in the training set.
-        sample_rate: q, the probability of each record to be in a step's batch.
+        sample_rate: q, the probability of each record to be in a step's batch; with banded noise in
+            the batch of a step of its group.
         clip_norm: C, the ℓ2 norm that each example's gradient is clipped to.
         noise_multiplier: σ; the noise added to the sum of clipped gradients has standard
             deviation σC.
-        sampling: "poisson", or "balls_in_bins": in each epoch of 1/q steps, each record is in one
-            batch, drawn uniformly.
+        sampling: "poisson"; "balls_in_bins": in each epoch of 1/q steps, each record is in one
+            batch, drawn uniformly; or with banded noise "cyclic_poisson": records are in groups,
+            which are sampled in turn.
         noise_schedule: factors of σ, step by step; the steps are charged with their own noise.
         clip_schedule: factors of C; noise stays σ times the clip norm of its step.
         learning_rate_schedule: factors of the optimizer's learning rate.
         adaptive_clipping: how C follows the norms of the gradients; what it releases is charged.
+        banded_noise: how the noise of steps is correlated; with one noise and clip norm.
 
     Raises:
         ValueError: a parameter is not positive and finite, the sample rate exceeds 1, the sampling
-            is unknown, the epochs of balls-in-bins sampling have no whole number of steps, or the
-            noise changes within one.
+            is unknown, the epochs of balls-in-bins sampling have no whole number of steps, the
+            noise changes within one, or banded noise has another sampling or varies.
     """
 
     dataset_size: int
@@ -201,6 +270,7 @@ class Plan:
     clip_schedule: Schedule | None = None
     learning_rate_schedule: Schedule | None = None
     adaptive_clipping: AdaptiveClipping | None = None
+    banded_noise: BandedNoise | None = None
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> Self:
@@ -211,6 +281,9 @@ class Plan:
                 known[name] = Schedule.by_steps(known[name]["pieces"])
         if known.get("adaptive_clipping") is not None:
             known["adaptive_clipping"] = AdaptiveClipping(**known["adaptive_clipping"])
+        if known.get("banded_noise") is not None:
+            banded = known["banded_noise"]
+            known["banded_noise"] = BandedNoise(banded["groups"], tuple(banded["coefficients"]))
         return cls(**known)
 
     @classmethod
@@ -219,6 +292,21 @@ class Plan:
     ) -> Self:
         """Return the plan of balls-in-bins sampling with `bins` batches in an epoch."""
         return cls(dataset_size, 1 / bins, clip_norm, noise_multiplier, BALLS_IN_BINS)
+
+    @classmethod
+    def banded(
+        cls,
+        dataset_size: int,
+        sample_rate: float,
+        clip_norm: float,
+        noise_multiplier: float,
+        noise: BandedNoise,
+    ) -> Self:
+        """Return the plan of a run with banded noise; `sample_rate` is that within a group."""
+        return cls(
+            dataset_size, sample_rate, clip_norm, noise_multiplier, CYCLIC_POISSON,
+            banded_noise=noise,
+        )  # fmt: skip
 
     @classmethod
     def for_target(
@@ -235,6 +323,7 @@ class Plan:
         adaptive_clipping: AdaptiveClipping | None = None,
         clip_schedule: Schedule | None = None,
         learning_rate_schedule: Schedule | None = None,
+        banded_noise: BandedNoise | None = None,
     ) -> Self:
         """Return the plan with the least noise with which a number of epochs satisfies (ε, δ).
 
@@ -254,6 +343,8 @@ class Plan:
             adaptive_clipping: see `Plan`; its noisy count has a share of ε.
             clip_schedule: see `Plan`.
             learning_rate_schedule: see `Plan`.
+            banded_noise: see `Plan`; the sampling is then that of groups in turn, so a batch is
+                drawn from N/b records.
 
         Raises:
             ValueError: a parameter is out of range, or the noise on the count of adaptive clipping
@@ -267,16 +358,22 @@ class Plan:
             )
         bins = math.ceil(dataset_size / batch_size)
         rate = 1 / bins if sampling == BALLS_IN_BINS else batch_size / dataset_size
+        if banded_noise is not None:
+            rate, sampling = rate * banded_noise.groups, CYCLIC_POISSON
         plan = cls(
             dataset_size, rate, clip_norm, 1.0, sampling, None, clip_schedule,
-            learning_rate_schedule, adaptive_clipping,
+            learning_rate_schedule, adaptive_clipping, banded_noise,
         )  # fmt: skip
+        steps = plan.steps_in(epochs)
+        if banded_noise is not None:  # a round is one Poisson-sampled release
+            steps, sampling = plan.charges(steps), POISSON
         needed = service.noise_multiplier(
-            epsilon=epsilon, delta=delta, sample_rate=rate, steps=plan.steps_in(epochs),
-            sampling=sampling,
-        )  # fmt: skip
+            epsilon=epsilon, delta=delta, sample_rate=rate, steps=steps, sampling=sampling
+        )
         if adaptive_clipping is not None:
             needed = adaptive_clipping.noise_beside_count(needed)
+        if banded_noise is not None:
+            needed *= banded_noise.norm
         return replace(plan, noise_multiplier=needed)
 
     def __post_init__(self) -> None:
@@ -291,8 +388,14 @@ class Plan:
                 raise ValueError(f"expected a finite {name} > 0, got {value}")
         if self.sample_rate > 1:
             raise ValueError(f"expected sample_rate ≤ 1, got {self.sample_rate}")
-        if self.sampling not in SAMPLINGS:
-            raise ValueError(f"expected sampling {' or '.join(SAMPLINGS)}, got {self.sampling!r}")
+        known = SAMPLINGS if self.banded_noise is None else (CYCLIC_POISSON,)
+        if self.sampling not in known:
+            raise ValueError(f"expected sampling {' or '.join(known)}, got {self.sampling!r}")
+        if self.banded_noise is not None and self.varies:
+            raise ValueError(
+                "banded noise has one noise multiplier and one clip norm: leave out noise_schedule,"
+                " clip_schedule and adaptive_clipping"
+            )
         if self.sampling == BALLS_IN_BINS and self.sample_rate != 1 / self.steps_per_charge:
             raise ValueError(
                 f"expected sample_rate = 1/b with a whole number b of batches in an epoch, got "
@@ -346,8 +449,7 @@ class Plan:
         """Return the run's phases of equal noise: each one's number of steps and plan.
 
         Args:
-            steps: the number of steps in all; rounded up to whole epochs with balls-in-bins
-                sampling.
+            steps: the number of steps in all; rounded up to whole charges.
         """
         whole = self.whole_charges(steps)
         if self.noise_schedule is None:
@@ -379,44 +481,61 @@ class Plan:
 
     def steps_in(self, epochs: float) -> int:
         """Return the number of steps in `epochs` passes over the records, rounded up."""
-        return self.whole_charges(math.ceil(epochs / self.sample_rate * (1 - _ROUNDING)))
+        steps = epochs / self.sample_rate * (1 - _ROUNDING)
+        return self.whole_charges(math.ceil(steps * self._groups))
 
     @property
     def steps_per_charge(self) -> int:
-        """The number of steps paid for together: 1, or an epoch for balls-in-bins sampling.
+        """The number of steps paid for together: 1, or those of an epoch or round.
 
-        It is 1, and with balls-in-bins sampling the b steps of an epoch: a record that is in one
-        of its batches is in no other, so that the epoch as a whole is the mechanism.
+        It is 1; with balls-in-bins sampling the b steps of an epoch: a record that is in one of its
+        batches is in no other, so that the epoch as a whole is the mechanism; and with banded noise
+        the b steps of a round, which samples each group once.
         """
-        return round(1 / self.sample_rate) if self.sampling == BALLS_IN_BINS else 1
+        return round(1 / self.sample_rate) if self.sampling == BALLS_IN_BINS else self._groups
+
+    @property
+    def _groups(self) -> int:
+        """The number of groups that records are sampled in, one a step."""
+        return 1 if self.banded_noise is None else self.banded_noise.groups
 
     def charges(self, steps: int) -> int:
-        """Return the number of charges for `steps` steps: one per step or balls-in-bins epoch."""
+        """Return the number of charges for `steps` steps: one per step, epoch or round."""
         return -(-steps // self.steps_per_charge)
 
     def whole_charges(self, steps: int) -> int:
-        """Return `steps` rounded up to whole charges: balls-in-bins epochs, or single steps."""
+        """Return `steps` rounded up to whole charges."""
         return self.charges(steps) * self.steps_per_charge
 
     @property
     def expected_batch_size(self) -> float:
-        """The expected batch size (sample rate · dataset size), by which sums are divided.
+        """The expected batch size, by which sums are divided: qN, or qN/b of b groups.
 
         The size of the batch drawn is itself private.
         """
-        return self.sample_rate * self.dataset_size
+        return self.sample_rate * self.dataset_size / self._groups
 
     @property
     def noise_deviation(self) -> float:
-        """The standard deviation σC of the noise on each coordinate of a gradient sum."""
+        """The standard deviation σC of the noise drawn for each coordinate of a gradient sum."""
         return self.noise_multiplier * self.clip_norm
 
     def mechanism(self, steps: int) -> dict[str, Any]:
         """Return the mechanism of `steps` steps, as JSON for the accounting service.
 
         With scheduled noise it is the composition of runs with constant noise. An epoch of
-        balls-in-bins sampling counts as a whole, even if it ends early.
+        balls-in-bins sampling or a round of banded noise counts as a whole, even if it ends early.
         """
+        if self.banded_noise is not None:
+            round_of_steps = {
+                "kind": "banded_matrix_factorization",
+                "noise_multiplier": self.noise_multiplier,
+                "coefficients": list(self.banded_noise.coefficients),
+                "steps": self._groups,
+                "groups": self._groups,
+                "sample_rate": self.sample_rate,
+            }
+            return {"kind": "repeated", "count": self.charges(steps), "mechanism": round_of_steps}
         parts = [
             {
                 "kind": "dp_sgd",

@@ -35,6 +35,7 @@ from training_client.private_step.batches import (
     tensors_of,
 )
 from training_client.private_step.blocks import unflatten_vector
+from training_client.private_step.earlier_noise import EarlierNoise, rounded_coordinates
 from training_client.private_step.noise import FreshGenerator, draw_key
 from training_client.private_step.processes.shared_budget import SharedBudget
 from training_client.private_step.processes.single_process import require_same_process
@@ -100,18 +101,15 @@ class _StepSum:
         total: the clipped sum.
         grid: what the sum is rounded to, and the noise on it.
         factor: of the noisy sum, which makes it the mean.
+        noise_deviation: the standard deviation of the noise on each coordinate of the mean.
         unread: the blocks whose noisy mean was not read yet; each may be read once.
     """
 
     total: BlockwiseSum
     grid: NoiseGrid
     factor: float
+    noise_deviation: float
     unread: deque[Block]
-
-    @property
-    def noise_deviation(self) -> float:
-        """The standard deviation of the noise on each coordinate of the mean."""
-        return self.grid.noise_deviation * self.factor
 
 
 class NoisyMean:
@@ -260,9 +258,11 @@ class PrivateSum(FixedParts):
         self._shapes: list[tuple[int, ...]] | None = None  # of an example, in this run's batches
         self._sampler: EpochProgress | None = None  # draws the batches, if they have epochs
         self._epoch: Epoch | None = None  # of the batch of the last step
+        banded = allowance.plan.banded_noise
+        self._earlier = None if banded is None else EarlierNoise(banded)
         allowance.assume(*_ASSUMED)
         if allowance.has_claim:
-            parts = ("allowance", "trained", "clipper", "processes", "_generator")
+            parts = ("allowance", "trained", "clipper", "processes", "_generator", "_earlier")
             self.keep_fixed(*parts, *dir(PrivateSum))
 
     def __getstate__(self) -> dict[str, Any]:
@@ -414,9 +414,9 @@ class PrivateSum(FixedParts):
             return None
         if self._sampler is None:
             raise NoGuaranteeError(
-                "each step of balls-in-bins sampling needs the next batch of an epoch, and the "
-                "sampler that draws them is not known: call continue_epoch(sampler) before its "
-                "first batch, or train with private_batches"
+                f"each step of {self.plan.sampling.replace('_', '-')} sampling needs the next "
+                "batch of an epoch, and the sampler that draws them is not known: call "
+                "continue_epoch(sampler) before its first batch, or train with private_batches"
             )
         return self._sampler
 
@@ -470,7 +470,11 @@ class PrivateSum(FixedParts):
                 self.take()
             self._is_batch_read, self._epoch, self._examples_drawn = True, epoch, None
         grid, factor = self._noise(transform), transform.gain / self.plan.expected_batch_size
-        terms = StepTerms(self.steps, transform.bound, grid.noise_deviation * factor)
+        deviation = grid.noise_deviation * factor
+        if self._earlier is not None:
+            groups = None if epoch is None else epoch.groups
+            deviation *= self._earlier.begin(self.steps, groups, grid)
+        terms = StepTerms(self.steps, transform.bound, deviation)
         clipping, size = self.plan.adaptive_clipping, self.plan.expected_batch_size
         with self.trained.gathered():
             total, mean_loss = self.processes.clip(
@@ -481,7 +485,7 @@ class PrivateSum(FixedParts):
         unclipped = None
         if clipping is not None and transform.counts:
             unclipped = self._noisy_count(total.unclipped, clipping.count_noise) / size
-        step = _StepSum(total, grid, factor, deque(self.clipper.blocks))
+        step = _StepSum(total, grid, factor, deviation, deque(self.clipper.blocks))
         return NoisyMean(
             mean_loss,
             terms.noise_deviation,
@@ -517,7 +521,7 @@ class PrivateSum(FixedParts):
         return NoiseGrid.for_sum(
             plan.noise_multiplier,
             math.nextafter(sensitivity, math.inf),
-            self.clipper.size * processes**2,
+            rounded_coordinates(self.clipper.size * processes**2, plan.banded_noise),
             plan.expected_batch_size,
         )
 
@@ -537,18 +541,23 @@ class PrivateSum(FixedParts):
                 "a step's noisy mean can be read once: reading it again would draw other noise for "
                 "the same sum"
             )
-        is_last = not step.unread
+        is_last, number = not step.unread, len(self.clipper.blocks) - len(step.unread)
         affine = transform.for_block(block)
         total = torch.empty_like(mean, dtype=torch.float64)
         step.total.write_block(block, affine, total)
-        self._add_noise(total, step.grid, step.factor, mean.dtype)
+        self._add_noise(total, step.grid, step.factor, mean.dtype, number)
         mean.copy_(total)
         if is_last:
             self._is_step_open = False
         return NoisyBlock(block, mean, affine, step.noise_deviation)
 
     def _add_noise(
-        self, total: torch.Tensor, grid: NoiseGrid, factor: float, dtype: torch.dtype
+        self,
+        total: torch.Tensor,
+        grid: NoiseGrid,
+        factor: float,
+        dtype: torch.dtype,
+        block: int | None = None,
     ) -> None:
         """Overwrite this process's sum with (the rounded sum of all processes + noise)·`factor`.
 
@@ -559,6 +568,7 @@ class PrivateSum(FixedParts):
             grid: what it is rounded to, and the noise.
             factor: see above.
             dtype: what the result will be rounded to.
+            block: the block's number, if earlier noise is to be taken back; None for a count.
 
         Raises:
             DataError: the noise is so small that the result may underflow.
@@ -570,13 +580,21 @@ class PrivateSum(FixedParts):
                 f"least {least:.0e} is needed): use a larger clip norm, or a smaller sample rate"
             )
         key = draw_key(self._generator)
-        if not self.processes.are_several:
+        earlier = None if block is None else self._earlier
+        if not self.processes.are_several and earlier is None:
             grid.add_noise(total, factor, key)
             return
-        steps = grid.round(total, self.processes.share_of_records[1])
+        shares = self.processes.share_of_records[1]
+        steps = grid.round(total, shares)
+        own = steps.clone()
+        if earlier is not None and block is not None:
+            earlier.take_back(block, steps, shares)
         if self.processes.adds_noise:
             steps += grid.draw_like(steps, key)
-        self.processes.add_up(steps)
+        if self.processes.are_several:
+            self.processes.add_up(steps)
+        if earlier is not None and block is not None:
+            earlier.keep(block, own.sub_(steps) if self.processes.adds_noise else own)
         total.copy_(steps.mul_(grid.step * factor))
 
     def _noisy_count(self, count: Scalar, deviation: float) -> float:

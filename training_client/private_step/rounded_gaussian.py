@@ -43,7 +43,7 @@ _RECORD_BITS: Final = 28  # Δ, or the noise if it is less, is 2**28 steps: up t
 _NOISE_MAX: Final = 64.0  # times Δ; of more noise the table would leave too many draws open
 _SUM_BITS: Final = 48  # the sum of the expected number of records is 2**48 steps at most
 _COUNT_STEP: Final = 2.0**-20
-_LARGEST: Final = float(1 << 51)  # of |m|: clamping is a projection, which moves nothing apart
+LARGEST: Final = float(1 << 51)  # of |m|: clamping is a projection, which moves nothing apart
 _OCTAVES: Final = 32
 _PARTS_BITS: Final = 6  # an octave has 2**6 intervals
 _DEGREE: Final = 6
@@ -125,7 +125,7 @@ class NoiseGrid:
             total: the sum.
             shares: how many such sums will be added up, which must be exact.
         """
-        steps, most = total.to(torch.float64).mul(1 / self.step).round_(), _LARGEST / shares
+        steps, most = total.to(torch.float64).mul(1 / self.step).round_(), LARGEST / shares
         return steps.nan_to_num_(0.0, most, -most).clamp_(-math.floor(most), math.floor(most))
 
     def draw_like(self, steps: torch.Tensor, key: bytes) -> torch.Tensor:
@@ -157,7 +157,7 @@ def _draw(flat: Array, step: float, factor: float, deviation: float, key: bytes)
             word, more = int(words[place]), _FurtherBits(key, start + place)
             size = _resolve(word & ((1 << 63) - 1), 63, deviation, more)
             m = float(rint(float(part[place]) / step))
-            m = min(max(m, -_LARGEST), _LARGEST) if m == m else 0.0
+            m = min(max(m, -LARGEST), LARGEST) if m == m else 0.0
             part[place] = (m + (-size if word >> 63 else size)) * (step * factor)
 
 
@@ -275,7 +275,7 @@ def _overwrite(
             k = floor(x + 0.5)
             if abs(x - k) < 0.5 - deviation * table[row + np.uint64(7)]:
                 m = rint(np.float64(parts[i]) * inverse)
-                m = min(max(m, -_LARGEST), _LARGEST) + 0.0 if m == m else 0.0  # never −0
+                m = min(max(m, -LARGEST), LARGEST) + 0.0 if m == m else 0.0  # never −0
                 parts[i] = (m - k if some[i] >> np.uint64(63) else m + k) * unit
             else:
                 places[left] = start + i

@@ -1,11 +1,12 @@
-"""The batches of private steps: Poisson sampling, and balls-in-bins sampling.
+"""The batches of private steps: Poisson sampling, also in turn, and balls-in-bins sampling.
 
-Poisson sampling has each record in each batch independently, with the same probability.
+Poisson sampling has each record in each batch independently, with the same probability. In turn, it
+draws each batch from one of b groups, which each record was put into at random for the whole run.
 Balls-in-bins sampling (random allocation) puts each record into one of the b batches of an epoch,
 uniformly and independently of the others, and anew in each epoch. Every record is used once an
 epoch, as if the data were shuffled, but batches have random sizes.
 
-Both read words of 64 bits from a keystream under a key of its own for each batch or epoch. Which
+All read words of 64 bits from a keystream under a key of its own for each batch or epoch. Which
 words mean what is counted in integers, so no probability is rounded up.
 """
 
@@ -28,7 +29,7 @@ from torch.utils.data import (
 )
 
 from training_client.errors import DataError
-from training_client.plan import BALLS_IN_BINS, POISSON, Plan
+from training_client.plan import BALLS_IN_BINS, CYCLIC_POISSON, POISSON, Plan
 from training_client.private_step.keystream import BLOCK, Array, read_keystream
 from training_client.private_step.noise import draw_key
 
@@ -37,15 +38,17 @@ _WORDS: Final = 2**64  # equally likely words of the keystream
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
-    """One assignment of the records to the batches of an epoch.
+    """One assignment of the records to the batches of an epoch, or a round of groups.
 
     Attributes:
         identifier: random; an assignment that is saved and restored keeps it.
         is_restored: whether it was loaded from a sampler's state.
+        groups: identifies the assignment of records to groups that rounds share; None without.
     """
 
     identifier: str = field(default_factory=lambda: secrets.token_hex(8))
     is_restored: bool = field(default=False, compare=False)
+    groups: str | None = field(default=None, compare=False)
 
 
 class EpochProgress(Protocol):
@@ -124,10 +127,12 @@ def sampler_for_plan(plan: Plan, records: int, sampler: Sampler | None = None) -
         )
     if sampler is None and plan.sampling == BALLS_IN_BINS:
         sampler = BallsInBinsSampler(records, plan.steps_per_charge)
+    if sampler is None and plan.sampling == CYCLIC_POISSON:
+        sampler = CyclicPoissonSampler(records, plan.sample_rate, plan.steps_per_charge)
     if isinstance(sampler, torch.utils.data.Sampler):
         raise DataError(
             f"{describe_choice(sampler, records)} No step is charged by such a sampler: use the "
-            "default, or a PoissonSampler or BallsInBinsSampler"
+            "default, or a PoissonSampler, CyclicPoissonSampler or BallsInBinsSampler"
         )
     found = sampler or PoissonSampler(records, plan.sample_rate)
     drawn = found.sampling, found.dataset_size, found.sample_rate
@@ -136,6 +141,10 @@ def sampler_for_plan(plan: Plan, records: int, sampler: Sampler | None = None) -
             f"the sampler ({found.sampling}) draws from {found.dataset_size} records at sample "
             f"rate {found.sample_rate:g}, but there are {records} records and the plan is charged "
             f"for sample rate {plan.sample_rate:g} ({plan.sampling})"
+        )
+    if (groups := getattr(found, "groups", None)) not in (None, plan.steps_per_charge):
+        raise DataError(
+            f"the sampler has {groups} groups, and the plan is charged for {plan.steps_per_charge}"
         )
     return found
 
@@ -166,6 +175,58 @@ class PoissonSampler:
     def draw(self) -> torch.Tensor:
         """Draw one batch; return the indices of its records in ascending order."""
         return draw_rows(self.dataset_size, self.sample_rate, draw_key(self._generator))
+
+
+class CyclicPoissonSampler:
+    """Draws each batch from one group of the records, group by group; batch sizes vary.
+
+    Each record is put into one group, uniformly and independently of the others, when the sampler
+    is made. So no record is in two of `groups` batches that follow one another. A copy of the
+    sampler, pickled or not, makes groups of its own: no state of banded noise is stored.
+
+    Attributes:
+        dataset_size: N, the number of records.
+        sample_rate: q in (0, 1], the probability of each record of the group whose turn it is.
+        groups: b, the number of groups.
+        epoch: the round of b batches that the last one is in; None before the first.
+        position: the number of batches drawn in the current round; 0 at its end.
+
+    Args:
+        dataset_size: see above.
+        sample_rate: see above.
+        groups: see above.
+        generator: keys of the groups and of each batch are drawn from it; by default from the
+            operating system.
+    """
+
+    sampling: ClassVar[str] = CYCLIC_POISSON
+
+    def __init__(
+        self,
+        dataset_size: int,
+        sample_rate: float,
+        groups: int,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        self.dataset_size, self.sample_rate, self.groups = dataset_size, sample_rate, groups
+        self._generator = generator
+        self._members = draw_epoch(dataset_size, groups, draw_key(generator))
+        self._name = secrets.token_hex(8)
+        self.epoch: Epoch | None = None
+        self.position = 0
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle such that a copy draws groups of its own."""
+        arguments = self.dataset_size, self.sample_rate, self.groups, self._generator
+        return type(self), arguments
+
+    def draw(self) -> torch.Tensor:
+        """Draw one batch; return the indices of its records in ascending order."""
+        if self.position == 0:
+            self.epoch = Epoch(groups=self._name)
+        members = self._members[self.position]
+        self.position = (self.position + 1) % self.groups
+        return members[draw_rows(len(members), self.sample_rate, draw_key(self._generator))]
 
 
 class BallsInBinsSampler:

@@ -28,13 +28,13 @@ from training_client.optimizers import make_optimizer, private_batches
 from training_client.plan import AdaptiveClipping, BandedNoise, Plan, Schedule
 from training_client.private_step.earlier_noise import EarlierNoise, rounded_coordinates
 from training_client.private_step.private_sum import PrivateSum
+from training_client.private_step.processes.shared_budget import share_budget
 from training_client.private_step.rounded_gaussian import NoiseGrid
 from training_client.private_step.sampling import (
     CyclicPoissonSampler,
     PoissonSampler,
     sampler_for_plan,
 )
-from training_client.private_step.shared_budget import share_budget
 from training_client.private_step.transform import Transform
 
 SIZE = 3000  # coordinates
@@ -156,7 +156,7 @@ def correlation(before: torch.Tensor, after: torch.Tensor) -> float:
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda it: pickle.loads(pickle.dumps(it))])
 def test_a_copy_has_no_earlier_noise(copied: Callable[[Any], Any]) -> None:
-    """Of two runs with the same earlier noise, both would release a share of a record's gradient."""
+    """Two runs with the same earlier noise would both release a share of a gradient."""
     run = Run()
     last = run.steps(5)[-1]
     run.sum = copied(run.sum)
@@ -247,10 +247,10 @@ def test_a_run_costs_what_the_whole_matrix_costs(steps: int) -> None:
     mechanism = PLAN.mechanism(steps)
     assert mechanism["count"] == math.ceil(steps / 5)
     whole = mechanism["mechanism"] | {"steps": 5 * mechanism["count"]}
-    assert epsilon(mechanism=mechanism, delta=1e-5).epsilon == epsilon(whole, delta=1e-5).epsilon
+    assert epsilon(1e-5, mechanism=mechanism).epsilon == epsilon(1e-5, mechanism=whole).epsilon
     poisson = {"kind": "dp_sgd", "noise_multiplier": 2 / NOISE.norm, "sample_rate": 0.5}
-    charged = epsilon(mechanism=poisson | {"steps": mechanism["count"]}, delta=1e-5).epsilon
-    assert charged == pytest.approx(epsilon(mechanism=mechanism, delta=1e-5).epsilon, rel=1e-9)
+    charged = epsilon(1e-5, mechanism=poisson | {"steps": mechanism["count"]}).epsilon
+    assert charged == pytest.approx(epsilon(1e-5, mechanism=mechanism).epsilon, rel=1e-9)
 
 
 def test_the_target_s_noise_is_that_of_the_rounds() -> None:

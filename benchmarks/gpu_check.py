@@ -199,7 +199,7 @@ def overwrite(
     k = (x + 0.5).floor()
     is_sure = (x - k).abs() < 0.5 - rows[row, 7] * deviation
     m = (torch.from_numpy(total).to(device).double() * inverse).round()
-    m = m.nan_to_num(0.0).clamp(-noise._LARGEST, noise._LARGEST) + 0.0
+    m = m.nan_to_num(0.0).clamp(-noise.LARGEST, noise.LARGEST) + 0.0
     found = torch.where(given < 0, m - k, m + k) * unit
     sure = is_sure.cpu().numpy()
     total[sure] = found.cpu().numpy()[sure]

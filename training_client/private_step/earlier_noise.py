@@ -1,4 +1,4 @@
-"""What a step with banded noise takes back of the noise of the steps before it.
+"""The noise of earlier steps, and what a step with banded noise takes back of it.
 
 With m_t the clipped sum and Y_t the release of step t, both whole numbers of steps of the grid
 (`rounded_gaussian`), and E_t = m_t − Y_t, which is the release's noise with the other sign,

@@ -1,4 +1,4 @@
-"""What a pass may change in a model besides its parameters: modes, random states, plain values."""
+"""The state of a model besides its parameters: modes, random states, plain values."""
 
 from __future__ import annotations
 

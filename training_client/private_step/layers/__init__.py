@@ -1,1 +1,1 @@
-"""How a model is run: which layers can be clipped, what each use records, and what is proved."""
+"""Runs of a model: layers that can be clipped, records of their uses, and proofs of isolation."""

@@ -54,6 +54,7 @@ from accountant_service.ledger.plans import (
     PlannedCharge,
     PlansTogether,
     Quote,
+    ReferenceChoice,
     StepsLeft,
 )
 from accountant_service.ledger.repository import StoredAnswer, now
@@ -173,6 +174,34 @@ class AsyncLedger:
         require_unbound(request.key, Scope.OWNER)
         dataset = await self._read(self._ledger.find_dataset, request.key, name, Scope.OWNER)
         return await self._write(dataset.identifier, self._ledger.close_dataset, request, name)
+
+    async def set_reference(
+        self, request: WriteRequest, name: str, mechanism: Mechanism
+    ) -> StoredAnswer:
+        """Set or confirm the reference in whose steps a dataset's budget is counted."""
+        for attempt in range(service.ATTEMPTS):
+            find = partial(self._ledger.find_dataset, request.key, name, Scope.OWNER)
+            dataset = await self._read(find)
+            try:
+                choice = await self._calculate(
+                    request.key, plans.choose_reference, dataset, mechanism
+                )
+                store = self._ledger.store_reference
+                return await self._write(dataset.identifier, store, request, dataset, choice)
+            except CodedError as error:
+                known = await self._read(self._ledger.find_stored_answer, request)
+                if known is not None:
+                    return known
+                if attempt == service.ATTEMPTS - 1 or not isinstance(error, ChargeOutdatedError):
+                    raise
+        raise AssertionError  # the last attempt returns or raises
+
+    async def quote_reference(
+        self, key: KeyRecord, name: str, mechanism: Mechanism
+    ) -> ReferenceChoice:
+        """Return what would still fit with another reference, and what fits now; set nothing."""
+        dataset = await self._read(self._ledger.find_dataset, key, name, Scope.OWNER)
+        return await self._calculate(key, plans.choose_reference, dataset, mechanism)
 
     async def delete_dataset(self, request: WriteRequest, name: str) -> StoredAnswer:
         """Delete a dataset that was never used."""

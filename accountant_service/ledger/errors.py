@@ -8,6 +8,7 @@ LedgerError
 ├── DatasetSizeError           the mechanism is for another number of records
 ├── DatasetsDifferError        the datasets of one run have another relation or privacy unit
 ├── UnsuitableReferenceError   the mechanism cannot be the reference of a budget
+├── ReferenceFixedError        the owner may not choose the reference of this dataset any more
 ├── ChargeUndecidedError       the time limit ended before a plan's charge was known
 ├── ChargeOutdatedError        the dataset changed while a charge was computed
 ├── ReservationClosedError     the reservation has ended
@@ -96,6 +97,12 @@ class UnsuitableReferenceError(
     title="The mechanism cannot be the reference of a budget",
 ):
     """This mechanism cannot be the reference mechanism in whose steps a budget is counted."""
+
+
+class ReferenceFixedError(
+    LedgerError, code="reference-fixed", title="The reference cannot be set any more", status=409
+):
+    """A dataset has no reference that its owner may choose, or steps of another one are taken."""
 
 
 class ChargeUndecidedError(

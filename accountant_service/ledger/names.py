@@ -33,3 +33,4 @@ class EntryKind(StrEnum):
     EXPIRE = "expire"
     RENEW = "renew"
     CLOSE = "close"  # of the dataset
+    REFERENCE = "reference"  # the owner chose it

@@ -132,6 +132,21 @@ class BudgetPreview:
 
 
 @dataclass(frozen=True, slots=True)
+class ReferenceChoice:
+    """The reference that an owner chooses, and what fits what is left without and with it.
+
+    Attributes:
+        policy: the dataset's filter with that reference.
+        before: how many steps fit now.
+        after: how many steps of the same runs fit with that reference.
+    """
+
+    policy: PrivacyFilter
+    before: BudgetPreview
+    after: BudgetPreview
+
+
+@dataclass(frozen=True, slots=True)
 class StepsLeft:
     """The number of further steps, like those of an earlier run, that a budget still covers.
 
@@ -207,7 +222,6 @@ def _choose_policy(new: NewDataset) -> PrivacyFilter:
     return policy if plan is None else policy.with_reference(plan, is_planned=True).tabulated()
 
 
-@lru_cache(maxsize=256)
 def preview_budget(policy: PrivacyFilter, planned: Mechanism | None = None) -> BudgetPreview:
     """Return how many steps of the planned run, and of typical runs, a new budget covers.
 
@@ -215,14 +229,12 @@ def preview_budget(policy: PrivacyFilter, planned: Mechanism | None = None) -> B
         policy: the dataset's filter, from which nothing is taken.
         planned: the mechanism that the filter was chosen for.
     """
-    steps = (() if planned is None else (StepPlan.of(planned).step_mechanism,)) + _ORDINARY_RUNS
-    deadline = time.monotonic() + _PREVIEW_SECONDS_MAX
-    runs = tuple(AdmittedRun(each, _count_admitted_steps(policy, each, deadline)) for each in steps)
+    runs = _count_example_runs(policy, policy.nothing, planned)
     warnings = []
     if planned is not None and not runs[0].steps:
         warnings.append(
             f"this budget admits no step of the planned mechanism "
-            f"({steps[0].describe_step()}): plan more noise or a smaller sample rate, or "
+            f"({runs[0].step.describe_step()}): plan more noise or a smaller sample rate, or "
             "create another dataset with a larger budget"
         )
     if not any(each.steps for each in runs):
@@ -236,8 +248,52 @@ def warn_of_size(preview: BudgetPreview, size: int, delta: float) -> BudgetPrevi
     return preview if warning is None else replace(preview, warnings=(*preview.warnings, warning))
 
 
-def _count_admitted_steps(policy: PrivacyFilter, step: Mechanism, deadline: float) -> int | None:
-    """Return the most steps that a whole budget covers; None if that is not known in time.
+def choose_reference(dataset: Dataset, mechanism: Mechanism) -> ReferenceChoice:
+    """Return the filter with the reference that a dataset's owner chooses, and what fits then.
+
+    Args:
+        dataset: as last written.
+        mechanism: whose step the reference is.
+
+    Raises:
+        CodedError: the dataset is closed or lets its owner choose none, or the mechanism cannot be
+            the reference.
+    """
+    require_dataset_open(dataset)
+    plan = _read_plan(dataset.size, mechanism)
+    policy, taken = dataset.policy, dataset.balance.taken
+    chosen = policy.with_owner_reference(plan, taken).tabulated()
+    before, after = (
+        BudgetPreview(_count_example_runs(each, taken, mechanism)) for each in (policy, chosen)
+    )
+    fits_now, fits_then = (any(run.steps for run in each.runs[1:]) for each in (before, after))
+    if fits_now and not fits_then:
+        raise UnsuitableReferenceError(
+            "its steps dominate no ordinary run (σ = 1.1, q from 0.001 to 0.1), so none would fit "
+            "any more: name a mechanism like that of a training run"
+        )
+    return ReferenceChoice(chosen, before, after)
+
+
+@lru_cache(maxsize=256)
+def _count_example_runs(
+    policy: PrivacyFilter, taken: Amounts, planned: Mechanism | None
+) -> tuple[AdmittedRun, ...]:
+    """Return the most steps of a planned run, and of ordinary runs, that what is left covers.
+
+    A count is None if the steps cannot be charged, or if it is not known in time.
+    """
+    deadline = time.monotonic() + _PREVIEW_SECONDS_MAX
+    steps = (() if planned is None else (StepPlan.of(planned).step_mechanism,)) + _ORDINARY_RUNS
+    return tuple(
+        AdmittedRun(each, _count_admitted_steps(policy, taken, each, deadline)) for each in steps
+    )
+
+
+def _count_admitted_steps(
+    policy: PrivacyFilter, taken: Amounts, step: Mechanism, deadline: float
+) -> int | None:
+    """Return the most steps that the rest of a budget covers; None if that is not known in time.
 
     The steps cannot be charged then, or the deadline has passed.
     """
@@ -245,8 +301,7 @@ def _count_admitted_steps(policy: PrivacyFilter, step: Mechanism, deadline: floa
         return None
     plan = StepPlan.of(step)
     try:
-        reserved = policy.after_reserving(plan, policy.nothing)
-        return reserved.count_affordable_steps(plan, reserved.nothing)
+        return policy.after_reserving(plan, taken).count_affordable_steps(plan, taken)
     except CodedError:
         return None
 

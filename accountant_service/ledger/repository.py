@@ -128,6 +128,7 @@ _RETRY_WRITE: Final = (
 )
 _REVOKED_MEANWHILE: Final = "this API key was revoked while the request waited; it had no effect"
 _KEPT_CAPS_SINCE: Final = "0009"  # earlier servers do not keep what the holder has taken
+_OWNER_REFERENCES_SINCE: Final = "0011"  # earlier servers would replace them, and know no entry
 _JOINT_RUNS_SINCE: Final = "0009"  # earlier servers would grant steps on one dataset alone
 PAGE_SIZE: Final = 200  # entries
 _PAGE_CHARACTERS_MAX: Final = 1 << 18  # of a page's plans or entries
@@ -586,6 +587,21 @@ class Transaction:
         self._announce_change(dataset, closed)
         return closed
 
+    def set_reference(self, dataset: Dataset, key: str) -> Dataset:
+        """Store the filter with the reference that a dataset's owner chose; return the dataset."""
+        schema_revision.require_writers_since(self.connection, _OWNER_REFERENCES_SINCE)
+        self._store_policy(dataset)
+        unchanged = Balance(dataset.policy.nothing, dataset.policy.nothing)
+        fields = rules.describe_reference(dataset.policy)
+        return self._append_entry(dataset, EntryKind.REFERENCE, unchanged, key, fields)
+
+    def _store_policy(self, dataset: Dataset) -> None:
+        """Store a dataset's privacy filter in place of the one before."""
+        stored = json.dumps(dataset.policy.to_json())
+        self.connection.execute(
+            _REPLACE_POLICY, {"row_key": dataset.identifier, "new_policy": stored}
+        )
+
     def delete_dataset(self, dataset: Dataset, key: str) -> None:
         """Delete an unused dataset with its only entry and its caps, and record who did.
 
@@ -725,10 +741,7 @@ class Transaction:
             self.connection.execute(_UPDATE_RESERVATION, {"row_key": after.identifier} | renamed)
         if change.policy is not None:
             dataset = replace(dataset, policy=change.policy)
-            stored = json.dumps(change.policy.to_json())
-            self.connection.execute(
-                _REPLACE_POLICY, {"row_key": dataset.identifier, "new_policy": stored}
-            )
+            self._store_policy(dataset)
         taken = change.balance.taken
         if any(taken):
             self._add_to_caps(dataset, after, taken)

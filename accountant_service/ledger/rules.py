@@ -558,6 +558,33 @@ def close_dataset(dataset: Dataset, at: int) -> Dataset | None:
     return None if dataset.closed_at is not None else replace(dataset, closed_at=at)
 
 
+def set_reference(dataset: Dataset, policy: PrivacyFilter) -> Dataset | None:
+    """Return the dataset with the reference that its owner chose; None if it has that already.
+
+    Args:
+        dataset: as it is now.
+        policy: the filter with the reference, computed from an earlier state of the dataset.
+
+    Raises:
+        DatasetClosedError: the dataset is closed.
+        ChargeOutdatedError: releases were added, or steps of a reference taken, since then.
+    """
+    require_dataset_open(dataset)
+    if policy == dataset.policy:
+        return None
+    taken = dataset.balance.taken
+    if not (dataset.policy.allows_owner_replacement(policy, taken) and policy.admits(taken)):
+        raise ChargeOutdatedError(
+            f"budget of {dataset.name!r} was taken meanwhile: choose the reference again"
+        )
+    return replace(dataset, policy=policy)
+
+
+def describe_reference(policy: PrivacyFilter) -> dict[str, Any]:
+    """Return the entry fields that state the filter with the reference that the owner chose."""
+    return {"filter": _describe_filter(policy)}
+
+
 def require_unused(dataset: Dataset) -> None:
     """Raise `DatasetUsedError` unless the only entry of a dataset is the one that created it."""
     if dataset.version > 1:

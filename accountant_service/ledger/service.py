@@ -43,7 +43,7 @@ from accountant_service.ledger.errors import (
 from accountant_service.ledger.filters import PrivacyFilter
 from accountant_service.ledger.filters.base import Amounts
 from accountant_service.ledger.key_record import KeyRecord
-from accountant_service.ledger.plans import BudgetPreview, PlannedCharge
+from accountant_service.ledger.plans import BudgetPreview, PlannedCharge, ReferenceChoice
 from accountant_service.ledger.quotas import RunQuota
 from accountant_service.ledger.reading_rows import UNREADABLE, read_entry
 from accountant_service.ledger.repository import (
@@ -296,6 +296,54 @@ class Ledger:
             return transaction.close_dataset(dataset, at, request.key.identifier), None
 
         return self._write_once(request, EntryKind.CLOSE, close)
+
+    def set_reference(self, request: WriteRequest, name: str, mechanism: Mechanism) -> StoredAnswer:
+        """Set or confirm the reference in whose steps a dataset's budget is counted, for its owner.
+
+        No reservation replaces it. A repeat changes nothing.
+
+        Raises:
+            ReferenceFixedError: the dataset has none that its owner may choose.
+            UnsuitableReferenceError: the mechanism cannot be the reference.
+        """
+        for attempt in range(ATTEMPTS):
+            dataset = self.find_dataset(request.key, name, Scope.OWNER)
+            try:
+                return self.store_reference(
+                    request, dataset, plans.choose_reference(dataset, mechanism)
+                )
+            except CodedError as error:
+                known = self.find_stored_answer(request)
+                if known is not None:
+                    return known
+                if attempt == ATTEMPTS - 1 or not isinstance(error, ChargeOutdatedError):
+                    raise
+        raise AssertionError  # the last attempt returns or raises
+
+    def quote_reference(self, key: KeyRecord, name: str, mechanism: Mechanism) -> ReferenceChoice:
+        """Return what would still fit with another reference, and what fits now; set nothing."""
+        return plans.choose_reference(self.find_dataset(key, name, Scope.OWNER), mechanism)
+
+    def store_reference(
+        self, request: WriteRequest, before: Dataset, choice: ReferenceChoice
+    ) -> StoredAnswer:
+        """Store the owner's choice of a reference, which was computed for a dataset as it was.
+
+        Raises:
+            ChargeOutdatedError: the dataset has another reference or balance now.
+        """
+        require_scope(request.key, Scope.OWNER)
+
+        def store(transaction: Transaction) -> Outcome:
+            """Record the choice for the locked dataset, and return the answer."""
+            dataset = self._lock_again(transaction, before)
+            changed = rules.set_reference(dataset, choice.policy)
+            if changed is None:
+                return dataset, choice.after
+            transaction.record_audit_event(request.key.identifier, "reference-set", before.name)
+            return transaction.set_reference(changed, request.key.identifier), choice.after
+
+        return self._write_once(request, EntryKind.REFERENCE, store)
 
     def delete_dataset(self, request: WriteRequest, name: str) -> StoredAnswer:
         """Delete a dataset that was never used; its name may be given to another one.

@@ -360,6 +360,8 @@ class _ChainChecker:
             return nothing, rules.describe_dataset(first)
         if kind is EntryKind.CLOSE:
             return self._replay_closing(_read_integer(entry, "at")), {}
+        if kind is EntryKind.REFERENCE:
+            return self._replay_reference(entry)
         identifier = _read_text(entry, "reservation")
         if kind is EntryKind.RESERVE:
             if identifier in self.reservations:
@@ -384,6 +386,20 @@ class _ChainChecker:
             raise rules.RuleError("the dataset was closed before")
         self.closed_at = closed.closed_at
         return Balance(self._policy.nothing, self._policy.nothing)
+
+    def _replay_reference(self, entry: dict[str, Any]) -> tuple[Balance, dict[str, Any]]:
+        """Apply the rule for the owner's choice of a reference; the balance does not change."""
+        before = self._policy
+        policy = filters.from_json(entry["filter"], before.epsilon, before.delta, before.relation)
+        if not policy.is_sound():
+            raise rules.RuleError(f"the filter admits more than the budget: {policy.to_json()}")
+        current = replace(
+            self._dataset, balance=self.balance, policy=before, closed_at=self.closed_at
+        )
+        if rules.set_reference(current, policy) is None:
+            raise rules.RuleError("the owner chose this reference before")
+        self._policy = policy
+        return Balance(policy.nothing, policy.nothing), rules.describe_reference(policy)
 
     def _add_taken(self, key: str, team: str | None, taken: Amounts) -> None:
         """Add amounts of a run to the totals that its key and its team have taken."""

@@ -172,6 +172,10 @@ class Person:
         """Close a dataset."""
         return _read(self._ledger.close_dataset(self.request(once), name).text)
 
+    def choose(self, plan: Mechanism = PLAN, name: str = "d", *, once: str | None = None) -> Json:
+        """Set or confirm the reference of a dataset."""
+        return _read(self._ledger.set_reference(self.request(once), name, plan).text)
+
     def delete(self, name: str = "d", *, once: str | None = None) -> Json:
         """Delete a dataset."""
         return _read(self._ledger.delete_dataset(self.request(once), name).text)

@@ -18,7 +18,11 @@ from accountant_service.disclosure.facts import facts_of_dataset
 from accountant_service.errors import CodedError
 from accountant_service.guarantee import NeighbouringRelation
 from accountant_service.ledger import plans
-from accountant_service.ledger.errors import ChargeUndecidedError, UnsuitableReferenceError
+from accountant_service.ledger.errors import (
+    ChargeUndecidedError,
+    ReferenceFixedError,
+    UnsuitableReferenceError,
+)
 from accountant_service.ledger.filters import (
     AdditionFilter,
     LateReferenceFilter,
@@ -410,3 +414,92 @@ def test_an_unknown_plan_is_refused_by_every_filter() -> None:
             policy.after_reserving(shuffled, policy.nothing).compute_charge(
                 shuffled, policy.nothing
             )
+
+
+# --- the owner chooses the reference
+
+
+def test_the_owner_s_reference_counts_what_addition_leaves_and_stays() -> None:
+    history = new(1.0, 1e-5)
+    assert history.spend(pure(".005"))
+    chosen = history.policy.with_owner_reference(training(7), history.taken)
+    own = chosen.reference_part
+    assert own is not None
+    assert own.reference == training().mechanism
+    assert (own.is_planned, own.epsilon) == (True, 0.995)
+    of_run = history.policy.after_reserving(training(100), history.taken).reference_part
+    assert of_run is not None
+    assert own.steps == of_run.steps
+    assert history.policy.allows_owner_replacement(chosen, history.taken)
+    assert chosen.admits(history.taken)
+    assert from_json(chosen.to_json(), 1.0, 1e-5, RELATION) == chosen
+    assert chosen.initial == history.policy.initial
+    other = training(100, sigma=3)
+    assert chosen.after_reserving(other, history.taken) == chosen
+    assert not chosen.allows_replacement(
+        history.policy.after_reserving(other, history.taken), other, history.taken
+    )
+
+
+def test_the_owner_confirms_the_reference_of_a_run_and_cannot_replace_it() -> None:
+    history = new(1.0, 1e-5)
+    assert history.spend(training(10))
+    policy, taken = history.policy, history.taken
+    assert isinstance(policy, LateReferenceFilter)
+    confirmed = policy.with_owner_reference(training(), taken)
+    assert replace(confirmed, rest=replace(confirmed.rest, is_planned=False)) == policy
+    assert policy.allows_owner_replacement(confirmed, taken)
+    with pytest.raises(ReferenceFixedError, match="another reference"):
+        policy.with_owner_reference(training(sigma=3), taken)
+    other = policy.initial.with_owner_reference(training(sigma=3), policy.nothing)
+    assert not policy.allows_owner_replacement(other, taken)
+    assert policy.allows_owner_replacement(other, policy.nothing)
+    assert not policy.allows_owner_replacement(policy, taken), "nobody confirmed it"
+    assert policy.allows_owner_reference(taken)
+    assert not confirmed.allows_owner_reference(taken)
+
+
+def test_a_reservation_cannot_pass_its_reference_off_as_the_owner_s() -> None:
+    policy = new(1.0, 1e-5).policy
+    forged = policy.with_owner_reference(training(), policy.nothing)
+    assert policy.allows_owner_replacement(forged, policy.nothing)
+    assert not policy.allows_replacement(forged, training(10), policy.nothing)
+
+
+def test_a_larger_rest_than_addition_leaves_is_no_owner_s_reference() -> None:
+    """The choice must subtract what was added: otherwise the budget is spent twice."""
+    history = new(1.0, 1e-5)
+    assert history.spend(pure(".3"))
+    whole = history.policy.with_owner_reference(training(), history.policy.nothing)
+    assert not whole.admits(history.taken)
+    assert isinstance(whole, LateReferenceFilter)
+    forged = replace(whole, added=history.taken[2:])
+    assert not forged.is_sound()
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        AdditionFilter(1.0, 1e-5, RELATION),
+        ReferenceFilter(1.0, 1e-5, RELATION),
+        ReferenceFilter(1.0, 0.0, RELATION),
+        ReferenceFilter(1.0, 1e-5, RELATION).with_reference(training(), is_planned=True),
+    ],
+)
+def test_other_filters_have_no_reference_of_the_owner(policy: PrivacyFilter) -> None:
+    assert not policy.allows_owner_reference(policy.nothing)
+    assert not policy.allows_owner_replacement(policy, policy.nothing)
+    with pytest.raises(ReferenceFixedError):
+        policy.with_owner_reference(training(), policy.nothing)
+
+
+def test_a_reference_that_nothing_fits_is_refused_to_the_owner() -> None:
+    policy = new(1.0, 1e-5).policy
+    with pytest.raises(UnsuitableReferenceError, match="would not use it up"):
+        policy.with_owner_reference(training(rate=1e-12, sigma=1e6), policy.nothing)
+    dataset = Dataset(
+        "d", "d", 60_000, "record", policy, Balance(policy.nothing, policy.nothing), 1, "", 0
+    )
+    useless = mechanisms.from_json({"kind": "approximate_dp", "epsilon": 0.0, "delta": 1e-7})
+    with pytest.raises(UnsuitableReferenceError, match="dominate no ordinary run"):
+        plans.choose_reference(dataset, useless)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from accountant_service.guarantee import NeighbouringRelation
+from accountant_service.ledger.errors import ReferenceFixedError
 from accountant_service.ledger.step_plan import StepPlan
 
 if TYPE_CHECKING:
@@ -262,6 +263,33 @@ class PrivacyFilter(ABC):
 
     def allows_replacement(self, other: PrivacyFilter, plan: StepPlan, taken: Amounts) -> bool:
         """Return whether reserving a plan may replace this filter by `other`."""
+        return False
+
+    def allows_owner_reference(self, taken: Amounts) -> bool:
+        """Return whether the dataset's owner may still set or confirm the reference."""
+        return False
+
+    def with_owner_reference(self, plan: StepPlan, taken: Amounts) -> PrivacyFilter:
+        """Return the filter with the reference that the owner chose, which no reservation replaces.
+
+        Args:
+            plan: whose step the reference is. If it is the reference already, that is confirmed.
+            taken: the amounts that are spent or held.
+
+        Raises:
+            ReferenceFixedError: the filter has no reference, or another one is in use.
+            UnsuitableReferenceError: the mechanism cannot be the reference.
+        """
+        raise ReferenceFixedError(
+            "its filter has no reference that the owner may choose; only that of a dataset that "
+            "was created without a planned_mechanism and with a δ above 0 has one"
+        )
+
+    def allows_owner_replacement(self, other: PrivacyFilter, taken: Amounts) -> bool:
+        """Return whether the owner's choice of a reference may replace this filter by `other`.
+
+        Whether `other` is sound is not checked: that takes a computation.
+        """
         return False
 
     def is_sound(self) -> bool:

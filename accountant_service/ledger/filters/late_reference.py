@@ -19,7 +19,7 @@ from accountant_service import number_format
 from accountant_service.accountants import ACCOUNTANTS, Question
 from accountant_service.errors import AccountingError, CodedError, NoFiniteEpsilonError
 from accountant_service.guarantee import NeighbouringRelation
-from accountant_service.ledger.errors import UnsuitableReferenceError
+from accountant_service.ledger.errors import ReferenceFixedError, UnsuitableReferenceError
 from accountant_service.ledger.filters import addition
 from accountant_service.ledger.filters.addition import AddedCharge, AdditionFilter
 from accountant_service.ledger.filters.base import (
@@ -104,7 +104,7 @@ class LateReferenceFilter(PrivacyFilter):
         added: units of ε and of δ that were added when the reference was chosen, and that the
             reference leaves for addition; zeros without a reference.
         rest: the reference filter, whose budget is the rest. Without a reference, all
-            releases are added.
+            releases are added. It is a planned one if the owner chose the reference.
     """
 
     name: ClassVar[str] = "reference"
@@ -136,7 +136,7 @@ class LateReferenceFilter(PrivacyFilter):
         added = tuple(addition.read_units(each) for each in texts)
         whole = cls.of_budget(epsilon, delta, relation)
         rest = ReferenceFilter.from_json(stored, *whole._left(added), relation)
-        if rest.is_planned or min(added) < 0 or (rest.reference is None and any(added)):
+        if min(added) < 0 or (rest.reference is None and (any(added) or rest.is_planned)):
             raise ValueError(f"no filter of this ledger is {stored!r}")
         return replace(whole, added=added, rest=rest)
 
@@ -272,8 +272,11 @@ class LateReferenceFilter(PrivacyFilter):
     # --- the choice of the reference
 
     def may_be_replaced(self, taken: Amounts) -> bool:
-        """Return whether no step of a reference is spent or held, so that it may be chosen anew."""
-        return not any(taken[:2])
+        """Return whether a reservation may choose the reference anew.
+
+        The owner has chosen none, and no step of one is spent or held.
+        """
+        return not self.rest.is_planned and not any(taken[:2])
 
     def after_reserving(self, plan: StepPlan, taken: Amounts) -> LateReferenceFilter:
         """Return the filter with the reference that a plan sets, if it sets one.
@@ -350,9 +353,45 @@ class LateReferenceFilter(PrivacyFilter):
         return (
             self.may_be_replaced(taken)
             and isinstance(other, LateReferenceFilter)
-            and (other.epsilon, other.delta, other.relation)
-            == (self.epsilon, self.delta, self.relation)
+            and other.initial == self.initial
+            and not other.rest.is_planned
             and other.is_sound()
+        )
+
+    def allows_owner_reference(self, taken: Amounts) -> bool:
+        """Return whether the owner may still set or confirm the reference."""
+        return not (self.rest.is_planned and any(taken[:2]))
+
+    def with_owner_reference(self, plan: StepPlan, taken: Amounts) -> LateReferenceFilter:
+        """Return the filter with the reference that the owner chose, which no reservation replaces.
+
+        It is on what addition leaves. Once steps of a reference are spent or held, it can only be
+        confirmed.
+
+        Raises:
+            ReferenceFixedError: steps of another reference are spent or held.
+            UnsuitableReferenceError: the mechanism cannot be the reference.
+        """
+        if not any(taken[:2]):
+            return self.initial._with_reference(plan, taken[2:])._confirmed()
+        if self.rest.has_step_of(plan):
+            return self._confirmed()
+        raise ReferenceFixedError(
+            "steps of another reference are spent or held: release the runs that hold them, if "
+            "none was granted, or create another dataset"
+        )
+
+    def _confirmed(self) -> LateReferenceFilter:
+        """Return a copy whose reference the owner chose."""
+        return replace(self, rest=replace(self.rest, is_planned=True))
+
+    def allows_owner_replacement(self, other: PrivacyFilter, taken: Amounts) -> bool:
+        """Return whether the owner's choice of a reference may replace this filter by `other`."""
+        return (
+            isinstance(other, LateReferenceFilter)
+            and other.initial == self.initial
+            and other.rest.is_planned
+            and (not any(taken[:2]) or other == self._confirmed())
         )
 
     @property

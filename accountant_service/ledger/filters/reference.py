@@ -364,7 +364,7 @@ class ReferenceFilter(PrivacyFilter):
             raise ValueError("the dataset has no reference yet")
         return self._composition(charged_form(self.reference), times)
 
-    def _is_reference(self, plan: StepPlan) -> bool:
+    def has_step_of(self, plan: StepPlan) -> bool:
         """Return whether a plan's step equals the reference mechanism's step."""
         reference = self.reference
         is_same = reference is not None and charged_form(reference).hash == plan.step.hash
@@ -570,7 +570,7 @@ class ReferenceFilter(PrivacyFilter):
         """
         if not plan.step.atom_counts:
             return ReferenceCharge(plan.steps, 0)
-        if self._is_reference(plan):
+        if self.has_step_of(plan):
             return ReferenceCharge(plan.steps, plan.steps, is_reference=True)
         free, slack = self._remaining(taken)
         if not self.delta:
@@ -623,7 +623,7 @@ class ReferenceFilter(PrivacyFilter):
         if not plan.step.atom_counts:
             return None
         free, slack = self._remaining(taken)
-        if self._is_reference(plan):
+        if self.has_step_of(plan):
             return free
         if not free:
             return 0
@@ -652,7 +652,7 @@ class ReferenceFilter(PrivacyFilter):
             policy = self if has_slack else replace(self, slack_share=0.0)
             return policy._epsilon_of_question(question) <= self.epsilon
         free, slack = self._remaining(taken)
-        if self._is_reference(plan):
+        if self.has_step_of(plan):
             return plan.steps <= free
         if not free:
             return False
@@ -669,7 +669,7 @@ class ReferenceFilter(PrivacyFilter):
         """Return whether the stated reference-mechanism steps dominate the plan."""
         assert isinstance(charge, ReferenceCharge)
         if charge.is_reference:
-            return self._is_reference(plan) and charge.reference_steps >= plan.steps
+            return self.has_step_of(plan) and charge.reference_steps >= plan.steps
         if not plan.step.atom_counts:
             return True
         if not self.delta:
@@ -708,7 +708,7 @@ class ReferenceFilter(PrivacyFilter):
         if any(type(each) is not int or each < 0 for each in amounts):
             raise TypeError(f"a charge has three whole numbers, not {amounts}")
         steps, slack, return_slack = amounts
-        is_reference = self._is_reference(plan) and not slack and not return_slack
+        is_reference = self.has_step_of(plan) and not slack and not return_slack
         return ReferenceCharge(plan.steps, steps, slack, return_slack, is_reference)
 
     def balance_fields(self, spent: Amounts, held: Amounts) -> Json:

@@ -8,143 +8,15 @@ from __future__ import annotations
 import math
 import sys
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 from accountant_service import calculator, mechanisms
 from scripts import svg
+from scripts.how_to_chains import CHAINS, Stage
 
 IMAGES: Final = Path(__file__).parents[1] / "docs" / "images"
 WIDTH: Final = 440  # a phone shows it nearly as large
 LINE: Final = 20.0  # from one line of text to the next
-
-
-class Stage(NamedTuple):
-    """A box of a chain.
-
-    Attributes:
-        title: what it is.
-        lines: about it, below the title.
-        notes: what may go wrong there, or the way back.
-        then: what leads to the next box.
-    """
-
-    title: str
-    lines: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-    then: str = ""
-
-
-CHAINS: Final[dict[str, tuple[str, list[Stage]]]] = {  # by the names of pages
-    "installing": (
-        "What to install on which machine",
-        [
-            Stage(
-                "A machine that trains",
-                ("privacy-accountant[train]: PyTorch, accountant-train",),
-                then="asks over HTTP",
-            ),
-            Stage(
-                "The machine of the service, or yours alone",
-                ("privacy-accountant: calculator, command line,", "Python, pages, API"),
-                then="keeps budgets in",
-            ),
-            Stage("A ledger", ("a file, or PostgreSQL with the extra postgres",)),
-        ],
-    ),
-    "serving": (
-        "From a client to the ledger",
-        [
-            Stage(
-                "Browsers and training jobs",
-                ("ACCOUNTANT_SERVICE=https://accountant.example.org",),
-                then="HTTPS, port 443",
-            ),
-            Stage("nginx or Caddy", ("has the certificate",), then="HTTP, 127.0.0.1:8000"),
-            Stage("accountant serve", ("systemd starts it, as a user of its own",), then="writes"),
-            Stage("/var/lib/accountant/accountant.db", ("the ledger",), ("Back it up.",)),
-        ],
-    ),
-    "upgrading": (
-        "An upgrade, and the way back at each stage",
-        [
-            Stage(
-                "The old servers run",
-                ("Back up, and verify the copy.",),
-                ("The way back: the old environment",),
-                "install the new version beside the old one",
-            ),
-            Stage(
-                "The first new server starts",
-                ("It changes the tables.",),
-                (
-                    "The way back: the same, if both versions may run",
-                    "at the same time. If not: stop all training, restore",
-                    "the backup, and enter the steps granted since",
-                ),
-                "start the others",
-            ),
-            Stage(
-                "The old servers stop", ("accountant ledger verify",), ("The way back: the same",)
-            ),
-        ],
-    ),
-    "csv": (
-        "From a table to a certified model",
-        [
-            Stage(
-                "data/visits/train.csv",
-                ("a class, then numbers: 1,5,7",),
-                then="accountant dataset create",
-            ),
-            Stage("A budget", ("ε = 2, for all runs on these records",), then="accountant plan"),
-            Stage("A plan", ("batch size, steps, noise",), then="accountant-train run"),
-            Stage(
-                "Training", ("each block of steps is charged, then made",), then="when the run ends"
-            ),
-            Stage(
-                "model.pt and certificate.json", ("anyone can verify them, without the service",)
-            ),
-        ],
-    ),
-    "from-opacus": (
-        "One step with Opacus",
-        [
-            Stage("Your loop", ("forward, backward: as before",), then="optimizer.step()"),
-            Stage(
-                "Opacus' optimizer",
-                ("clips, adds up, and adds noise, which is exact here",),
-                then="before the update",
-            ),
-            Stage(
-                'PrivacyEngine(accountant="remote")',
-                ("Does this step fit?",),
-                ("No: BudgetExhaustedError, the parameters stay",),
-                "yes",
-            ),
-            Stage("New parameters"),
-        ],
-    ),
-    "troubleshooting": (
-        "Where to look",
-        [
-            Stage("Your shell", (), ("command not found: PATH",), "starts"),
-            Stage(
-                "accountant-train",
-                (),
-                ('"needs torch": privacy-accountant[train]',),
-                "ACCOUNTANT_SERVICE, ACCOUNTANT_API_KEY",
-            ),
-            Stage(
-                "The service",
-                (),
-                ("does not answer: accountant serve", "401, 403, 404: another key"),
-                "ACCOUNTANT_DATABASE_URL",
-            ),
-            Stage("The ledger", (), ('"There is no ledger": another folder',), "counts"),
-            Stage("The budget", (), ("409: fewer steps or more noise",)),
-        ],
-    ),
-}
 
 
 def draw_chain(title: str, stages: list[Stage]) -> str:

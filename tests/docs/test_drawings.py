@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from scripts import draw_architecture, draw_concepts, draw_how_tos
+from scripts.how_to_chains import CHAINS
 from tests.support.pages import ROOT, copy_repository
 
 KILOBYTES_MAX = 150
@@ -27,12 +28,21 @@ def test_the_drawings_of_concepts_show_the_numbers_of_today() -> None:
     assert [name for name, draw in drawn if (images / name).read_text() != draw()] == []
 
 
-def test_the_drawings_of_how_tos_are_those_of_today_and_shown_on_their_pages() -> None:
+def test_every_how_to_shows_its_drawing_of_today() -> None:
     """If one differs, write them again: make drawings."""
-    for name, text in draw_how_tos.draw_all().items():
-        assert (draw_how_tos.IMAGES / name).read_text() == text, name
-        page = ROOT / "docs/how-to" / name.removeprefix("how-to-").replace(".svg", ".md")
+    drawn = draw_how_tos.draw_all()
+    for page in (ROOT / "docs/how-to").glob("*.md"):
+        name = f"how-to-{page.stem}.svg"
         assert f"](../images/{name})" in page.read_text(), page
+        assert (draw_how_tos.IMAGES / name).read_text() == drawn.pop(name), name
+    assert not drawn, "a page was renamed"
+
+
+def test_the_texts_of_chains_are_no_wider_than_their_boxes() -> None:
+    for title, stages in CHAINS.values():
+        for stage in stages:
+            assert max(map(len, [title, *stage[0:1], *stage.lines, *stage.notes])) <= 55, stage
+            assert len(stage.then) <= 50, stage
 
 
 def test_the_pictures_of_the_readme_are_small() -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from scripts.count_words import Count, count_pages
+from scripts.count_words import Count, count_pages, count_pages_of, print_changes
 from scripts.page_parts import DOCS, enclose_part, list_parts, read_part, write_part
 from tests.support.pages import ROOT
 
@@ -43,3 +44,32 @@ def test_a_part_is_written_between_its_comments_and_not_counted_as_text(
     assert list(count_pages()) == [Count(Path("page.md"), 3, 4)]
     with pytest.raises(ValueError, match="needs the comments of one part product"):
         write_part(page, "product", "")
+
+
+def test_words_are_compared_with_an_earlier_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One page is cut, one joined with it, one new, and one stays."""
+    docs = tmp_path / "docs"
+    docs.mkdir()
+    for name, text in (("cut.md", "1 2 3"), ("joined.md", "4 5"), ("stays.md", "6")):
+        (docs / name).write_text(text)
+    git = [
+        "git",
+        "-C",
+        str(tmp_path),
+        "-c",
+        "user.name=nobody",
+        "-c",
+        "user.email=nobody@localhost",
+    ]
+    for command in (["init"], ["add", "."], ["commit", "--message=all"]):
+        subprocess.run([*git, *command], check=True, capture_output=True)
+    (docs / "cut.md").write_text("1 4")
+    (docs / "joined.md").unlink()
+    (docs / "new.md").write_text("7 8 9 0")
+    monkeypatch.setattr("scripts.count_words.DOCS", docs)
+    print_changes(list(count_pages_of("HEAD")), list(count_pages()))
+    printed = [line.split() for line in capsys.readouterr().out.splitlines()[1:]]
+    assert printed[:3] == [["3", "2", "cut.md"], ["2", "–", "joined.md"], ["–", "4", "new.md"]]
+    assert printed[3][:2] == ["6", "7"]

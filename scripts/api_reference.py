@@ -147,6 +147,8 @@ CALLS: Final[list[tuple[str, str, Any]]] = [
     ),
     ("DELETE", "/v1/series/{series}/caps/teams/{team}", None),
     ("DELETE", "/v1/series/{series}/caps/keys/{key_id}", None),
+    ("POST", "/v1/datasets/{name}/reference/quotes", {"mechanism": SHORT}),
+    ("POST", "/v1/datasets/{name}/reference", {"mechanism": SHORT}),
     ("POST", "/v1/datasets/{name}/close", {}),
     ("DELETE", "/v1/datasets/{name}", None),
     (
@@ -290,6 +292,8 @@ class ReferencePage:
         if (method, path) == ("DELETE", "/v1/datasets/{name}"):
             path = "/v1/datasets/mistake"
             self._send("POST", "/v1/datasets", DATASET | {"name": "mistake"})
+        if "/reference" in path:
+            path = path.format(name="sales-2026-10")
         if path.endswith("/window"):
             path += "?last=1"
         answer = self._send(method, path, body)

@@ -263,6 +263,33 @@ async def close_dataset(
     return _stored_response(await ledger.close_dataset(write, name))
 
 
+@router.post("/v1/datasets/{name}/reference", response_model=bodies.NewDatasetView)
+async def set_reference(
+    name: Name,
+    body: bodies.ReferenceRequest,
+    request: Request,
+    key: Key,
+    ledger: TheLedger,
+    idempotency_key: Idempotency = None,
+) -> Response:
+    """Choose or confirm the reference in whose steps the rest of the budget is counted.
+
+    The key needs scope `owner`. No run replaces the reference afterwards. Once steps of a reference
+    are spent or held, it can only be confirmed.
+    """
+    write = await _build_large_write_request(request, key, idempotency_key, body)
+    return _stored_response(await ledger.set_reference(write, name, body.mechanism))
+
+
+@router.post("/v1/datasets/{name}/reference/quotes", response_model=bodies.ReferenceQuoteView)
+async def quote_reference(
+    name: Name, body: bodies.ReferenceRequest, key: Key, ledger: TheLedger
+) -> Response:
+    """Tell what would still fit with a reference, and what fits now. Sets nothing."""
+    found = await ledger.quote_reference(key, name, body.mechanism)
+    return _json_response(ledger_views.reference_quote_view(found))
+
+
 @router.delete("/v1/datasets/{name}", response_model=bodies.DatasetView)
 async def delete_dataset(
     name: Name, request: Request, key: Key, ledger: TheLedger, idempotency_key: Idempotency = None

@@ -176,6 +176,12 @@ class QuoteRequest(_Body):
     mechanism: MechanismField
 
 
+class ReferenceRequest(_Body):
+    """A mechanism whose step is to be the reference of a dataset."""
+
+    mechanism: MechanismField
+
+
 class QuotesRequest(_Body):
     """Several plans to quote."""
 
@@ -381,7 +387,8 @@ class AccountingView(BaseModel):
     )
     reference_steps: int | None = Field(None, description="number of reference steps in all")
     planned: bool | None = Field(
-        None, description="whether the reference was given when the dataset was created"
+        None,
+        description="whether the reference was given when the dataset was created, or by its owner",
     )
     slack_share: float | None = Field(None, description="share of δ that exchanges may lose")
     added_epsilon: str | None = Field(
@@ -431,18 +438,30 @@ class AdmittedRunView(BaseModel):
 
     step: dict[str, Any] = Field(description="one step of the run")
     steps: int | None = Field(
-        description="most steps as the only run of the budget; null if that is not known"
+        description="most steps as the only further run; null if that is not known"
     )
 
 
 class NewDatasetView(DatasetView):
-    """A new dataset, with examples of what its budget admits."""
+    """A dataset that is new or has a new reference, with examples of what its budget admits."""
 
     admits: list[AdmittedRunView] = Field(
         description="the planned mechanism, if there is one, and ordinary runs: each as the only "
-        "run of the budget"
+        "further run"
     )
     warnings: list[str] = Field(description="what may be wrong with the budget, and what to do")
+
+
+class ReferenceQuoteView(BaseModel):
+    """The filter that a dataset would have with a reference, and what would still fit."""
+
+    accounting: AccountingView
+    before: list[AdmittedRunView] = Field(
+        description="steps of the mechanism and of ordinary runs that fit now"
+    )
+    after: list[AdmittedRunView] = Field(
+        description="steps of the same runs that would fit with the reference"
+    )
 
 
 class DatasetsView(BaseModel):
@@ -763,6 +782,12 @@ EXAMPLES: Final[dict[str, Any]] = {
     "BudgetView": _BUDGET,
     "DatasetRequest": {"name": "patients", "size": 60000, "budget": _BUDGET},
     "QuoteRequest": {"mechanism": _RUN},
+    "ReferenceRequest": {"mechanism": _RUN},
+    "ReferenceQuoteView": {
+        "accounting": _ACCOUNTING | {"planned": True},
+        "before": [_ADMITTED],
+        "after": [_ADMITTED],
+    },
     "ReservationRequest": {"mechanism": _RUN, "purpose": "a first model"},
     "JointReservationRequest": {
         "datasets": ["sales-2026-10", "sales-2026-11"],

@@ -18,7 +18,13 @@ from accountant_service.ledger.filters.addition import write_units
 from accountant_service.ledger.filters.base import Amounts, subtract
 from accountant_service.ledger.filters.reference import SLACK_UNITS
 from accountant_service.ledger.key_record import KeyRecord
-from accountant_service.ledger.plans import BudgetPreview, CombinedQuote, Quote, fit_all
+from accountant_service.ledger.plans import (
+    BudgetPreview,
+    CombinedQuote,
+    Quote,
+    ReferenceChoice,
+    fit_all,
+)
 from accountant_service.ledger.repository import RunPlace, Transaction
 from accountant_service.ledger.rules import (
     Cap,
@@ -90,11 +96,20 @@ _FIXED_OF_DATASETS: Final = ("privacy_unit", "accounting")  # of a closed one
 
 def preview_view(preview: BudgetPreview) -> Json:
     """Return as JSON how many steps of example runs a new budget covers, with warnings."""
+    return {"admits": _admitted_view(preview), "warnings": list(preview.warnings)}
+
+
+def _admitted_view(preview: BudgetPreview) -> list[Json]:
+    """Return as JSON how many steps of example runs fit."""
+    return [{"step": mechanisms.to_json(each.step), "steps": each.steps} for each in preview.runs]
+
+
+def reference_quote_view(choice: ReferenceChoice) -> Json:
+    """Return as JSON what would still fit with a reference, and what fits now."""
     return {
-        "admits": [
-            {"step": mechanisms.to_json(each.step), "steps": each.steps} for each in preview.runs
-        ],
-        "warnings": list(preview.warnings),
+        "accounting": _accounting_view(choice.policy),
+        "before": _admitted_view(choice.before),
+        "after": _admitted_view(choice.after),
     }
 
 

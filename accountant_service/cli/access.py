@@ -51,6 +51,14 @@ class LedgerAccess(ABC):
         """Close a dataset for new reservations; return it."""
 
     @abstractmethod
+    def set_reference(self, name: str, body: Json) -> Json:
+        """Choose or confirm the reference of a dataset; return it with what still fits."""
+
+    @abstractmethod
+    def quote_reference(self, name: str, body: Json) -> Json:
+        """Return what would still fit with a reference, and what fits now; set nothing."""
+
+    @abstractmethod
     def delete_dataset(self, name: str) -> Json:
         """Delete a dataset that was never used; return it as it was."""
 
@@ -146,6 +154,14 @@ class ServiceAccess(LedgerAccess):
     def close_dataset(self, name: str) -> Json:
         """Close a dataset for new reservations; return it."""
         return self._call(f"/v1/datasets/{quote(name, safe='')}/close", {}, is_write=True)
+
+    def set_reference(self, name: str, body: Json) -> Json:
+        """Choose or confirm the reference of a dataset; return it with what still fits."""
+        return self._call(f"/v1/datasets/{quote(name, safe='')}/reference", body, is_write=True)
+
+    def quote_reference(self, name: str, body: Json) -> Json:
+        """Return what would still fit with a reference, and what fits now; set nothing."""
+        return self._call(f"/v1/datasets/{quote(name, safe='')}/reference/quotes", body)
 
     def delete_dataset(self, name: str) -> Json:
         """Delete a dataset that was never used; return it as it was."""
@@ -353,6 +369,22 @@ class DatabaseAccess(LedgerAccess):
         """Close a dataset for new reservations; return it."""
         write = self._write(f"POST /v1/datasets/{name}/close", {})
         return _read(self._ledger.close_dataset(write, name))
+
+    def set_reference(self, name: str, body: Json) -> Json:
+        """Choose or confirm the reference of a dataset; return it with what still fits."""
+        from accountant_service import mechanisms
+
+        write = self._write(f"POST /v1/datasets/{name}/reference", body)
+        mechanism = mechanisms.from_json(body["mechanism"])
+        return _read(self._ledger.set_reference(write, name, mechanism))
+
+    def quote_reference(self, name: str, body: Json) -> Json:
+        """Return what would still fit with a reference, and what fits now; set nothing."""
+        from accountant_service import mechanisms
+        from accountant_service.api.ledger_views import reference_quote_view
+
+        mechanism = mechanisms.from_json(body["mechanism"])
+        return reference_quote_view(self._ledger.quote_reference(self._key, name, mechanism))
 
     def delete_dataset(self, name: str) -> Json:
         """Delete a dataset that was never used; return it as it was."""

@@ -1,4 +1,4 @@
-"""The commands `accountant dataset`: create, list, show, quote, close and delete datasets."""
+"""The commands `accountant dataset`: create, show, quote, close and delete datasets."""
 
 from __future__ import annotations
 
@@ -146,13 +146,9 @@ def create(
 
 def describe_new(dataset: Json) -> Iterator[str]:
     """Yield the lines of text that describe a new dataset."""
-    from accountant_service import mechanisms
-
     yield f"created {_describe_heading(dataset)}"
     for run in dataset["admits"]:
-        step = mechanisms.from_json(run["step"]).describe_step()
-        count = "an unknown number of" if run["steps"] is None else run["steps"]
-        yield f"enough for a single run of {count} steps of {step}"
+        yield f"enough for a single run of {_describe_run(run)}"
     for warning in dataset["warnings"]:
         yield f"warning: {warning}"
 
@@ -232,6 +228,51 @@ def close(name: Name, as_json: AsJson = False) -> None:
     share = number_format.round_up(100 * found["held"]["share"], 3)
     if found["held"]["share"]:
         print(f"open runs hold {share} % of the budget: they may go on, or see `run release`")
+
+
+@dataset_app.command("reference")
+@takes_plan
+def reference(
+    name: Name,
+    plan: PlanOptions,
+    is_quote: Annotated[
+        bool, typer.Option("--quote", help="Only tell what would fit; set nothing.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Choose or confirm the reference: the run in whose steps the rest of the budget is counted."""
+
+    def send(ledger: LedgerAccess) -> Json:
+        """Return the ledger's answer about the reference that the options describe."""
+        from accountant_service.api.ledger_schemas import ReferenceRequest
+
+        body = {"mechanism": plan.build(lambda: int(ledger.get_dataset(name)["size"]))}
+        validate(ReferenceRequest, body)
+        ask = ledger.quote_reference if is_quote else ledger.set_reference
+        return ask(name, body)
+
+    answer = call_ledger(send, plan.map_pointers(), as_json=as_json)
+    print(json.dumps(answer) if as_json else "\n".join(map(spell, describe_reference(answer))))
+
+
+def describe_reference(answer: Json) -> Iterator[str]:
+    """Yield the lines of text that describe a chosen reference, or a quote for one."""
+    yield answer["accounting"]["description"]
+    if "admits" in answer:
+        for run in answer["admits"]:
+            yield f"left for a single run of {_describe_run(run)}"
+        return
+    for before, after in zip(answer["before"], answer["after"], strict=True):
+        now = "an unknown number" if before["steps"] is None else before["steps"]
+        yield f"left for a single run of {_describe_run(after)}; now {now}"
+
+
+def _describe_run(run: Json) -> str:
+    """Return an example run, and how many of its steps fit, in words."""
+    from accountant_service import mechanisms
+
+    count = "an unknown number of" if run["steps"] is None else run["steps"]
+    return f"{count} steps of {mechanisms.from_json(run['step']).describe_step()}"
 
 
 @dataset_app.command("delete")

@@ -20,6 +20,8 @@ BODIES: dict[str, Any] = {
     "/quotes": {"mechanism": PLAN_JSON},
     "/quotes/batch": {"mechanisms": [PLAN_JSON]},
     "/reservations": {"mechanism": PLAN_JSON},
+    "/reference": {"mechanism": PLAN_JSON},
+    "/reference/quotes": {"mechanism": PLAN_JSON},
     "/grants": {"steps": 1, "sequence": 0},
     "/v1/series/{series}": {"budget": BUDGET},
     "/v1/series/{series}/datasets/{label}": {"size": 9},

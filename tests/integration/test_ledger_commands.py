@@ -146,7 +146,7 @@ def test_the_list_of_keys_says_until_when_each_is_valid(monkeypatch: pytest.Monk
 BEGINNING = {"dataset create", "keys create", "db move", "db upgrade"}  # a ledger, as `serve`
 WITHOUT = {
     "dataset": ("list", "show x", "quote x -s 1 -q .1 -t 1", "close x",
-                "delete x"),
+                "reference x -s 1 -q .1 -t 1", "delete x"),
     "run": ("list x", "show x", "reserve x -s 1 -q .1 -t 1", "grant x -t 1", "commit x",
             "release x", "renew x", "certificate x"),
     "report": ("dataset x", "run x"),

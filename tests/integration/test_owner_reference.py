@@ -19,13 +19,16 @@ from accountant_service.mechanisms import DpSgd, Laplace, to_json
 from tests.support.ledger_scenarios import (
     ON_SQLITE,
     SQL_MATTERS,
+    Commands,
     Json,
     Scenario,
+    Service,
     insist,
     race,
     refusals,
     refused,
 )
+from training_client.errors import ServiceRefusedError
 
 STEP = DpSgd(1.1, sample_rate=0.01, steps=1)
 RUN = replace(STEP, steps=50)
@@ -165,26 +168,20 @@ def test_of_two_owners_at_once_one_is_last(scenario: Scenario) -> None:
 def test_a_charge_at_once_is_subtracted_or_comes_after(scenario: Scenario, plan: Any) -> None:
     """Whoever is first, the budget of the reference is what the releases before it leave."""
 
-    def charge(name: str) -> Json:
-        return scenario.admin.grant(insist(lambda: scenario.admin.reserve(plan, name)))
-
-    def choose(name: str) -> Json:
-        return insist(lambda: scenario.admin.choose(RUN, name))
-
-    for round_ in range(2):
-        name = f"d{round_}"
-        create(scenario, name)
-
-        answers = race(partial(choose, name), partial(charge, name))
-        assert set(refusals(answers)) <= {"reference-fixed"}, answers
-        kinds = scenario.kinds(name)
-        reference, is_chosen = reference_of(scenario, name)
-        assert is_chosen == ("reference" in kinds) == (not refusals(answers))
-        if is_chosen:
-            assert reference == STEP
-            before = kinds.index("reference") > kinds.index("reserve")
-            added = scenario.entries(name)[kinds.index("reference")]["filter"]["added_epsilon"]
-            assert added == ("0.001" if before and plan is SMALL else "0")
+    create(scenario)
+    answers = race(
+        lambda: insist(lambda: scenario.admin.choose(RUN)),
+        lambda: scenario.admin.grant(insist(lambda: scenario.admin.reserve(plan))),
+    )
+    assert set(refusals(answers)) <= {"reference-fixed"}, answers
+    kinds = scenario.kinds()
+    reference, is_chosen = reference_of(scenario)
+    assert is_chosen == ("reference" in kinds) == (not refusals(answers))
+    if is_chosen:
+        assert reference == STEP
+        before = kinds.index("reference") > kinds.index("reserve")
+        added = scenario.entries()[kinds.index("reference")]["filter"]["added_epsilon"]
+        assert added == ("0.001" if before and plan is SMALL else "0")
 
 
 @SQL_MATTERS
@@ -316,3 +313,52 @@ def test_servers_that_cannot_read_it_end_with_the_first_choice(scenario: Scenari
     assert oldest_writer() < "0011"
     scenario.admin.choose(RUN)
     assert oldest_writer() == "0011"
+
+
+# --- HTTP, the client and commands
+
+
+def test_over_http_and_by_the_client(own_web: Service) -> None:
+    admin, client = own_web.admin, own_web.admin.client()
+    admin.dataset("d")
+    run = to_json(RUN)
+    told = client.quote_reference("d", run)
+    assert admin.read("/v1/datasets/d")["version"] == 1, "a quote sets nothing"
+    chosen = client.set_reference("d", run)
+    assert told["accounting"] == chosen["accounting"]
+    assert told["after"] == chosen["admits"]
+    assert [each["step"] for each in told["before"]] == [each["step"] for each in told["after"]]
+    assert admin.read("/v1/datasets/d") == {
+        name: chosen[name] for name in chosen if name not in ("admits", "warnings")
+    }
+    runner = own_web.caller(Scope.RUN)
+    for path in ("reference", "reference/quotes"):
+        found = runner.refusal("POST", f"/v1/datasets/d/{path}", {"mechanism": run})
+        assert found == (403, "forbidden"), path
+    client.grant(client.reserve("d", to_json(OTHER)), 5)
+    with pytest.raises(ServiceRefusedError) as refusal:
+        client.set_reference("d", to_json(OTHER))
+    assert refusal.value.code == "reference-fixed"
+    items = admin.read("/v1/datasets/d/entries")["items"]
+    assert [each["kind"] for each in items] == ["create", "reference", "reserve", "grant"]
+    assert items[1]["filter"]["planned"] is True
+    assert admin.read("/v1/datasets/d/report")["dataset"]["name"] == "d"
+
+
+def test_on_the_command_line(commands: Commands) -> None:
+    plan = ("-q", "0.01", "-s", "1.1", "-t", "50")
+    commands.make("dataset create d -n 60000 -E 3 -d 1e-5")
+    said = commands.make("dataset reference d --quote", *plan)
+    assert "3712 reference steps (DP-SGD, q = 0.01, σ = 1.1, Poisson sampling)" in said
+    assert "left for a single run of 3712 steps of DP-SGD, q = 0.01, σ = 1.1" in said
+    assert "; now 3712" in said
+    assert commands.json("dataset show d")["version"] == 1
+    assert "3712 reference steps" in commands.make("dataset reference d", *plan)
+    chosen = commands.json("dataset reference d", *plan)
+    assert (chosen["version"], chosen["accounting"]["planned"]) == (2, True)
+    commands.make("run grant", commands.make("run reserve d", *plan), "--steps", "2")
+    status, said = commands("dataset reference d -q 0.1 -s 5 -t 1")
+    assert (status, "reference-fixed" in said) == (2, True)
+    commands.make("ledger verify")
+    kinds = [json.loads(line)["kind"] for line in commands("ledger export")[1].splitlines()]
+    assert kinds == ["create", "reference", "reserve", "grant"]

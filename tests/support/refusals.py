@@ -464,10 +464,19 @@ _LEDGER = [
     _missing("/v1/datasets/none/close", {}, "POST"),
     _missing("/v1/datasets/none/quotes", {"mechanism": _FITTING}, "POST"),
     _missing("/v1/datasets/none/reservations", {"mechanism": _FITTING}, "POST"),
+    _missing("/v1/datasets/none/reference", {"mechanism": _FITTING}, "POST"),
+    _missing("/v1/datasets/none/reference/quotes", {"mechanism": _FITTING}, "POST"),
+    *(
+        Refusal(f"/v1/datasets/{name}/reference", {"mechanism": _FITTING}, None, says, code, 409)
+        for name, says, code in (
+            ("patients", "steps of another reference", "reference-fixed"),
+            ("closed", "takes no further reservation", "dataset-closed"),
+        )
+    ),
     Refusal("/v1/datasets/patients/report?format=docx", None, "/query/format", method="GET"),
     *(
         Refusal(f"/v1/datasets/patients/{asked}", {"mechanism": mechanism}, pointer, says)
-        for asked in ("quotes", "reservations")
+        for asked in ("quotes", "reservations", "reference", "reference/quotes")
         for mechanism, pointer, says in (
             (_changed(_FITTING, {"noise_multiplier": None}), "/mechanism/noise_multiplier",
              "is required"),
@@ -599,6 +608,7 @@ _COMMANDS: Final = {  # the calls of the ledger that have a command
     "POST /v1/datasets/*/close": "dataset close",
     "DELETE /v1/datasets/*": "dataset delete",
     "POST /v1/datasets/*/quotes": "dataset quote",
+    "POST /v1/datasets/*/reference": "dataset reference",
     "POST /v1/datasets/*/reservations": "run reserve",
     "GET /v1/datasets/*/report": "report dataset",
     "GET /v1/reservations/*": "run show",
@@ -810,6 +820,12 @@ def _query_run(mechanism: Any, row: Refusal) -> tuple[Json, str | None]:
 _CLIENT: Final[Mapping[str, Callable[[AccountingService, str, Json], Any]]] = {
     "GET /v1/datasets/*": lambda service, name, _: service.dataset(name),
     "POST /v1/datasets/*/close": lambda service, name, _: service.close_dataset(name),
+    "POST /v1/datasets/*/reference": lambda service, name, body: service.set_reference(
+        name, **body
+    ),
+    "POST /v1/datasets/*/reference/quotes": lambda service, name, body: service.quote_reference(
+        name, **body
+    ),
     "DELETE /v1/datasets/*": lambda service, name, _: service.delete_dataset(name),
     "POST /v1/datasets/*/quotes": lambda service, name, body: service.quote(name, **body),
     "POST /v1/datasets/*/reservations": lambda service, name, body: service.reserve(name, **body),

@@ -510,6 +510,27 @@ class AccountingService:
         """
         return self._write(f"{_dataset_path(name)}/close", {})
 
+    def set_reference(self, name: str, mechanism: Json) -> Json:
+        """Choose or confirm the reference of a dataset, and return the dataset as JSON.
+
+        The rest of the budget is counted in steps of it, and no run replaces it. The key needs
+        scope owner.
+
+        Args:
+            name: the dataset's name in the ledger.
+            mechanism: as JSON; its step is the reference.
+
+        Raises:
+            ServiceRefusedError: its code is "reference-fixed" if steps of another reference are
+                spent or held, or if the dataset was planned or created with another filter.
+        """
+        return self._write(f"{_dataset_path(name)}/reference", {"mechanism": mechanism})
+
+    def quote_reference(self, name: str, mechanism: Json) -> Json:
+        """Return what would still fit with a reference, and what fits now, as JSON; set nothing."""
+        path = f"{_dataset_path(name)}/reference/quotes"
+        return self._request(path, {"mechanism": mechanism})
+
     def delete_dataset(self, name: str) -> Json:
         """Delete a dataset that was never used, and return what it was as JSON.
 

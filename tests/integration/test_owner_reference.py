@@ -167,7 +167,6 @@ def test_of_two_owners_at_once_one_is_last(scenario: Scenario) -> None:
 @pytest.mark.parametrize("plan", [SMALL, OTHER], ids=["added", "exchanged"])
 def test_a_charge_at_once_is_subtracted_or_comes_after(scenario: Scenario, plan: Any) -> None:
     """Whoever is first, the budget of the reference is what the releases before it leave."""
-
     create(scenario)
     answers = race(
         lambda: insist(lambda: scenario.admin.choose(RUN)),

@@ -28,6 +28,7 @@ from scripts.page_parts import DOCS, write_part
 ROOT: Final = Path(__file__).parents[1]
 PAGE: Final = DOCS / "architecture.md"
 PACKAGES: Final = ("accountant_service", "training_client")
+_STEPS_BEFORE: Final = 40  # the first steps prove that examples are apart
 _RUN: Final = {"kind": "dp_sgd", "noise_multiplier": 1.1, "sample_rate": 0.01}
 _OPTIONS: Final = ["-q", "0.01", "-s", "1.1", "-d", "1e-5"]
 
@@ -188,7 +189,7 @@ def _trace_step() -> Iterator[tuple[str, str, int]]:
     from training_client.plan import Plan
 
     cross_entropy = partial(torch.nn.functional.cross_entropy, reduction="none")
-    budget = NoBudget(Plan(400, 0.05, 1.0, 1.1), 2, "a measurement")
+    budget = NoBudget(Plan(400, 0.05, 1.0, 1.1), _STEPS_BEFORE + 1, "a measurement")
     optimizer = make_optimizer("dp_sgd", torch.nn.Linear(8, 2), budget)
     records = torch.utils.data.TensorDataset(torch.rand(400, 8), torch.zeros(400).long())
     batches = iter(private_batches(optimizer, records))
@@ -198,7 +199,8 @@ def _trace_step() -> Iterator[tuple[str, str, int]]:
         examples, targets = next(batches)
         optimizer.step(examples, targets, cross_entropy)
 
-    step()
+    for _ in range(_STEPS_BEFORE):
+        step()
     yield "a training step", PACKAGES[1], len(trace_modules(PACKAGES[1], step))
 
 

@@ -3,6 +3,9 @@
 A line integral of a composition bounds δ at every ε, and is accurate around one. A few lines cover
 a range. Repetitions of the same composition share a line, as in `epsilon_curve`. Where no line
 integral can be computed, a pair of FFT lattices is, for a single number of repetitions.
+
+A lattice bounds δ only near its ε. Between such places chords do: δ(ε) = sup_A P(A) − e^ε·Q(A) is a
+supremum of decreasing lines in y = e^ε, so it is convex and decreasing, and 1 at y = 0.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from accountant_service.numerics.engines import enumeration, lattice_refinement, saddle_point
 from accountant_service.numerics.engines.fft_lattice import LatticeProfile
@@ -38,6 +42,7 @@ _LATTICE_POINTS_MAX: Final = 1 << 17  # a tenth of a second
 _UNDERFLOW: Final = 1e-300  # more than any Q of an attack that is computed as zero
 _WORK_MAX: Final = 12  # line integrals for each direction
 _LATTICE_WORK: Final = 3  # a lattice costs at least as much as this many line integrals
+_EXPONENT_MAX: Final = 700.0  # e^x stays a double
 _RETREAT: Final = 0.6  # of an ε where no engine gives narrow bounds: where to try again
 
 
@@ -190,6 +195,7 @@ class PrivacyProfile:
             ContradictionError: a lower bound is above an upper one.
         """
         lower, upper = self.delta(epsilons)
+        upper = _lower_to_chords(upper, epsilons)
         tried = np.zeros(len(epsilons), dtype=bool)
         while self._work < _WORK_MAX:
             has_lattice = any(isinstance(each, LatticeProfileBounds) for each in self._found)
@@ -198,14 +204,18 @@ class PrivacyProfile:
             pending = np.flatnonzero(wide & ~tried & (epsilons < self._hopeless))
             if not len(pending):
                 break
-            tried[pending[-1]] = True
-            epsilon = float(epsilons[pending[-1]])
+            at = pending[-1]
+            if has_lattice:  # the few that are allowed go where the bounds are widest
+                at = pending[int(np.argmax((upper - lower)[:, pending].max(axis=0)))]
+            tried[at] = True
+            epsilon = float(epsilons[at])
             found = self._add_near(epsilon)
             if found is None:
                 self._hopeless = _RETREAT * epsilon
                 continue
             lower, upper = _intersect(lower, upper, found, epsilons)
-            if (upper - lower > relative * upper + absolute_width)[:, pending[-1]].any():
+            upper = _lower_to_chords(upper, epsilons)
+            if (upper - lower > relative * upper + absolute_width)[:, at].any():
                 tried |= (epsilons <= epsilon) & (epsilons > _RETREAT * epsilon)  # no better there
         lower.setflags(write=False)
         upper.setflags(write=False)
@@ -245,3 +255,48 @@ def _intersect(
     if len(wrong):
         check_bounds(float(lower.flat[wrong[0]]), float(upper.flat[wrong[0]]))
     return lower, upper
+
+
+def _lower_to_chords(upper: Array, epsilons: Array) -> Array:
+    """Lower upper bounds on δ to the chords between others, in y = e^ε, rounded up.
+
+    A chord is above δ whichever its ends are, so rounding may choose others than the best. Its
+    value is a sum of products ≥ 0, each with a relative error far below the margin.
+
+    Args:
+        upper: a row per number of repetitions, a column per ε.
+        epsilons: increasing, at least 0.
+    """
+    lowered: Array = np.minimum.accumulate(upper, axis=1)
+    x = np.append(-np.inf, epsilons)  # δ = 1 at y = 0
+    y = np.exp(np.minimum(x, _EXPONENT_MAX))
+    for at, row in enumerate(lowered):
+        ends = lower_hull(y, np.append(1.0, row))
+        inside = np.minimum(epsilons, x[ends[-1]])
+        first = np.searchsorted(x[ends[1:]], inside)
+        left, right = ends[first], ends[first + 1]
+        width = np.expm1(x[left] - x[right])
+        share_left = np.expm1(inside - x[right]) / width
+        share_right = np.exp(inside - x[right]) * np.expm1(x[left] - inside) / width
+        chord = share_left * np.append(1.0, row)[left] + share_right * row[right - 1]
+        lowered[at] = np.minimum(row, rounding.up_each(chord))
+    return lowered
+
+
+def lower_hull(x: Array, y: Array) -> NDArray[np.intp]:
+    """Return the indexes of the vertices of points' lower convex hull, in increasing order of x.
+
+    This is Andrew's monotone chain.
+    """
+    across, up = x.tolist(), y.tolist()
+    hull: list[int] = []
+    for at in np.lexsort((y, x)).tolist():
+        while len(hull) >= 2:
+            a, b = hull[-2:]
+            turn = (across[b] - across[a]) * (up[at] - up[a])
+            if turn > (up[b] - up[a]) * (across[at] - across[a]):
+                break
+            hull.pop()
+        if not hull or across[at] > across[hull[-1]]:
+            hull.append(at)
+    return np.array(hull)

@@ -31,7 +31,12 @@ from accountant_service.numerics.laws.dominating_pair import (
     Composition,
     Direction,
 )
-from accountant_service.numerics.privacy_profile import PrivacyProfile, ProfileBounds, bounds_near
+from accountant_service.numerics.privacy_profile import (
+    PrivacyProfile,
+    ProfileBounds,
+    bounds_near,
+    lower_hull,
+)
 
 _NARROW: Final = 1e-4  # relative width of δ at which no other tilt is tried
 _WORK_MAX: Final = 12  # line integrals for each direction
@@ -174,7 +179,7 @@ def _attack_hull(removing: DirectionCurve, adding: DirectionCurve) -> Array:
             np.stack([1 - adding.true_positives, adding.false_positives], axis=1),
         ]
     )
-    return _lower_hull(points)
+    return points[lower_hull(points[:, 0], points[:, 1])]
 
 
 def true_positive_rate(releases: Composition, rate: float) -> tuple[float, float, float]:
@@ -251,8 +256,8 @@ class _LineSearch:
         one, other = np.concatenate(false), 1 - np.concatenate(true)
         if self._direction == "adding":  # an event of "adding" clears the record
             one, other = other, one
-        hull = _lower_hull(np.stack([one, other], axis=1))
-        return max(0.0, 1 - float(np.interp(self._rate, hull[:, 0], hull[:, 1])) - _SLACK)
+        hull = lower_hull(one, other)
+        return max(0.0, 1 - float(np.interp(self._rate, one[hull], other[hull])) - _SLACK)
 
     def _lines(self, epsilons: Array, delta: Array) -> Array:
         """Return the bound on the true-positive rate that each ε gives with its δ."""
@@ -344,26 +349,6 @@ def _is_below_gaussian(curve: DirectionCurve, mu: float, slack: float) -> bool:
     chord = most[:-1] + np.diff(most) / width * meet
     tangent = np.maximum(least[:-1] + slope[:-1] * meet, least[1:] - slope[1:] * (width - meet))
     return bool((chord <= tangent).all())
-
-
-def _lower_hull(points: Array) -> Array:
-    """Return the lower convex hull of points that are sorted by their first coordinate.
-
-    This is Andrew's monotone chain.
-    """
-    ordered = points[np.lexsort((points[:, 1], points[:, 0]))]
-    hull: list[Array] = []
-    for point in ordered:
-        while len(hull) >= 2 and _is_right_turn(hull[-2], hull[-1], point):
-            hull.pop()
-        if not hull or point[0] > hull[-1][0]:
-            hull.append(point)
-    return np.array(hull)
-
-
-def _is_right_turn(a: Array, b: Array, c: Array) -> bool:
-    """Return whether the path a → b → c turns right or goes straight on."""
-    return bool((b[0] - a[0]) * (c[1] - a[1]) - (b[1] - a[1]) * (c[0] - a[0]) <= 0)
 
 
 def _nearest_gaussian(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import decimal
 import itertools
 import math
 import time
+from fractions import Fraction
 from unittest.mock import Mock
 
 import numpy as np
@@ -122,6 +124,42 @@ def test_rows_of_a_table_are_bounds_of_each_number() -> None:
             assert (lower[at] <= high[0]).all()
             assert (low[0] <= upper[at]).all()
             assert (upper[at] - lower[at] <= 1e-3 * upper[at] + 1e-9).all()
+
+
+@pytest.mark.parametrize("last", [0.05, 1.0, 30.0])
+def test_chords_between_upper_bounds_are_upper_bounds(last: float) -> None:
+    """Where nothing is known of δ, the chord in e^ε is its bound, rounded up."""
+    random = np.random.default_rng(3)
+    x = np.sort(random.uniform(0.0, last, 40))
+    zero = Fraction(math.exp(1.01 * last))  # δ is a line in y = e^ε from 1 to 0: chords lie on it
+    with decimal.localcontext() as context:
+        context.prec = 60
+        exact = [1 - Fraction(decimal.Decimal(float(each)).exp()) / zero for each in x]
+    above = np.nextafter([float(each) for each in exact], math.inf)
+    known = np.stack([above, np.where(random.random(40) < 0.7, 1.0, above)])
+    known[1, -1] = above[-1]
+    for row in privacy_profile._lower_to_chords(known, x):
+        assert all(Fraction(float(bound)) >= each for bound, each in zip(row, exact, strict=True))
+        assert (row <= above * (1 + 3e-10)).all()
+    curved = np.exp(gaussian.log_delta(x, 1.0))  # strictly convex: chords lie above
+    assert (privacy_profile._lower_to_chords(curved[np.newaxis], x) >= curved).all()
+    gaps = np.where(np.arange(40) % 3 == 2, curved, 1.0)
+    lowered = privacy_profile._lower_to_chords(gaps[np.newaxis], x)[0]
+    assert (lowered >= curved).all()
+    assert (lowered[:-1] < 1.0).all()
+
+
+@pytest.mark.parametrize("scale", [5, 7, 8, 10, 20])
+def test_fewer_repetitions_are_dominated_where_more_are(scale: int) -> None:
+    """A lattice bounds few points: what is between them does not decide a comparison."""
+    larger, slack = steps(0.01, 1.1, 2742), 1.25e-8
+    step = [(Release(LaplacePair(1 / scale)), 1)]
+    most = most_repetitions(step, larger, slack, 10**4)
+    assert most >= scale
+    for count in {*range(1, 8), most // 2, most - 2, most}:
+        fits = dominates(larger, [(step[0][0], count)], slack)
+        assert fits, count
+    assert not dominates(larger, [(step[0][0], 2 * most)], slack)
 
 
 # ------------------------------------------------------------------------------------ the slack

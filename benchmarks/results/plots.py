@@ -15,6 +15,7 @@ from training_client.lab.papers.experiments import Experiment, Method
 from training_client.lab.papers.runner import count_epochs
 from training_client.lab.papers.store import Store
 from training_client.lab.papers.tasks import TASKS
+from training_client.lab.papers.verdicts import describe_breakdown
 
 # Okabe and Ito's colours, which colour-blind readers can distinguish; by label or by optimizer
 _COLOURS: Final = {
@@ -134,6 +135,8 @@ def _draw_panel(
         if found is None:
             continue
         style = _choose_line_style(experiment, experiments)
+        if broken := describe_breakdown(experiment, store):
+            style["label"] += f", {broken}"
         if len(found.steps) == 1:
             style["marker"] = "o"  # a line would not be seen
         along = [step * _get_step_unit(experiment)[0] for step in found.steps]

@@ -24,7 +24,11 @@ from training_client.lab.papers.experiments import (
 )
 from training_client.lab.papers.store import Store
 from training_client.lab.papers.tasks import TASKS
-from training_client.lab.papers.verdicts import find_welch_interval, list_final_scores
+from training_client.lab.papers.verdicts import (
+    describe_breakdown,
+    find_welch_interval,
+    list_final_scores,
+)
 
 TEMPLATE: Final = Path(__file__).with_name("page.md")
 COMMAND: Final = "python benchmarks/training_results.py report"
@@ -69,8 +73,12 @@ def format_score(name: str, store: Store) -> str:
 
 
 def _list_scores_of_pair(names: str, store: Store) -> list[list[float]]:
-    """Return the final scores of the two experiments named in `first over second`."""
-    return [list_final_scores(_EXPERIMENTS[name], store) for name in names.split(" over ")]
+    """Return the final scores of the two experiments named in `first over second`.
+
+    An experiment of which a run broke down has none: its mean would be of the others.
+    """
+    pair = [_EXPERIMENTS[name] for name in names.split(" over ")]
+    return [[] if describe_breakdown(e, store) else list_final_scores(e, store) for e in pair]
 
 
 def _format_points(difference: float) -> str:
@@ -234,6 +242,8 @@ def build_table_1(_: str, store: Store) -> str:
 
 def _format_cost_of_accuracy(experiment: Experiment, level: float, store: Store) -> str:
     """Return the ε at which an experiment's mean score first reaches `level`, as text."""
+    if broken := describe_breakdown(experiment, store):
+        return broken
     found = plots.compute_mean_curve(experiment, store)
     if found is None:
         return NOTHING

@@ -3,8 +3,9 @@
 A result is *reproduced* if ours with a guarantee is at least as good as the paper's, up to a
 tolerance; *reproduced only without privacy* if ours as in the paper is, and ours with a guarantee
 is not. If a run that decides is missing, the result is *not run* or *not run in full*. With fewer
-epochs than the paper prints, or a smaller ε, there is *no verdict*. Otherwise it is *not
-reproduced*.
+epochs than the paper prints, a smaller ε, or a method of ours that is no better than a constant
+answer, there is *no verdict*. Otherwise it is *not reproduced*; a result is never reproduced by an
+experiment of which a run broke down.
 """
 
 from __future__ import annotations
@@ -110,7 +111,12 @@ def judge(printed: PrintedResult, store: Store, audit: Mapping[str, str]) -> Out
         for each in (printed.ours, printed.private)
     )
     verdict, reason = _decide(printed, ours, private)
-    return Outcome(printed, ours, private, verdict, reason or _compare_with_trivial(printed, store))
+    decisive = printed.ours if verdict == WITHOUT_PRIVACY else printed.private or printed.ours
+    if verdict in (REPRODUCED, WITHOUT_PRIVACY) and decisive is not None:
+        reason = _compare_with_trivial(decisive, store)
+        return Outcome(printed, ours, private, NO_VERDICT if reason else verdict, reason)
+    constant = (_compare_with_trivial(each, store) for each in printed.references)
+    return Outcome(printed, ours, private, verdict, reason or next(filter(None, constant), ""))
 
 
 def _name_missing_data(printed: PrintedResult) -> str:
@@ -124,21 +130,16 @@ def _name_missing_data(printed: PrintedResult) -> str:
     return f"{OWN_DATA} {', '.join(own)}" if own else ""
 
 
-def _compare_with_trivial(printed: PrintedResult, store: Store) -> str:
+def _compare_with_trivial(reference: Reference, store: Store) -> str:
     """Return that a method of ours is no better than a constant answer; empty if it is better."""
-    for reference in printed.references:
-        experiment = reference.experiments[0]
-        task = TASKS[experiment.task]
-        trivial, scores = (
-            store.find_trivial_score(experiment.task),
-            list_final_scores(experiment, store),
-        )
-        if trivial is None or not scores:
-            continue
-        mean = statistics.mean(scores)
-        if mean <= trivial if task.higher_is_better else mean >= trivial:
-            return f"no better than a constant answer ({trivial:.3f})"
-    return ""
+    experiment = reference.experiments[0]
+    trivial = store.find_trivial_score(experiment.task)
+    scores = list_final_scores(experiment, store)
+    if trivial is None or not scores:
+        return ""
+    mean = statistics.mean(scores)
+    is_worse = mean <= trivial if TASKS[experiment.task].higher_is_better else mean >= trivial
+    return f"no better than a constant answer ({trivial:.3f})" if is_worse else ""
 
 
 def _decide(
@@ -194,8 +195,28 @@ def is_met(printed: PrintedResult, found: Measure) -> bool:
 
 
 def measure(reference: Reference, printed: PrintedResult, store: Store) -> Measure | None:
-    """Return the result that a reference names; None if it was not run."""
+    """Return the result that a reference names; None if it was not run.
+
+    If a run broke down, there is no value: the mean of the others would flatter the method.
+    """
+    runs = [store.list_runs(each) for each in reference.experiments]
+    if not all(runs):
+        return None
+    if broken := ", ".join(
+        f"{each.method.label} {text}"
+        for each in reference.experiments
+        if (text := describe_breakdown(each, store))
+    ):
+        epochs = min(count_epochs(each, each.steps) for each in reference.experiments)
+        return Measure(broken, None, epochs, min(map(len, runs)))
     return _MEASURES[reference.kind](reference, printed, store)
+
+
+def describe_breakdown(experiment: Experiment, store: Store) -> str:
+    """Return in how many of an experiment's runs it broke down; empty if in none."""
+    runs = store.list_runs(experiment)
+    broken = sum(run["score"] is None for run in runs)
+    return f"broke down in {broken} of {len(runs)}" if broken else ""
 
 
 def list_final_scores(experiment: Experiment, store: Store) -> list[float]:
@@ -203,40 +224,32 @@ def list_final_scores(experiment: Experiment, store: Store) -> list[float]:
     return [run["score"] for run in store.list_runs(experiment) if run["score"] is not None]
 
 
-def compute_mean_curve(experiment: Experiment, store: Store) -> list[tuple[int, float]] | None:
-    """Return pairs of a step and the mean score over the seeds; None if every run broke down."""
-    runs = [dict(run["curve"]) for run in store.list_runs(experiment) if run["score"] is not None]
-    if not runs:
-        return None
+def compute_mean_curve(experiment: Experiment, store: Store) -> list[tuple[int, float]]:
+    """Return pairs of a step and the mean score over the seeds, of which none broke down."""
+    runs = [dict(run["curve"]) for run in store.list_runs(experiment)]
     steps = sorted(set.intersection(*(set(run) for run in runs)))
     return [(step, statistics.mean(run[step] for run in runs)) for step in steps]
 
 
-def _measure_score(reference: Reference, printed: PrintedResult, store: Store) -> Measure | None:
+def _measure_score(reference: Reference, printed: PrintedResult, store: Store) -> Measure:
     """Return the mean final score, or that of the last point with at most an ε."""
     (experiment,) = reference.experiments
     if reference.argument:
         return _measure_score_until(experiment, float(reference.argument), store)
-    runs, scores = store.list_runs(experiment), list_final_scores(experiment, store)
-    if not runs:
-        return None
+    scores = list_final_scores(experiment, store)
     epochs = count_epochs(experiment, experiment.steps)
-    if not scores:
-        return Measure("broke down", None, epochs, len(runs))
     scale = 0.01 if printed.unit == "loss" else 1.0  # scores of the autoencoder are × 100
     digits = 4 if printed.unit == "loss" else 3
     mean = scale * statistics.mean(scores)
     text = f"{mean:.{digits}f}"
     if len(scores) > 1:
         text += f" ± {scale * statistics.stdev(scores):.{digits}f}"
-    return Measure(text, mean, epochs, len(runs))
+    return Measure(text, mean, epochs, len(scores))
 
 
-def _measure_score_until(experiment: Experiment, epsilon: float, store: Store) -> Measure | None:
+def _measure_score_until(experiment: Experiment, epsilon: float, store: Store) -> Measure:
     """Return the mean score at the last point of the curve whose ε is at most the given one."""
     curve = compute_mean_curve(experiment, store)
-    if curve is None:
-        return None
     seeds = len(store.list_runs(experiment))
     costs = [(find_certified_epsilon(experiment, step, store), step, y) for step, y in curve]
     inside = [(cost, step, y) for cost, step, y in costs if cost is not None and cost <= epsilon]
@@ -246,19 +259,15 @@ def _measure_score_until(experiment: Experiment, epsilon: float, store: Store) -
     return Measure(f"{score:.3f} at ε = {cost:.3g}", score, count_epochs(experiment, step), seeds)
 
 
-def _measure_lead(reference: Reference, printed: PrintedResult, store: Store) -> Measure | None:
+def _measure_lead(reference: Reference, printed: PrintedResult, store: Store) -> Measure:
     """Return the difference of two final scores, in points, with Welch's confidence interval."""
     first, second = (list_final_scores(each, store) for each in reference.experiments)
-    seeds = min(len(store.list_runs(each)) for each in reference.experiments)
+    seeds = min(len(first), len(second))
     epochs = min(count_epochs(each, each.steps) for each in reference.experiments)
-    if seeds == 0:
-        return None
-    if min(len(first), len(second)) == 0:
-        return Measure("broke down", None, epochs, seeds)
     percent = 1.0 if printed.unit == "objective" else 100.0
     lead = percent * (statistics.mean(first) - statistics.mean(second))
     text = f"{lead:+.2f}".replace("-", "−")
-    if min(len(first), len(second)) < 2:
+    if seeds < 2:
         return Measure(text, lead, epochs, seeds)
     low, high = (percent * end for end in find_welch_interval(first, second))
     text += f" ({low:+.2f} to {high:+.2f})".replace("-", "−")
@@ -277,12 +286,10 @@ def find_welch_interval(first: list[float], second: list[float]) -> tuple[float,
     return lead - half, lead + half
 
 
-def _measure_epsilon(reference: Reference, _: PrintedResult, store: Store) -> Measure | None:
+def _measure_epsilon(reference: Reference, _: PrintedResult, store: Store) -> Measure:
     """Return the ε at which the mean score first reaches an accuracy."""
     (experiment,) = reference.experiments
     curve = compute_mean_curve(experiment, store)
-    if curve is None:
-        return None
     seeds, level = len(store.list_runs(experiment)), float(reference.argument)
     step = next((step for step, score in curve if score >= level), None)
     if step is None:
@@ -295,30 +302,26 @@ def _measure_epsilon(reference: Reference, _: PrintedResult, store: Store) -> Me
     return Measure(f"{text} ({epochs:g} epochs)", spent, epochs, seeds)
 
 
-def _measure_seconds(reference: Reference, _: PrintedResult, store: Store) -> Measure | None:
+def _measure_seconds(reference: Reference, _: PrintedResult, store: Store) -> Measure:
     """Return the median time per step."""
     (experiment,) = reference.experiments
     runs = store.list_runs(experiment)
-    if not runs:
-        return None
     seconds = statistics.median(run["seconds"] / run["steps"] for run in runs)
     epochs = count_epochs(experiment, experiment.steps)
     return Measure(f"{seconds:.2g}", seconds, epochs, len(runs))
 
 
-def _measure_estimate(reference: Reference, _: PrintedResult, store: Store) -> Measure | None:
+def _measure_estimate(reference: Reference, _: PrintedResult, store: Store) -> Measure:
     """Return the median over runs of √E′[g²] over |g|, both averaged over coordinates."""
     return _measure_watched(
         reference, store, lambda _, last: last["estimate"] / last["gradient"], "{:.2f}"
     )
 
 
-def _measure_noise(reference: Reference, _: PrintedResult, store: Store) -> Measure | None:
+def _measure_noise(reference: Reference, _: PrintedResult, store: Store) -> Measure:
     """Return the median share of σᵢ below 10 at the last step that is watched."""
     middle = _measure_watched(reference, store, lambda first, _: first["10 to 20"], "{:.2f}")
     found = _measure_watched(reference, store, lambda _, last: last["below 10"], "{:.2f}")
-    if found is None or middle is None:
-        return None
     first = reference.experiments[0].watched[0]
     return replace(found, text=f"{found.text}; {middle.text} from 10 to 20 at step {first}")
 
@@ -328,12 +331,10 @@ def _measure_watched(
     store: Store,
     compute: Callable[[Mapping[str, float], Mapping[str, float]], float],
     style: str,
-) -> Measure | None:
+) -> Measure:
     """Return the median over runs of what the first and the last watched step give."""
     (experiment,) = reference.experiments
     runs = [list(run["watched"].values()) for run in store.list_runs(experiment)]
-    if not runs:
-        return None
     value = statistics.median(compute(states[0], states[-1]) for states in runs)
     epochs = count_epochs(experiment, experiment.steps)
     return Measure(style.format(value), value, epochs, len(runs))
@@ -345,7 +346,7 @@ def _measure_shift(reference: Reference, _: PrintedResult, store: Store) -> Meas
     other = replace(experiment, delta=float(reference.argument))
     found = [_measure_score_until(each, SHIFT_EPSILON, store) for each in (experiment, other)]
     one, another = found
-    if one is None or another is None or one.value is None or another.value is None:
+    if one.value is None or another.value is None:
         return None
     shift = 100 * (another.value - one.value)
     return Measure(f"{shift:+.2f}".replace("-", "−"), shift, another.epochs, another.seeds)

@@ -10,6 +10,7 @@ from accountant_service import mechanisms
 from accountant_service.api.schemas import AffordableView, DeltaField, MechanismField, ProblemView
 from accountant_service.guarantee import NeighbouringRelation
 from accountant_service.ledger.api_keys import Scope
+from accountant_service.ledger.filter_names import DEFAULT_FILTER, FILTERS, FilterName
 from accountant_service.ledger.quotas import REQUESTS_PER_MINUTE_MAX
 from accountant_service.ledger.rules import SHA256_PATTERN, Declaration, NewDataset
 from accountant_service.ledger.series import Template
@@ -18,9 +19,6 @@ from accountant_service.mechanisms import MechanismError
 LEASE_SECONDS: Final = 3600.0
 _LEASE_SECONDS_MAX: Final = 30 * 86400.0
 _STEPS_MAX: Final = 10**12
-
-
-FilterName = Literal["reference", "renyi", "addition"]
 
 
 class _Body(BaseModel):
@@ -77,11 +75,10 @@ class _TemplateBody(_Body):
     filter: Annotated[
         FilterName,
         Field(
-            description="how releases are charged: in steps of a reference, once a run that is "
-            "worth it has set one, and small ones by addition before that; by Rényi divergence; or "
-            "by addition of ε and δ alone"
+            description="how releases are charged: "
+            + "; ".join(f"`{name}`: {words}" for name, words in FILTERS.items())
         ),
-    ] = "reference"
+    ] = DEFAULT_FILTER
     accept_weak: Annotated[
         bool,
         Field(
@@ -93,7 +90,7 @@ class _TemplateBody(_Body):
     @model_validator(mode="after")
     def _check_filter(self) -> Self:
         """Check that the filter can count a budget with δ = 0."""
-        if self.budget.delta == 0 and self.filter == "renyi":
+        if self.budget.delta == 0 and self.filter in ("renyi", "either"):
             message = "must be reference: a Rényi divergence bounds no ε at δ = 0"
             raise MechanismError(("/filter", message))
         return self
@@ -352,8 +349,8 @@ class CapRequest(_Body):
     share: Annotated[float, Field(ge=0, le=1, description="share of the budget, from 0 to 1")]
 
 
-class ChargeView(BaseModel):
-    """A part of the budget, in the units of its filter."""
+class FilterAmountView(BaseModel):
+    """A part of the budget, in the units of a filter."""
 
     micronats: int | list[int] | None = Field(
         None, description="Rényi divergence in millionths of a nat; a list for several orders"
@@ -362,7 +359,21 @@ class ChargeView(BaseModel):
     slack: float | None = Field(None, description="share of the slack for exchanges")
     added_epsilon: str | None = Field(None, description="ε of releases that are added up: exact")
     added_delta: str | None = Field(None, description="δ of releases that are added up: exact")
+
+
+class SideAmountView(FilterAmountView):
+    """A part of one side of a filter `either`."""
+
+    misses: int = Field(description="number of runs that the side could not take")
+
+
+class ChargeView(FilterAmountView):
+    """A part of the budget, in the units of its filter and as a share."""
+
     share: float | None = Field(None, description="share of the whole budget")
+    sides: list[SideAmountView] | None = Field(
+        None, description="the part of each side of a filter `either`"
+    )
 
 
 class AmountView(ChargeView):
@@ -378,8 +389,8 @@ class BudgetView(BaseModel):
     delta: float
 
 
-class AccountingView(BaseModel):
-    """The privacy filter of a dataset. It cannot be changed."""
+class FilterView(BaseModel):
+    """A privacy filter."""
 
     filter: FilterName
     reference: dict[str, Any] | None = Field(
@@ -409,6 +420,14 @@ class AccountingView(BaseModel):
         None, description="the weights before the first run shifted some to its best order"
     )
     description: str | None = Field(None, description="the filter in words")
+
+
+class AccountingView(FilterView):
+    """The privacy filter of a dataset. It cannot be changed."""
+
+    sides: list[FilterView] | None = Field(
+        None, description="the two filters of `either`: one of them has admitted everything"
+    )
     scope: Literal["filter_budget"]
 
 

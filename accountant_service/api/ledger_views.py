@@ -10,6 +10,7 @@ from accountant_service import mechanisms
 from accountant_service.api import views
 from accountant_service.ledger.filters import (
     AdditionFilter,
+    EitherFilter,
     PrivacyFilter,
     RenyiFilter,
     RenyiMixtureFilter,
@@ -133,7 +134,7 @@ def dataset_view(dataset: Dataset) -> Json:
             "epsilon": max(rounding.subtract_rounding_down(policy.epsilon, taken), 0.0),
             "share": max(rounding.subtract_rounding_down(1.0, share), 0.0),
         }
-        | _amount_view(policy, _remaining(policy, balance.taken)),
+        | _remaining_view(policy, balance.taken),
         "accounting": _accounting_view(policy),
         "version": dataset.version,
         "state": "open" if dataset.closed_at is None else "closed",
@@ -142,17 +143,28 @@ def dataset_view(dataset: Dataset) -> Json:
     }
 
 
-def _remaining(policy: PrivacyFilter, taken: Amounts) -> Amounts | None:
-    """Return the amounts left of a budget; None if the filter does not define them."""
+def _remaining_view(policy: PrivacyFilter, taken: Amounts) -> Json:
+    """Return the amounts left of a budget as JSON; empty if the filter does not define them."""
+    if isinstance(policy, EitherFilter):
+        return _side_views(policy, taken, _remaining_view)
     if isinstance(policy, RenyiMixtureFilter):
-        return None  # no amount at each of its orders says what is left
-    return tuple(max(each, 0) for each in subtract(policy.whole, taken))
+        return {}  # no amount at each of its orders says what is left
+    left = subtract(policy.whole, taken)
+    return _amount_view(policy, tuple(max(each, 0) for each in left))
 
 
-def _amount_view(policy: PrivacyFilter, amounts: Amounts | None) -> Json:
+def _side_views(
+    policy: EitherFilter, amounts: Amounts, view: Callable[[PrivacyFilter, Amounts], Json]
+) -> Json:
+    """Return a view of the amounts of each side."""
+    parts = policy.split(amounts)
+    return {"sides": [{"misses": misses} | view(side, own) for side, misses, own in parts]}
+
+
+def _amount_view(policy: PrivacyFilter, amounts: Amounts) -> Json:
     """Return amounts of a budget as JSON, in the units of its filter and as ε."""
-    if amounts is None:
-        return {}
+    if isinstance(policy, EitherFilter):
+        return _side_views(policy, amounts, _amount_view)
     if isinstance(policy, AdditionFilter):
         return _added_view(amounts)
     if policy.reference_part is None:
@@ -168,12 +180,18 @@ def _added_view(amounts: Amounts) -> Json:
 
 def _accounting_view(policy: PrivacyFilter) -> Json:
     """Return a dataset's privacy filter as JSON: its name, parameters and description."""
+    return _filter_view(policy) | {"scope": "filter_budget"}
+
+
+def _filter_view(policy: PrivacyFilter) -> Json:
+    """Return a filter as JSON: its name, parameters and description."""
     if isinstance(policy, RenyiFilter):
         kind: Json = {"order": policy.order, "budget_micronats": policy.budget}
+    elif isinstance(policy, EitherFilter):
+        kind = {"sides": [_filter_view(side) for side in policy.sides]}
     else:
         kind = policy.entry_fields()
-    words = {"description": policy.description, "scope": "filter_budget"}
-    return {"filter": policy.name} | kind | words
+    return {"filter": policy.name} | kind | {"description": policy.description}
 
 
 def reservation_view(dataset: Dataset, reservation: Reservation) -> Json:

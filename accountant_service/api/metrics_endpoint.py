@@ -214,9 +214,9 @@ def _collect_budget_metrics(datasets: list[Dataset]) -> Iterator[Metric]:
     )
     for each in datasets:
         policy, balance = each.policy, each.balance
-        counted = policy.reference_part
-        if counted is not None and counted.reference is not None:
-            steps.add_metric([each.name], max(counted.steps - balance.taken[0], 0))
+        count = policy.count_reference_steps_left(balance.taken)
+        if count is not None:
+            steps.add_metric([each.name], count)
         epsilon.add_metric([each.name], policy.epsilon)
         taken.add_metric([each.name], policy.epsilon_of(balance.taken))
         left.add_metric([each.name], max(1 - policy.share_of(balance.taken), 0.0))

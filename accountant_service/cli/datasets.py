@@ -24,6 +24,7 @@ from accountant_service.cli.mechanism_options import (
 from accountant_service.cli.printing import AsJson, print_rows
 from accountant_service.cli.problems import run_or_exit, validate
 from accountant_service.guarantee import NeighbouringRelation
+from accountant_service.ledger.filter_names import DEFAULT_FILTER, FILTERS
 from accountant_service.number_format import round_nearest as shown
 
 dataset_app = typer.Typer(
@@ -76,7 +77,8 @@ Relation = Annotated[
     str | None, typer.Option(help="One of " + ", ".join(NeighbouringRelation) + ".")
 ]
 FilterName = Annotated[
-    str | None, typer.Option("--filter", help="reference (default), addition or renyi.")
+    str | None,
+    typer.Option("--filter", help=f"One of {', '.join(FILTERS)}; {DEFAULT_FILTER} unless given."),
 ]
 AcceptWeak = Annotated[
     bool,

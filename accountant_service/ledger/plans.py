@@ -24,6 +24,7 @@ from accountant_service.ledger.errors import (
 )
 from accountant_service.ledger.filters import (
     AdditionFilter,
+    EitherFilter,
     LateReferenceFilter,
     PrivacyFilter,
     ReferenceFilter,
@@ -214,6 +215,10 @@ def _choose_policy(new: NewDataset) -> PrivacyFilter:
         if plan is not None:  # one order is the best mixture for one mechanism
             return renyi.choose_filter(new.epsilon, new.delta, new.relation, plan.step)
         return renyi_mixture.choose_late_mixture(new.epsilon, new.delta, new.relation)
+    if new.filter == EitherFilter.name:
+        part = replace(new, delta=EitherFilter.half(new.delta))
+        sides = (_choose_policy(replace(part, filter=name)) for name in EitherFilter.side_names)
+        return EitherFilter(new.epsilon, new.delta, new.relation, tuple(sides))
     if new.filter == AdditionFilter.name:
         return AdditionFilter(new.epsilon, new.delta, new.relation)
     if plan is None and new.delta:
@@ -479,18 +484,19 @@ def _count_steps_in_time(
         return 0
     if not found:
         return found
-    if policy.has_scalar_caps:
-        return _reduce_to_reservable(policy, plan, found, taken, caps)
-    return bisect.bisect_left(
-        range(1, found + 1), True, key=lambda steps: not _fits_caps(policy, plan, steps, caps)
-    )
+    if caps and not policy.has_scalar_caps:
+        found = bisect.bisect_left(
+            range(1, found + 1), True,
+            key=lambda steps: not _fits_caps(policy, plan.with_steps(steps), taken, caps),
+        )  # fmt: skip
+    return _reduce_to_reservable(policy, plan, found, taken, caps)
 
 
 def _reduce_to_reservable(
     policy: PrivacyFilter, plan: StepPlan, steps: int, taken: Amounts, caps: Sequence[CapUse]
 ) -> int:
     """Return a number of steps, at most `steps`, whose charge as a reservation fits."""
-    if _is_counted_directly(policy, plan):
+    if not steps or _is_counted_directly(policy, plan):
         return steps
     for fewer in (0, 1, steps >> 10, steps >> 6, steps >> 3, steps >> 1):
         part = plan.with_steps(max(steps - fewer, 1))
@@ -503,9 +509,11 @@ def _reduce_to_reservable(
     return 0
 
 
-def _fits_caps(policy: PrivacyFilter, plan: StepPlan, steps: int, caps: Sequence[CapUse]) -> bool:
-    """Return whether this number of the plan's steps fits under every cap."""
-    charged = policy.compute_charge(plan.with_steps(steps), policy.nothing).reserved
+def _fits_caps(
+    policy: PrivacyFilter, plan: StepPlan, taken: Amounts, caps: Sequence[CapUse]
+) -> bool:
+    """Return whether a plan fits under every cap."""
+    charged = policy.compute_charge(plan, taken).reserved
     return all(fits_cap(policy, use, charged) for use in caps)
 
 
@@ -639,7 +647,7 @@ def _search_least_noise(
                 policy = policy.after_reserving(plan, taken)
                 taken = _apply_caps(policy, taken, caps)
             return policy.fits(plan, taken) and (
-                policy.has_scalar_caps or _fits_caps(policy, plan, plan.steps, caps)
+                policy.has_scalar_caps or _fits_caps(policy, plan, taken, caps)
             )
         except (ChargeUndecidedError, UnsuitableReferenceError):
             return False

@@ -34,6 +34,7 @@ from accountant_service.ledger.errors import (
     StaleSequenceError,
     WeakGuaranteeError,
 )
+from accountant_service.ledger.filter_names import DEFAULT_FILTER
 from accountant_service.ledger.filters.base import (
     Amounts,
     Charge,
@@ -146,7 +147,7 @@ class NewDataset:
     relation: NeighbouringRelation
     privacy_unit: str
     planned_mechanism: Mechanism | None = None
-    filter: str = "reference"
+    filter: str = DEFAULT_FILTER
     accept_weak: bool = False
 
     def __post_init__(self) -> None:
@@ -491,7 +492,7 @@ def reserve(
     replaced = None if policy == dataset.policy else policy
     if replaced is not None:
         taken = dataset.balance.taken
-        if not (dataset.policy.may_be_replaced(taken) and policy.admits(taken)):
+        if not (dataset.policy.may_become(policy, taken) and policy.admits(taken)):
             raise ChargeOutdatedError(
                 f"another reservation has set the reference of {dataset.name!r} meanwhile"
             )

@@ -19,6 +19,7 @@ from accountant_service.canonical_json import canonical_json, read_json
 from accountant_service.guarantee import NeighbouringRelation
 from accountant_service.ledger.columns import Stored
 from accountant_service.ledger.errors import SeriesLabelError, SeriesTooShortError
+from accountant_service.ledger.filter_names import DEFAULT_FILTER
 from accountant_service.ledger.rules import NewDataset
 from accountant_service.mechanisms import Mechanism
 from accountant_service.numerics.floats import rounding
@@ -46,7 +47,7 @@ class Template:
     relation: NeighbouringRelation
     privacy_unit: str
     planned_mechanism: Mechanism | None = None
-    filter: str = "reference"
+    filter: str = DEFAULT_FILTER
     accept_weak: bool = False
 
     def __post_init__(self) -> None:

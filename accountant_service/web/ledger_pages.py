@@ -111,6 +111,8 @@ def _describe_steps_left(left: StepsLeft | None, *, is_complete: bool) -> Json:
 
 def _describe_entry(entry: Json) -> Json:
     """Return a ledger entry with its spent and held amounts as lists, for display."""
+    if "side_amounts" in entry:  # those of the first side
+        entry = entry | entry["side_amounts"][0]
     shown: Json = {}
     for part in ("spent", "held"):
         amount = entry.get(f"{part}_reference_steps", entry.get(f"{part}_micronats", []))

@@ -20,6 +20,7 @@ from accountant_service.errors import CodedError
 from accountant_service.guarantee import count_exposed_records, list_weaknesses
 from accountant_service.ledger.api_keys import Scope, require_unbound
 from accountant_service.ledger.errors import NameTakenError, WeakGuaranteeError
+from accountant_service.ledger.filter_names import FILTERS
 from accountant_service.number_format import is_exact
 from accountant_service.web import run_form
 from accountant_service.web.choices import RELATION, Choice
@@ -39,14 +40,7 @@ Json = dict[str, Any]
 PLANNED: Final = Choice(
     "Counted in steps of", {"first": "the first run", "planned": "a run that I plan"}
 )
-FILTER: Final = Choice(
-    "Privacy filter",
-    {
-        "reference": "reference steps: the most runs of one kind, and queries before them",
-        "renyi": "Rényi divergence: for runs of many kinds",
-        "addition": "addition of ε and δ: for queries",
-    },
-)
+FILTER: Final = Choice("Privacy filter", FILTERS)
 CHOICES: Final[Mapping[str, Choice]] = {
     "neighbouring_relation": RELATION,
     "planned": PLANNED,

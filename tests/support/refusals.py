@@ -442,9 +442,11 @@ _LEDGER = [
         ({"budget": {"epsilon": "x", "delta": 1e-5}}, "/budget/epsilon", "must be a valid number"),
         ({"budget": {"epsilon": 1, "delta": 2}}, "/budget/delta", "must be < 1"),
         ({"budget": {"epsilon": 1}}, "/budget/delta", "is required"),
-        ({"filter": "best"}, "/filter", "must be 'reference', 'renyi' or 'addition'"),
-        ({"filter": "renyi", "budget": {"epsilon": 1, "delta": 0}}, "/filter",
-         "must be reference"),
+        ({"filter": "best"}, "/filter", "must be 'reference', 'renyi', 'either' or 'addition'"),
+        *(
+            ({"filter": name, "budget": {"epsilon": 1, "delta": 0}}, "/filter", "must be reference")
+            for name in ("renyi", "either")
+        ),
         ({"planned_mechanism": {"kind": "laplace"}}, "/planned_mechanism/noise_multiplier",
          "is required"),
     ),

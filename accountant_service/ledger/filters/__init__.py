@@ -4,6 +4,7 @@ late_reference: adds up small releases, and counts in steps of a reference once 
     default.
 reference: counts in steps of a reference mechanism.
 addition: adds up ε and δ, in exact decimals.
+either: one of two filters, each with half of δ, admits everything.
 renyi, renyi_mixture: add up Rényi divergences at one frozen order, or at several.
 base: what every filter has.
 """
@@ -19,6 +20,7 @@ from typing import Any
 from accountant_service.guarantee import NeighbouringRelation
 from accountant_service.ledger.filters.addition import AddedCharge, AdditionFilter
 from accountant_service.ledger.filters.base import Charge, Json, PrivacyFilter
+from accountant_service.ledger.filters.either import EitherCharge, EitherFilter, SideCharge
 from accountant_service.ledger.filters.late_reference import LateCharge, LateReferenceFilter
 from accountant_service.ledger.filters.reference import ReferenceCharge, ReferenceFilter
 from accountant_service.ledger.filters.renyi import RenyiCharge, RenyiFilter
@@ -27,6 +29,7 @@ from accountant_service.ledger.filters.renyi_mixture import LateMixtureFilter, R
 __all__ = [
     "AdditionFilter",
     "Charge",
+    "EitherFilter",
     "LateMixtureFilter",
     "LateReferenceFilter",
     "PrivacyFilter",
@@ -63,6 +66,9 @@ def read_charge_columns(row: Mapping[Any, Any]) -> Charge:
 
 def read_charge(stored: Json, steps: int) -> Charge:
     """Return the cost of a plan of `steps` steps, as stored in its reservation's row."""
+    if "charged_sides" in stored:
+        sides = (_read_side(each, steps) for each in stored["charged_sides"])
+        return EitherCharge(steps, tuple(sides))
     part = stored.get("part")
     if "unit_attonats" in stored:
         return RenyiCharge.from_json(stored, steps)
@@ -77,6 +83,14 @@ def read_charge(stored: Json, steps: int) -> Charge:
     if found.to_json()["part"] != part:
         raise ValueError(f"{part!r} is not the part that pays for {stored!r}")
     return found
+
+
+def _read_side(stored: Json, steps: int) -> SideCharge:
+    """Return the cost of a plan of `steps` steps in one side of an either filter."""
+    if "missed" in stored:
+        return SideCharge(steps, int(stored["missed"]), None)
+    own = read_charge(stored, steps)
+    return SideCharge(steps, len(own.reserved), own)
 
 
 def from_json(
@@ -96,6 +110,10 @@ def from_json(
         general = tuple(map(float, stored["general_weights"]))
         first = LateMixtureFilter(orders, general, epsilon, delta, relation, general)
         return replace(first, weights=weights)  # the weights of both are checked
+    if stored["filter"] == EitherFilter.name:
+        part = EitherFilter.half(delta)
+        sides = (from_json(each, epsilon, part, relation) for each in stored["sides"])
+        return EitherFilter(epsilon, delta, relation, tuple(sides))
     if stored["filter"] == AdditionFilter.name:
         return AdditionFilter(epsilon, delta, relation)
     if stored["filter"] != ReferenceFilter.name:

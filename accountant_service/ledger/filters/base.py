@@ -248,6 +248,11 @@ class PrivacyFilter(ABC):
         """The part of the filter that counts in steps of a reference; None if it has none."""
         return None
 
+    def count_reference_steps_left(self, taken: Amounts) -> int | None:
+        """Return how many reference steps are left; None if there is no reference."""
+        part = self.reference_part
+        return None if part is None or part.reference is None else max(part.steps - taken[0], 0)
+
     @property
     def initial(self) -> PrivacyFilter:
         """The filter that the dataset was created with: before a run set a reference."""
@@ -260,6 +265,13 @@ class PrivacyFilter(ABC):
     def may_be_replaced(self, taken: Amounts) -> bool:
         """Return whether a reservation may replace this filter, once these amounts are taken."""
         return False
+
+    def may_become(self, other: PrivacyFilter, taken: Amounts) -> bool:
+        """Return whether `other` may replace this filter, once these amounts are taken.
+
+        It was computed by `after_reserving` when other amounts may have been taken.
+        """
+        return self.may_be_replaced(taken)
 
     def allows_replacement(self, other: PrivacyFilter, plan: StepPlan, taken: Amounts) -> bool:
         """Return whether reserving a plan may replace this filter by `other`."""

@@ -4,7 +4,7 @@ The parameters of later runs may depend on the results of earlier ones. A Rényi
 order is sound for such runs: releases are admitted while the sum of their Rényi divergences, each a
 function of the mechanism chosen, stays within a bound fixed in advance (Feldman & Zrnic, arXiv
 2008.11193; for runs that overlap in time: Haney et al., arXiv 2309.05901). So the order is chosen
-once, when the dataset is created, and frozen; the proof is in decision 0004.
+once, when the dataset is created, and frozen; docs/accountants/filters.md has the proof.
 
 Charges are whole micro-nats and round up; the budget rounds down. The cost of one step is kept in
 whole atto-nats, so that a thousand small grants cost the same as one large grant.

@@ -334,8 +334,10 @@ def choose_mixture(
 
     The mixture maximises the geometric mean of 1 + steps over the reference runs of
     `renyi.choose_filter`; the 1 keeps runs from counting that no mixture admits. For a
-    planned mechanism alone its best order is the best mixture (docs/accountants/filters.md), and
-    is returned.
+    planned mechanism alone its best order is the best mixture, and is returned: let m(α) =
+    (α − 1)·D_α, convex in α, and T the most steps that any order admits. φ(α, x) = (α − 1)(ε + x) −
+    T·m(α) − log(1 − e^{−x}) + log δ is concave in α and convex in x, and max_α min_x φ = 0. So at
+    some x, φ ≤ 0 for all α, and δ·W/(1 − e^{−x}) ≤ 1 for every mixture of more than T steps.
 
     Args:
         epsilon: ε of the budget.

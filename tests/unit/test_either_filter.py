@@ -18,7 +18,7 @@ from accountant_service import mechanisms
 from accountant_service.errors import CodedError
 from accountant_service.guarantee import NeighbouringRelation
 from accountant_service.ledger import plans
-from accountant_service.ledger.errors import ChargeOutdatedError
+from accountant_service.ledger.errors import ChargeOutdatedError, ReferenceFixedError
 from accountant_service.ledger.filters import EitherFilter, from_json
 from accountant_service.ledger.filters.base import add, subtract
 from accountant_service.ledger.filters.either import EitherCharge
@@ -254,3 +254,20 @@ def test_what_a_run_gives_back_is_given_back_in_both_sides() -> None:
     used = subtract(charge.reserved, policy.compute_refund(TRAINING, charge, 100))
     assert used == charge.spent(100)
     assert all(any(own) for _, _, own in policy.split(used))
+
+
+def test_the_owner_s_reference_is_that_of_the_first_side() -> None:
+    policy = new()
+    assert policy.allows_owner_reference(policy.nothing)
+    chosen = policy.with_owner_reference(TRAINING, policy.nothing)
+    assert policy.allows_owner_replacement(chosen, policy.nothing)
+    assert chosen.is_sound()
+    assert chosen.sides[1] == policy.sides[1]
+    assert chosen.after_reserving(LAPLACE, policy.nothing).reference_part == chosen.reference_part
+    wide = replace(chosen, sides=(chosen.sides[0], chosen.sides[0]))
+    assert not policy.allows_owner_replacement(wide, policy.nothing)
+    missed = (1, *policy.nothing[1:])
+    assert not policy.allows_owner_reference(missed)
+    assert not policy.allows_owner_replacement(chosen, missed)
+    with pytest.raises(ReferenceFixedError):
+        policy.with_owner_reference(TRAINING, missed)

@@ -38,7 +38,7 @@ SMALL = Laplace(1000.0)  # ε = .001, which is added up
 
 @pytest.fixture(autouse=True)
 def one_ordinary_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What fits of ordinary runs takes most of a choice's time, and is of no interest here."""
+    """Count what fits of one ordinary run: of all it takes most of a choice's time."""
     monkeypatch.setattr(plans, "_ORDINARY_RUNS", (STEP,))
 
 
@@ -166,7 +166,7 @@ def test_of_two_owners_at_once_one_is_last(scenario: Scenario) -> None:
 @SQL_MATTERS
 @pytest.mark.parametrize("plan", [SMALL, OTHER], ids=["added", "exchanged"])
 def test_a_charge_at_once_is_subtracted_or_comes_after(scenario: Scenario, plan: Any) -> None:
-    """Whoever is first, the budget of the reference is what the releases before it leave."""
+    """In each order, the budget of the reference is what the releases before it leave."""
     create(scenario)
     answers = race(
         lambda: insist(lambda: scenario.admin.choose(RUN)),

@@ -128,7 +128,7 @@ def test_rows_of_a_table_are_bounds_of_each_number() -> None:
 
 @pytest.mark.parametrize("last", [0.05, 1.0, 30.0])
 def test_chords_between_upper_bounds_are_upper_bounds(last: float) -> None:
-    """Where nothing is known of δ, the chord in e^ε is its bound, rounded up."""
+    """The chord in e^ε, rounded up, is the bound on δ between points whose δ is known."""
     random = np.random.default_rng(3)
     x = np.sort(random.uniform(0.0, last, 40))
     zero = Fraction(math.exp(1.01 * last))  # δ is a line in y = e^ε from 1 to 0: chords lie on it

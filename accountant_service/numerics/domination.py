@@ -45,6 +45,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from accountant_service.numerics.engines import saddle_point
+from accountant_service.numerics.engines.saddle_point import SaddlePoint
 from accountant_service.numerics.floats.special_functions import Array
 from accountant_service.numerics.laws.dominating_pair import (
     DIRECTIONS,
@@ -422,7 +423,8 @@ def _moment_ratios(whole: Composition, step: Composition, slack: float) -> list[
         saddle = saddle_point.find_at_delta(whole, direction, math.log(slack))
         if math.isinf(saddle.bound):
             return [1.0]
-        relevant = (saddle.tilts <= saddle.tilt * 1.2) & (saddle.tilts >= 0.05 * saddle.tilt)
+        tilt = _largest_affordable_tilt(step, saddle)
+        relevant = (saddle.tilts <= tilt * 1.2) & (saddle.tilts >= 0.05 * tilt)
         every = max(1, int(relevant.sum()) // _TILTS)
         tilts, moments = saddle.tilts[relevant][::every], saddle.moments[relevant][::every]
         own = np.zeros_like(tilts)
@@ -430,6 +432,17 @@ def _moment_ratios(whole: Composition, step: Composition, slack: float) -> list[
             own += count * release.log_moments(direction, tilts)
         ratios += [float(ratio) for ratio in moments / np.maximum(own, 1e-300)]
     return ratios
+
+
+def _largest_affordable_tilt(step: Composition, saddle: SaddlePoint) -> float:
+    """Return the tilt of a saddle point, or the largest below it at which moments cost little.
+
+    Laplace noise leads to tilts at which a sampled step's moments take a gigabyte of memory.
+    """
+    for tilt in (saddle.tilt, *saddle.tilts[saddle.tilts < saddle.tilt][::-1]):
+        if saddle_point.is_affordable(step, np.full(_TILTS, tilt)):
+            return float(tilt)
+    return saddle.tilt
 
 
 def _search_proved_number(

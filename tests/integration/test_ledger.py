@@ -107,6 +107,26 @@ def test_the_life_of_a_run(by: str, unit: str, admin: Caller, name: str) -> None
     assert kinds(admin, name) == ["create", "reserve", "grant", "commit"]
 
 
+@pytest.mark.slow
+def test_a_dataset_of_training_takes_queries(admin: Caller, name: str) -> None:
+    """After DP-SGD, noisy counts of any size are quoted and charged, in little time and memory."""
+    admin.dataset(name, budget={"epsilon": 3.0, "delta": 1e-5})
+    run = RUN | {"noise_multiplier": 1.1, "steps": 100}
+    for first in ({"kind": "approximate_dp", "epsilon": 0.4, "delta": 0}, run):
+        made = admin.reserve(name, first)
+        assert admin.grant(made["id"], made["steps_reserved"], 0)[0] == 200
+    spent = admin.look(name)["spent"]["reference_steps"]
+    for scale in (5, 8, 10, 20):
+        query = {"kind": "laplace", "noise_multiplier": scale}
+        quote = admin.quote(name, query)
+        assert quote["fits"]
+        assert quote["affordable"]["steps"] >= scale
+        assert admin.grant(admin.reserve(name, query)["id"], 1, 0)[0] == 200
+        before, spent = spent, admin.look(name)["spent"]["reference_steps"]
+        assert 0 < spent - before < 1000
+    assert admin.quote(name, {"kind": "approximate_dp", "epsilon": 0.1, "delta": 0})["fits"]
+
+
 def kinds(caller: Caller, name: str) -> list[str]:
     """Return the kinds of the entries of a dataset."""
     return [item["kind"] for item in caller.read(f"/v1/datasets/{name}/entries")["items"]]

@@ -6,6 +6,7 @@ import decimal
 import itertools
 import math
 import time
+import tracemalloc
 from fractions import Fraction
 from unittest.mock import Mock
 
@@ -380,6 +381,20 @@ def test_searches_find_the_boundary(larger: Composition, smaller: Composition) -
     assert most >= block
     assert dominates(larger, [(other, most)], SLACK)
     assert not dominates(larger, [(other, round(1.01 * most) + 1)], SLACK)
+
+
+def test_a_guess_takes_little_memory() -> None:
+    """Laplace noise leads to tilts at which a sampled step's moments would take a gigabyte."""
+    tracemalloc.start()
+    try:
+        found = fewest_repetitions(
+            [(Release(LaplacePair(1 / 20)), 1)], steps(0.01, 1.1), 1.25e-8, 2742
+        )
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert found == 33
+    assert peak < 100 << 20
 
 
 def test_searches_keep_to_their_limit() -> None:

@@ -230,7 +230,7 @@ def _minimise_cost(
 
     Range after range of tilts is tried, until the least cost lies inside of one.
     """
-    first = _FIRST_RANGE if _is_affordable(releases, _RANGES[_FIRST_RANGE]) else 0
+    first = _FIRST_RANGE if is_affordable(releases, _RANGES[_FIRST_RANGE]) else 0
     moments_by_range = {first: _range_moments(releases, direction, first)}
     while True:
         order = sorted(moments_by_range)
@@ -247,14 +247,14 @@ def _minimise_cost(
         if (
             following is None
             or costs[best] <= other_lower_bound
-            or not _is_affordable(releases, _RANGES[following])
+            or not is_affordable(releases, _RANGES[following])
         ):
             break
         moments_by_range[following] = _range_moments(releases, direction, following)
     return tilts, moments, float(costs[best])
 
 
-def _is_affordable(releases: Composition, tilts: Array) -> bool:
+def is_affordable(releases: Composition, tilts: Array) -> bool:
     """Return whether computing moments at these tilts is within the work limit."""
     nodes = math.fsum(release.count_nodes(float(tilts[-1])) for release, _ in releases)
     return nodes * len(tilts) <= _WORK_MAX

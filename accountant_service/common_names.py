@@ -11,6 +11,8 @@ FIELDS: Final[Mapping[str, str]] = {
     "sigma": "noise_multiplier",
     "noise": "noise_multiplier",
     "noise_scale": "noise_multiplier",
+    "std": "noise_multiplier",
+    "noise_std": "noise_multiplier",
     "q": "sample_rate",
     "rate": "sample_rate",
     "sampling_rate": "sample_rate",
@@ -22,17 +24,22 @@ FIELDS: Final[Mapping[str, str]] = {
     "num_examples": "dataset_size",
     "b": "batch_size",
     "batch": "batch_size",
+    "lot_size": "batch_size",
+    "expected_batch_size": "batch_size",
     "t": "steps",
     "iterations": "steps",
+    "rounds": "steps",
     "num_steps": "steps",
     "max_steps": "steps",
     "e": "epochs",
     "num_epochs": "epochs",
+    "max_epochs": "epochs",
     "eps": "epsilon",
     "target_epsilon": "epsilon",
     "budget": "epsilon",
     "d": "delta",
     "target_delta": "delta",
+    "privacy_unit": "unit",
     "accountant": "method",
     "relation": "neighbouring_relation",
     "neighboring_relation": "neighbouring_relation",
@@ -56,6 +63,7 @@ VALUES: Final[Mapping[str, str]] = {
     "cdp": "zcdp",
     "basic": "basic_composition",
     "advanced": "advanced_composition",
+    "random": "poisson",
     "shuffle": "shuffled",
     "shuffling": "shuffled",
     "uniform": "fixed_size",
@@ -76,6 +84,30 @@ VALUES: Final[Mapping[str, str]] = {
     "swap": "replace_one",
     "zero_out": "zero_out_one",
     "zeroed": "zero_out_one",
+    "train": "run",
+    "training": "run",
+    "audit": "auditor",
+    "root": "admin",
+}
+_NEVER_CHANGES: Final = "A budget never changes. For new records create a new dataset"
+COMMANDS: Final[Mapping[str, str]] = {  # what to do instead, by a command that does not exist
+    "eps": "Did you mean 'epsilon'?",
+    "noise": "Did you mean 'noise-multiplier'?",
+    "sigma": "Did you mean 'noise-multiplier'?",
+    "train": "Training has a program of its own: accountant-train run",
+    "start": "Did you mean 'serve'?",
+    "server": "Did you mean 'serve'?",
+    "up": "Did you mean 'serve'?",
+    "init": "`accountant dataset create` or `accountant serve` makes the ledger",
+    "login": "Set ACCOUNTANT_SERVICE to the service's address, and ACCOUNTANT_API_KEY to your key",
+    "trade-off": "The page `/` of the service draws it, and POST /v1/trade-off answers with it",
+    "completion": "`accountant --install-completion` installs it for this shell",
+    "dataset edit": _NEVER_CHANGES,
+    "dataset increase": _NEVER_CHANGES,
+    "dataset reset": _NEVER_CHANGES,
+    "dataset update": _NEVER_CHANGES,
+    "run start": "Did you mean 'reserve'? accountant-train run trains",
+    "run stop": "Did you mean 'commit', or 'release' for a run that is given up?",
 }
 
 
@@ -89,6 +121,8 @@ def find_field(name: str, known: Collection[str]) -> str | None:
 
 def is_named(name: str, field: str) -> bool:
     """Return whether an option or a field is a name of the field `field`, such as -s of σ's."""
+    if name == "-E":
+        return field == "epsilon"
     plain = name.lstrip("-").replace("-", "_").lower()
     return FIELDS.get(plain, plain) == field
 

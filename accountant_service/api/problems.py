@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterable, Mapping
+from http import HTTPStatus
 from typing import Any, Final, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -168,10 +169,21 @@ def of_error(error: Exception) -> dict[str, Any]:
             return of_validation_errors([dict(each) for each in error.errors()])
         case HTTPException():
             code, title = _STATUS_CODES.get(error.status_code, ("http-error", "The request failed"))
-            return document(error.status_code, code, title, str(error.detail))
+            detail = _describe_http_error(error) or str(error.detail)
+            return document(error.status_code, code, title, detail)
         case _:
             detail = "unexpected failure; nothing was computed or charged. Please report it"
             return document(500, INTERNAL_ERROR, "The service failed", detail)
+
+
+def _describe_http_error(error: HTTPException) -> str | None:
+    """Return what to do about an address or a method that does not exist; None for other errors."""
+    allowed = (error.headers or {}).get("Allow")
+    if error.status_code == 405 and allowed:
+        return f"this address does not take this method; it takes {allowed}"
+    if error.status_code == 404 and error.detail == HTTPStatus(404).phrase:
+        return "there is nothing at this address; /docs lists the API's, which begin with /v1/"
+    return None
 
 
 def _describe_validation_error(error: Mapping[str, Any]) -> str:

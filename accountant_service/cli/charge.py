@@ -73,9 +73,19 @@ def charge(
     """
     from accountant_service.api import ledger_schemas as bodies
 
+    if output is not None and not output.parent.is_dir():
+        message = f"cannot be written, and nothing is charged: no folder {str(output.parent)!r}"
+        raise typer.BadParameter(message, param_hint="--output")
+    pointers = {
+        "/mechanism": "",
+        "/purpose": "--purpose",
+        **{f"/datasets/{at}": "DATASET" for at in range(len(datasets))},
+    }
+
     def send(ledger: LedgerAccess) -> Json:
         """Charge the release that the options describe; return the run and its certificate."""
-        plan = _describe_release(laplace, gaussian, epsilon, delta, rho, mechanism)
+        plan, options = _describe_release(laplace, gaussian, epsilon, delta, rho, mechanism)
+        pointers.update(options)
         body = {"mechanism": plan, "purpose": purpose, "lease_seconds": _LEASE_SECONDS}
         validate(bodies.ReservationRequest, body)
         if len(datasets) > 1:
@@ -86,11 +96,6 @@ def charge(
         ended = ledger.change_run(run["id"], "commit", {})
         return {"run": ended, "certificate": ledger.get_certificate(run["id"])}
 
-    pointers = {
-        "/mechanism": "",
-        "/purpose": "--purpose",
-        **{f"/datasets/{at}": "DATASET" for at in range(len(datasets))},
-    }
     found = call_ledger(send, pointers, as_json=as_json)
     if output is not None:
         text = json.dumps(found["certificate"], indent=2) + "\n"
@@ -103,24 +108,35 @@ def charge(
 
 def _describe_release(
     laplace: Any, gaussian: Any, epsilon: Any, delta: Any, rho: Any, texts: list[str] | None
-) -> Json:
-    """Return the mechanism that the options describe.
+) -> tuple[Json, dict[str, str]]:
+    """Return the mechanism that the options describe, and the option at each JSON pointer.
 
     Raises:
         CommandProblemError: they describe none.
     """
     found: list[Json] = []
+    options: list[dict[str, str]] = []
     for kind, value in (("laplace", laplace), ("gaussian", gaussian)):
         if value is not None:
             found.append({"kind": kind, "noise_multiplier": value})
+            options.append({"/noise_multiplier": f"--{kind}"})
     if epsilon is not None or delta is not None:
         stated = {"epsilon": epsilon or 0, "delta": delta or 0}
         found.append({"kind": "approximate_dp", **stated})
+        options.append({"/epsilon": "--epsilon", "/delta": "--delta"})
     if rho is not None:
         found.append({"kind": "zcdp", "rho": rho})
+        options.append({"/rho": "--rho"})
     found += read_mechanisms(texts or [])
     if not found:
         raise CommandProblemError(
             build_problem("say what is released: --laplace, --gaussian, --epsilon, --rho or -m")
         )
-    return join_mechanisms(found)
+    options += [{"": "--mechanism"}] * (len(found) - len(options))
+    at = "/mechanism/mechanisms/{}" if len(found) > 1 else "/mechanism"
+    pointers = {
+        at.format(number) + field: option
+        for number, fields in enumerate(options)
+        for field, option in fields.items()
+    }
+    return join_mechanisms(found), pointers

@@ -51,7 +51,9 @@ def back_up(
     try:
         database.back_up(Settings().database, file)
     except (database.BackupRefusedError, OSError, sqlite3.Error) as error:
-        print(f"error: {error}", file=sys.stderr)
+        away = not file.parent.is_dir()
+        reason = f"there is no folder {str(file.parent)!r}: create it first" if away else error
+        print(f"error: {reason}", file=sys.stderr)
         raise typer.Exit(2) from None
     print(f"copied to {file}; verify it before you use it")
 

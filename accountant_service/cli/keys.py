@@ -34,6 +34,22 @@ Quota = Annotated[
 ]
 
 
+def _parse_identifier(text: str) -> str:
+    """Return a key's id; refuse the key itself, which is in the shell's history then."""
+    if text.startswith("pa_"):
+        shown = text.split("_")[1]
+        raise typer.BadParameter(f"is the part between the underscores of a key: write {shown}")
+    return text
+
+
+Identifier = Annotated[
+    str,
+    typer.Argument(
+        parser=_parse_identifier, metavar="IDENTIFIER", help="The key's id, from `keys list`."
+    ),
+]
+
+
 @keys.command("create")
 def create_key(
     scope: Annotated[
@@ -153,7 +169,7 @@ def _format_minute(seconds: float) -> str:
 
 @keys.command("limit")
 def limit_key(
-    identifier: Annotated[str, typer.Argument(help="The key's id, from `keys list`.")],
+    identifier: Identifier,
     requests_per_minute: Quota = None,
     unlimited: Annotated[bool, typer.Option("--unlimited", help="Remove the quota.")] = False,
 ) -> None:
@@ -171,7 +187,7 @@ def limit_key(
 
 @keys.command("revoke")
 def revoke_key(
-    identifier: Annotated[str, typer.Argument(help="The key's id, from `keys list`.")],
+    identifier: Identifier,
 ) -> None:
     """Revoke a key from now on."""
     from accountant_service.ledger.api_keys import COMMAND_LINE, Keys

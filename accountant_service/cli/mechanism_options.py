@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getopt
+import json
 import re
 import shlex
 import sys
@@ -152,6 +153,7 @@ Mechanisms = Annotated[
     list[str] | None,
     typer.Option("--mechanism", "-m", metavar="JSON", help=MECHANISM_HELP, rich_help_panel=PANEL),
 ]
+_EXAMPLE: Final = 'Give an object such as {"kind": "gaussian", "noise_multiplier": 2}'
 OTHER_RUNS_POINTER: Final = "/other_runs"  # of a fault in `--and` itself
 OTHER_RUNS_HELP: Final = (
     'Another run on the same data, by its options: --and "-b 256 -e 5 -s 1.5". Repeatable. '
@@ -215,15 +217,23 @@ def _read_mechanisms(text: str) -> Iterator[Json]:
         documents = _parse(content)
     except (ValueError, RecursionError) as error:
         shown = content if len(content) <= 60 else f"{content[:57]}…"
-        raise _refuse(
-            f"is not JSON: {error}: {shown!r}. Give an object such as "
-            '{"kind": "gaussian", "noise_multiplier": 2}, or @FILE'
-        ) from None
+        raise _refuse(f"is not JSON: {error}: {shown!r}. {_advise_on_text(content)}") from None
     if not documents:
         raise _refuse("is empty: give at least one mechanism")
     for document in documents:
-        is_certificate = isinstance(document, dict) and "kind" not in document
-        yield document["mechanism"] if is_certificate and "mechanism" in document else document
+        if not isinstance(document, dict):
+            raise _refuse(f"must be an object, not {json.dumps(document)[:60]}. {_EXAMPLE}")
+        is_certificate = "kind" not in document and "mechanism" in document
+        yield document["mechanism"] if is_certificate else document
+
+
+def _advise_on_text(text: str) -> str:
+    """Return what a text that is not JSON was probably meant to be: a file, a kind, an object."""
+    if len(text) < 256 and "\0" not in text and Path(text).is_file():
+        return f"For the file write @{text}"
+    if re.fullmatch(r"[a-z_]{3,40}", text):
+        return f'For a kind write \'{{"kind": "{text}", …}}\' with its fields'
+    return f"{_EXAMPLE}, or @FILE"
 
 
 def _parse(content: str) -> list[Any]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from accountant_service import number_format
-from accountant_service.cli.problems import exit_with_faults
+from accountant_service.cli.problems import advise_on_number, exit_with_faults
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +54,12 @@ def require_in_range(*given: tuple[str, Any, Range]) -> None:
             a list has the values of an option that was repeated.
     """
     faults = [
-        {"option": option, "message": fault}
+        {"option": option, "message": f"{fault}: {advice}" if advice else fault}
         for option, value, allowed in given
         if value is not None
         for each in (value if isinstance(value, list) else [value])
         if (fault := allowed.find_fault(each))
+        for advice in [advise_on_number(option.lstrip("-"), each)]
     ]
     if faults:
         exit_with_faults(faults)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +14,7 @@ import typer
 
 from accountant_service import number_format
 from accountant_service.cli.printing import print_problem
-from accountant_service.common_names import find_field, find_value, is_named
+from accountant_service.common_names import COMMANDS, find_field, find_value, is_named
 from accountant_service.errors import CodedError, InvalidArgumentError
 from accountant_service.time_limit import limit_cpu_seconds
 
@@ -30,6 +31,17 @@ _THOUSANDS: Final = re.compile(r"\d{1,3}(?:,\d{3})+", re.ASCII)
 _DECIMAL_COMMA: Final = re.compile(r"\d*,\d+(?:e-?\d+)?", re.ASCII)
 _MULTIPLE: Final = re.compile(r"(\d+(?:\.\d+)?) ?([kKmM])", re.ASCII)
 _MULTIPLES: Final = {"k": 1000, "m": 1_000_000}
+_POWER: Final = re.compile(r"(?:(\d+(?:\.\d+)?)\s*[*x×])?\s*10(?:\^|\*\*)(-?\d+)", re.ASCII)
+_ASSIGNED: Final = re.compile(r"[^\W\d]\w*\s*=\s*(\S+)")
+_NO_COMMAND: Final = re.compile(r"No such command '(.*?)'.*", re.DOTALL)
+_SHARES: Final = frozenset(  # of 1; people write them in percent
+    {"advantage", "attack_success", "prior", "true_positive_rate", "false_positive_rate", "share"}
+)
+_ELSEWHERE: Final = {  # what lists the names, by the beginning of a message that one is unknown
+    "there is no dataset": "`accountant dataset list` names all",
+    "there is no series": "`accountant series list` names all",
+    "there is no reservation": "`accountant run list DATASET` names all",
+}
 _NOT_A_CHOICE: Final = re.compile(r"('.*?') is not one of (.*?)\.?", re.DOTALL)
 # values with which a request is checked again, to find faults behind those of other fields
 _SUBSTITUTES: Final = {"noise_multiplier": 1.0, "delta": 1e-5, "epsilon": 1.0}
@@ -142,7 +154,11 @@ def _guess_meaning(name: str, value: Any, message: str) -> str | None:
         share = f"write {shown} for {value:g} %, or " if value <= 100 else ""
         return f"{share}give --batch-size and --dataset-size for a number of records"
     if not isinstance(value, str):
-        return None
+        return advise_on_number(name, value)
+    if found := _POWER.fullmatch(value):
+        return f"write {found[1] or 1}e{found[2]}"
+    if found := _ASSIGNED.fullmatch(value):
+        return f"write {found[1]} alone"
     if _THOUSANDS.fullmatch(value):
         return f"write {value.replace(',', '')}, without commas"
     if _DECIMAL_COMMA.fullmatch(value):
@@ -155,6 +171,16 @@ def _guess_meaning(name: str, value: Any, message: str) -> str | None:
         meant = find_value(value, set(known) - {"one", "of", "or"})
         return f"did you mean {meant}?" if meant else None
     return None
+
+
+def advise_on_number(name: str, value: Any) -> str | None:
+    """Return what a refused number was probably meant to be; None if that cannot be guessed."""
+    if not isinstance(value, int | float) or not 1 < value < math.inf:
+        return None
+    if name in _SHARES and value <= 100:
+        return f"write {number_format.round_nearest(value / 100)} for {value:g} %"
+    power = math.log10(value)
+    return f"did you mean 1e-{power:.0f}?" if name == "delta" and power in range(3, 16) else None
 
 
 def _find_value(pointer: str, given: Json) -> Any:
@@ -200,6 +226,9 @@ def run_or_exit(
 def exit_with(problem: Json, options: Mapping[str, str], *, as_json: bool) -> NoReturn:
     """Print an error answer with option names in place of field names; exit with code 2."""
     shown = translate(problem, options)
+    for beginning, way in _ELSEWHERE.items():
+        if not as_json and shown["detail"].startswith(beginning):
+            shown |= {"detail": f"{shown['detail']}: {way}"}
     if not as_json and shown["title"] == _MALFORMED:
         shown |= {"title": _FAULTY_COMMAND}
     print_problem(shown, as_json)
@@ -245,7 +274,7 @@ def _describe_usage_error(error: Any) -> Json:
     if type(error).__name__ == "NoSuchOption":
         return {"message": f"No such option: {error.option_name}{_suggest_option(error)}"}
     if not isinstance(error, typer.BadParameter):
-        return {"message": error.format_message()}
+        return {"message": _describe_unknown_command(error) or error.format_message()}
     named = _name_parameter(error)
     message = error.message.removeprefix("Value error, ")
     if type(error).__name__ == "MissingParameter":
@@ -254,9 +283,23 @@ def _describe_usage_error(error: Any) -> Json:
     elif found := _NOT_A_CHOICE.fullmatch(message):
         known = found[2].replace(chr(39), "")
         meant = find_value(found[1].strip("'"), known.split(", "))
+        several = found[1].strip("'").split(",")
+        if len(several) > 1 and {each.strip() for each in several} <= set(known.split(", ")):
+            repeated = " ".join(f"{named['option']} {each.strip()}" for each in several)
+            return {"message": f"is repeated for several: {repeated}"} | named
         advice = f": did you mean {meant}?" if meant else ""
         message = f"must be one of {known}, not {found[1]}{advice}"
     return {"message": message} | named
+
+
+def _describe_unknown_command(error: Any) -> str | None:
+    """Return what to do in place of a command that does not exist; None if that is not known."""
+    found = _NO_COMMAND.fullmatch(error.format_message())
+    if found is None or error.ctx is None:
+        return None
+    groups = error.ctx.command_path.split()[1:]
+    advice = COMMANDS.get(" ".join([*groups, found[1]]))
+    return advice and f"No such command '{found[1]}'. {advice}"
 
 
 def _suggest_option(error: Any) -> str:
@@ -365,5 +408,5 @@ def _make_replacer(names: Mapping[str, str]) -> Callable[[str], str]:
     if not names:
         return lambda message: message
     words = "|".join(sorted(names, key=len, reverse=True))
-    pattern = re.compile(rf"(?<![-\"\w])(?<!\d )(?<!whole )({words})(?![-\w])")
+    pattern = re.compile(rf"(?<![-'\"\w])(?<!\d )(?<!whole )({words})(?![-\w])")
     return lambda message: pattern.sub(lambda found: names[found[1]], message)

@@ -7,6 +7,7 @@ from functools import wraps
 from inspect import signature
 from typing import Any, ParamSpec, TypeVar
 
+from accountant_service.common_names import find_field, is_named
 from accountant_service.errors import AccountingError, InvalidArgumentError
 from accountant_service.presentation import Answers
 
@@ -29,7 +30,7 @@ def for_each_element(function: Callable[Parameters, Result]) -> Callable[Paramet
     @wraps(function)
     def answer(*args: Parameters.args, **arguments: Parameters.kwargs) -> Any:
         """Call the function once, or once for each element of the arrays."""
-        given = signature(function).bind(*args, **arguments).arguments
+        given = _bind(function, args, arguments)
         arrays = {name: _read_array(given[name]) for name in given if name in numbers}
         found = {name: values for name, values in arrays.items() if values is not None}
         if not found:
@@ -37,6 +38,31 @@ def for_each_element(function: Callable[Parameters, Result]) -> Callable[Paramet
         return Answers(_answer_each(function, given, found), found)
 
     return answer
+
+
+def _bind(
+    function: Callable[..., Any], args: tuple[Any, ...], arguments: Mapping[str, Any]
+) -> Mapping[str, Any]:
+    """Return the arguments of a call by their names.
+
+    Raises:
+        TypeError: the function takes no such arguments; the message says what was probably meant.
+    """
+    name = getattr(function, "__name__", "")
+    known = signature(function)
+    try:
+        return known.bind(*args, **arguments).arguments
+    except TypeError as error:
+        unknown = next((each for each in arguments if each not in known.parameters), None)
+        if unknown is None:
+            first, *others = known.parameters
+            advice = f"only {first} may come without its name; the others are {', '.join(others)}"
+        elif is_named(unknown, name):
+            advice = f"it computes {name}"
+        else:
+            meant = find_field(unknown, list(known.parameters))
+            advice = f"did you mean {meant}?" if meant else f"it has {', '.join(known.parameters)}"
+        raise TypeError(f"{name}() {error}: {advice}") from None
 
 
 def _read_array(value: Any) -> list[Any] | None:

@@ -14,8 +14,10 @@ from typing import NamedTuple
 from urllib.error import URLError
 
 import pytest
+from starlette.testclient import TestClient
 from typer.testing import CliRunner, Result
 
+import accountant_service
 from accountant_service import cli
 from accountant_service.cli import opening
 from accountant_service.cli.access import ServiceAccess
@@ -93,7 +95,28 @@ MISTAKES = [
     ),
     Mistake("import none.json", ("FILE cannot be read", "none.json")),
     Mistake("import text.txt -d x", ("--delta must be a valid number, not 'x'",)),
+    Mistake("epsilon -q .01 -s 1 -t 9 -d 10^-5", ("not '10^-5': write 1e-5",)),
+    Mistake("epsilon -q .01 -s 1 -t 9 -d 1e5", ("not 100000: did you mean 1e-5?",)),
+    Mistake("epsilon -q .01 -s σ=1.1 -t 9 -d 1e-5", ("not 'σ=1.1': write 1.1 alone",)),
+    Mistake(f"epsilon {RUN} -E 2", ("No such option: -E: this command computes it",)),
+    Mistake("epsilon --std 1 -q .01 -t 9 -d .1", ("Did you mean --noise-multiplier?",)),
+    Mistake("epsilon --lot-size 600 -n 60000", ("Did you mean --batch-size?",)),
+    Mistake("epsilon --rounds 600 -q .1", ("Did you mean --steps?",)),
+    Mistake(f"epsilon {RUN} --sampling random", ("did you mean poisson?",)),
+    Mistake("noise-multiplier -q .01 -t 9 --attack-success 60", ("not 60: write 0.6 for 60 %",)),
+    Mistake("noise-multiplier -q .01 -t 9 --advantage 5", ("not 5: write 0.05 for 5 %",)),
+    Mistake("noise -q .01 -t 9 -E 1 -d 1e-5", ("Did you mean 'noise-multiplier'?",)),
+    Mistake("sigma -q .01 -t 9 -E 1 -d 1e-5", ("Did you mean 'noise-multiplier'?",)),
+    Mistake("eps -q .01 -t 9 -s 1 -d 1e-5", ("Did you mean 'epsilon'?",)),
+    Mistake("train --data mnist", ("program of its own: accountant-train run",)),
+    Mistake("start", ("Did you mean 'serve'?",)),
+    Mistake("login", ("ACCOUNTANT_API_KEY to your key",)),
+    Mistake("init", ("`accountant dataset create` or `accountant serve` makes the ledger",)),
     # other runs and mechanisms
+    Mistake("epsilon -m '[1, 2]' -d 1e-5", ("--mechanism must be an object, not 1. Give",)),
+    Mistake("epsilon -m laplace -d 1e-5", ('For a kind write \'{"kind": "laplace", …}\'',)),
+    Mistake("epsilon -m certificate.json -d 1e-5", ("For the file write @certificate.json",)),
+    Mistake("epsilon -m mechanism.json -d 1e-5", (": 'mechanism.json'. Give an object",)),
     Mistake(
         "epsilon -q .01 -s 1 -t 9 -d 1e-5 --and '-q .01 -s 0 -t 9'",
         ('--noise-multiplier of --and "-q .01 -s 0 -t 9" must be a number ≥ 0.01', "not 0"),
@@ -124,6 +147,19 @@ MISTAKES = [
     ),
     Mistake("run grant none", ("--steps is required",)),
     Mistake("run commit none --model none.pt", ("--model cannot read the file 'none.pt'",)),
+    Mistake("dataset show patient", ("'patient': `accountant dataset list` names all",)),
+    Mistake("run grant abc --steps 5", ("'abc': `accountant run list DATASET` names all",)),
+    Mistake("series window sales", ("'sales': `accountant series list` names all",)),
+    Mistake("dataset edit patients -E 2", ("A budget never changes. For new records",)),
+    Mistake("dataset create p -n 9 -E 1 -d .1 --privacy-unit person", ("Did you mean --unit?",)),
+    Mistake("run start patients", ("Did you mean 'reserve'?",)),
+    Mistake("charge patients --laplace 0", ("--laplace must be a number ≥ 0.01",)),
+    Mistake("charge patients --laplace 9 --rho x", ("--rho must be", "not 'x'")),
+    Mistake(
+        "charge patients --laplace 1000 -o none/a.json",
+        ("--output cannot be written, and nothing is charged: no folder 'none'",),
+    ),
+    Mistake("db backup none/copy.db", ("there is no folder 'none': create it first",)),
     # reports and certificates
     Mistake("report none.json", ("cannot read the file 'none.json'",)),
     Mistake("report text.txt", ("'text.txt' is not a certificate",)),
@@ -146,6 +182,11 @@ MISTAKES = [
             "--requests-per-minute must be a whole number from 1 to 1000000, not 0.5",
         ),
     ),
+    Mistake("keys create --scope run,owner", ("several: --scope run --scope owner",)),
+    Mistake("keys create --scope training", ("did you mean run?",)),
+    Mistake("keys revoke pa_abc_SECRET", ("IDENTIFIER is the part between", "write abc")),
+    Mistake("caps set patients --team a --share 30", ("not 30: write 0.3 for 30 %",)),
+    Mistake("webhook add https://a.example --share 50", ("not 50: write 0.5 for 50 %",)),
     Mistake("caps set patients --team a --share 2", ("--share must be a number from 0 to 1, not",)),
     Mistake("caps set --share 1", ("DATASET is required",)),
     Mistake("caps set patients --share 1", ("give one of --team and --key",)),
@@ -371,3 +412,36 @@ def test_with_json_a_mistake_is_the_problem_of_the_api() -> None:
         ("/mechanism/sample_rate", "--sample-rate"),
         ("/delta", "--delta"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        ("epsilon(sigma=1.1, delta=1e-5)", "epsilon() got an unexpected .*did you mean noise_mul"),
+        ("epsilon(1e-5, noise_multiplier=1, q=.1, steps=9)", "did you mean sample_rate?"),
+        ("epsilon(1e-5, 1.1, .01, 100)", "only delta may come without its name; the others are"),
+        ("epsilon(1e-5, relation='replace_one')", "did you mean neighbouring_relation?"),
+        ("noise_multiplier(1.0, sigma=1)", "noise_multiplier() .*: it computes noise_multiplier"),
+    ],
+)
+def test_a_mistake_in_python_is_named_with_the_way_out(call: str, says: str) -> None:
+    names = {name: getattr(accountant_service, name) for name in accountant_service.__all__}
+    pattern = says.replace("(", r"\(").replace(")", r"\)").replace("?", r"\?")
+    with pytest.raises(TypeError, match=pattern):
+        eval(call, names)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "says"),
+    [
+        ("GET", "/v1/epsilon", "does not take this method; it takes POST"),
+        ("PATCH", "/v1/datasets/patients", "does not take this method; it takes GET"),
+        ("POST", "/epsilon", "/docs lists the API's, which begin with /v1/"),
+        ("POST", "/v1/eps", "/docs lists the API's, which begin with /v1/"),
+    ],
+)
+def test_a_mistake_in_a_request_is_named_with_the_way_out(
+    api: TestClient, method: str, path: str, says: str
+) -> None:
+    """Other mistakes in requests, and those in forms, stand in the table of refusals."""
+    assert says in api.request(method, path).json()["detail"]

@@ -39,11 +39,11 @@ from prv_accountant.privacy_random_variables import PoissonSubsampledGaussianMec
 from rich.console import Console
 from rich.table import Table
 
-from accountant_service import calculator, mechanisms, solver
-from accountant_service.accountants import ACCOUNTANTS, Question
-from accountant_service.audit_report import draw
+from accountant_service import mechanisms
+from accountant_service.accounting import calculator, solver
+from accountant_service.accounting.guarantee import NeighbouringRelation
+from accountant_service.accounting.methods import ACCOUNTANTS, Question
 from accountant_service.errors import AccountingError
-from accountant_service.guarantee import NeighbouringRelation
 from accountant_service.mechanisms import DpSgd
 from accountant_service.numerics import certified_interval
 from accountant_service.numerics.engines import rare_events, saddle_point
@@ -53,7 +53,8 @@ from accountant_service.numerics.laws import (
     windowed_loss,
 )
 from accountant_service.numerics.laws.dominating_pair import GaussianPair, Release
-from accountant_service.paper_audit import Figure
+from accountant_service.papers.audit_report import draw
+from accountant_service.papers.claims import Figure
 
 QUICK = sys.argv[1:2] == ["--quick"]
 RunParameters = tuple[float, float, int]  # sample rate, noise multiplier, steps

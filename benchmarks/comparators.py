@@ -21,7 +21,8 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from accountant_service import calculator, mechanisms
+from accountant_service import mechanisms
+from accountant_service.accounting import calculator
 from scripts.page_parts import DOCS, write_part
 from training_client.budget import NoBudget
 from training_client.lab.agd import Agd, NoGate, train_agd

@@ -24,9 +24,9 @@ from statistics import mean
 from typing import Any, Final
 
 from accountant_service import mechanisms
-from accountant_service.accountants import ACCOUNTANTS, Question
+from accountant_service.accounting.guarantee import NeighbouringRelation
+from accountant_service.accounting.methods import ACCOUNTANTS, Question
 from accountant_service.errors import CodedError, NoFiniteEpsilonError
-from accountant_service.guarantee import NeighbouringRelation
 from accountant_service.ledger.filters import (
     AdditionFilter,
     LateReferenceFilter,

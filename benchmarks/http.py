@@ -42,8 +42,8 @@ from rich.table import Table
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
-from accountant_service.app import create_app
-from accountant_service.settings import Settings
+from accountant_service.operations.settings import Settings
+from accountant_service.server.app import create_app
 
 CLIENTS = 16
 QUICK = sys.argv[1:] == ["--quick"]

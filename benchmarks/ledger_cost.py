@@ -13,8 +13,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from accountant_service.accountants import ACCOUNTANTS, Question
-from accountant_service.guarantee import NeighbouringRelation
+from accountant_service.accounting.guarantee import NeighbouringRelation
+from accountant_service.accounting.methods import ACCOUNTANTS, Question
 from accountant_service.ledger.filters import PrivacyFilter, ReferenceFilter, renyi, renyi_mixture
 from accountant_service.ledger.filters.renyi import RenyiFilter
 from accountant_service.ledger.filters.renyi_mixture import RenyiMixtureFilter

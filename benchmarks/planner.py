@@ -13,8 +13,8 @@ import argparse
 import time
 from typing import Any, Final
 
-from accountant_service import noise_frontier, planner, solver
-from accountant_service.planner import BatchRange, Goal, PlannedSampling
+from accountant_service.accounting import noise_frontier, planner, solver
+from accountant_service.accounting.planner import BatchRange, Goal, PlannedSampling
 
 EPOCHS: Final = 20
 RECORDS: Final = 60_000

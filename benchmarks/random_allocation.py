@@ -31,8 +31,9 @@ from typing import Final
 
 from PLD_accounting import gaussian_allocation_epsilon_range
 
-from accountant_service import calculator, mechanisms
-from accountant_service.guarantee import Interval
+from accountant_service import mechanisms
+from accountant_service.accounting import calculator
+from accountant_service.accounting.guarantee import Interval
 from accountant_service.numerics import certified_interval
 from accountant_service.numerics.engines import saddle_point
 from accountant_service.numerics.laws import balls_in_bins, lognormal_sum, sum_lattices

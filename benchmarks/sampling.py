@@ -28,8 +28,8 @@ from fastapi.testclient import TestClient
 from rich.console import Console
 from rich.table import Table
 
-from accountant_service.app import create_app
-from accountant_service.settings import Settings
+from accountant_service.operations.settings import Settings
+from accountant_service.server.app import create_app
 from training_client.budget import NoBudget
 from training_client.client import AccountingService
 from training_client.lab.data import Dataset, load

@@ -12,11 +12,11 @@ from typing import Any, Final
 
 from fastapi.testclient import TestClient
 
-from accountant_service import number_format
-from accountant_service.accountants import ACCOUNTANTS
-from accountant_service.app import create_app
+from accountant_service.accounting.methods import ACCOUNTANTS
 from accountant_service.ledger.api_keys import Scope
-from accountant_service.settings import Settings
+from accountant_service.operations.settings import Settings
+from accountant_service.server.app import create_app
+from accountant_service.writing import number_format
 from scripts.page_parts import DOCS, enclose_part
 
 PAGE: Final = DOCS / "api.md"

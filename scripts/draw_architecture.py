@@ -24,17 +24,8 @@ PACKAGES: Final = ("training_client", "accountant_service")
 # Leaves that nearly every component imports: named below the drawing instead of drawn with arrows.
 COMMON: Final = {
     "training_client": ("errors",),
-    "accountant_service": (
-        "errors",
-        "logs",
-        "metrics",
-        "number_format",
-        "settings",
-        "template_environment",
-    ),
+    "accountant_service": ("errors", "version", "writing"),
 }
-# It imports the calculations in the forked process only, so that they need not be imported again.
-PRELOADING: Final = "fork_server"
 COLUMN: Final = {"training_client": (20.0, 470.0), "accountant_service": (530.0, 850.0)}
 LAYER_HEIGHT: Final = 104.0
 TOP_MARGIN: Final = 70.0
@@ -74,7 +65,7 @@ def find_imports(package: str) -> dict[str, frozenset[str]]:
         source = importer.split(".")[1]
         for imported in graph.find_modules_directly_imported_by(importer):
             target = [*imported.split("."), ""][1]
-            if source in components - {PRELOADING} and target in components - {source}:
+            if source in components and target in components - {source}:
                 found[source].add(target)
     return {component: frozenset(targets) for component, targets in found.items()}
 

@@ -10,8 +10,9 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from accountant_service import calculator, mechanisms
-from accountant_service.guarantee import Guarantee
+from accountant_service import mechanisms
+from accountant_service.accounting import calculator
+from accountant_service.accounting.guarantee import Guarantee
 from scripts import svg
 
 IMAGES: Final = Path(__file__).parents[1] / "docs" / "images"

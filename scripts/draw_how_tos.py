@@ -10,7 +10,8 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from accountant_service import calculator, mechanisms
+from accountant_service import mechanisms
+from accountant_service.accounting import calculator
 from scripts import svg
 from scripts.how_to_chains import CHAINS, Stage
 

@@ -15,10 +15,10 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from accountant_service import number_format
-from accountant_service.api.problems import of_error
-from accountant_service.api.questions import ENDPOINTS
 from accountant_service.importing import CODES
+from accountant_service.questions.problems import of_error
+from accountant_service.questions.registry import ENDPOINTS
+from accountant_service.writing import number_format
 from scripts.page_parts import DOCS, write_part
 
 DATA: Final = DOCS / "imported-configurations.jsonl"

@@ -10,8 +10,8 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-from accountant_service import number_format
-from accountant_service.noise_tails import GENERATORS
+from accountant_service.accounting.noise_tails import GENERATORS
+from accountant_service.writing import number_format
 from scripts.imported_configurations import describe_source, import_entry, read_entries
 from scripts.page_parts import DOCS, write_part
 

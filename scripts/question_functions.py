@@ -17,15 +17,15 @@ from typing import Any, Final, get_type_hints
 
 from pydantic import BaseModel
 
-from accountant_service.api.question_fields import QuestionField, list_fields
-from accountant_service.api.questions import ENDPOINTS, Endpoint
-from accountant_service.api.schemas import (
+from accountant_service.questions.models import (
     MECHANISM_PLACEHOLDER,
     QUALIFIERS,
     RUN_FIELDS,
     TARGETS,
     Question,
 )
+from accountant_service.questions.question_fields import QuestionField, list_fields
+from accountant_service.questions.registry import ENDPOINTS, Endpoint
 
 _ROOT: Final = Path(__file__).parents[1]
 _CLIENT: Final = _ROOT / "training_client" / "client"
@@ -46,7 +46,7 @@ without its name. A number may be an array (a list, a tuple, NumPy's or pandas')
 `Answers`, with an answer for each element; several arrays are read in parallel.
 
 `python -m scripts.question_functions --write` writes this module from the models in
-`api/schemas.py` and `api/plan_schemas.py`: change a question there.
+`models.py` and `plan_models.py`: change a question there.
 """
 
 from __future__ import annotations

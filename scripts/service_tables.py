@@ -15,9 +15,10 @@ from prometheus_client.metrics import MetricWrapperBase
 from pydantic import AliasChoices
 from pydantic.fields import FieldInfo
 
-from accountant_service.api import metrics_endpoint, views
-from accountant_service.metrics import Metrics
-from accountant_service.settings import Settings
+from accountant_service.operations.metrics import Metrics
+from accountant_service.operations.settings import Settings
+from accountant_service.questions import views
+from accountant_service.server import metrics_endpoint
 from scripts.page_parts import DOCS, write_part
 
 

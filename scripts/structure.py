@@ -133,10 +133,10 @@ def _trace_service() -> Iterator[tuple[str, str, int]]:
     """Yield what is asked of the service, its package, and how many modules it passes."""
     from fastapi.testclient import TestClient
 
-    from accountant_service.app import create_app
-    from accountant_service.computation_processes import ProcessPool
+    from accountant_service.computing.processes import ProcessPool
     from accountant_service.ledger.api_keys import Scope
-    from accountant_service.settings import Settings
+    from accountant_service.operations.settings import Settings
+    from accountant_service.server.app import create_app
 
     async def run_here(_: ProcessPool, function: Callable[..., Any], *arguments: Any) -> Any:
         """Compute in this process, where the profiler sees it."""

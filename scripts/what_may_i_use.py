@@ -13,10 +13,11 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from accountant_service import calculator, mechanisms
-from accountant_service.accountants import ACCOUNTANTS
+from accountant_service import mechanisms
+from accountant_service.accounting import calculator
+from accountant_service.accounting.guarantee import NeighbouringRelation, Status
+from accountant_service.accounting.methods import ACCOUNTANTS
 from accountant_service.errors import AccountingError
-from accountant_service.guarantee import NeighbouringRelation, Status
 from accountant_service.mechanisms import MechanismError
 from scripts.page_parts import DOCS, write_part
 from training_client.plan import SAMPLINGS as TRAINED

@@ -17,7 +17,7 @@ from typing import Any, Final, TypeVar
 
 from anyio import CapacityLimiter, to_thread
 
-from accountant_service.api.fair_queue import FairQueue, QueueLimits
+from accountant_service.accounting.guarantee import Guarantee
 from accountant_service.api.ledger_views import (
     LIST_PAGE_SIZE,
     Json,
@@ -34,13 +34,13 @@ from accountant_service.api.ledger_views import (
     window_view,
     write_run_cursor,
 )
-from accountant_service.computation_processes import ProcessPool
+from accountant_service.computing.fair_queue import FairQueue, QueueLimits
+from accountant_service.computing.processes import ProcessPool
 from accountant_service.disclosure.deployments_registry import Tier
 from accountant_service.disclosure.facts import RUNS_MAX, facts_of_dataset
 from accountant_service.disclosure.formats import Format
 from accountant_service.disclosure.rendering import render, render_certificate
 from accountant_service.errors import CodedError, TooExpensiveError
-from accountant_service.guarantee import Guarantee
 from accountant_service.ledger import certificate, plans, service
 from accountant_service.ledger.api_keys import Keys, Scope, require_unbound
 from accountant_service.ledger.caps import Caps
@@ -74,7 +74,7 @@ from accountant_service.ledger.series import Template
 from accountant_service.ledger.series_catalog import SeriesCatalog
 from accountant_service.ledger.service import Ledger, Refunds, WriteRequest
 from accountant_service.mechanisms import Mechanism
-from accountant_service.settings import Settings
+from accountant_service.operations.settings import Settings
 
 _QUOTES_SECONDS_MAX: Final = 15.0  # for each plan alone, and as much for all together
 _RETURNS_SECONDS_MAX: Final = 5.0  # after it no further ended lease is looked at

@@ -14,9 +14,9 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import Scope
 
-from accountant_service.api import problems
 from accountant_service.errors import CodedError
 from accountant_service.ledger.errors import DatabaseAwayError, QuotaExceededError
+from accountant_service.questions import problems
 
 _LOG: Final = logging.getLogger(__name__)
 MEDIA_TYPE: Final = "application/problem+json"

@@ -12,7 +12,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from accountant_service import mechanisms
-from accountant_service.api import error_responses, ledger_views, problems, schemas, views
+from accountant_service.api import error_responses, ledger_views
 from accountant_service.api import ledger_schemas as bodies
 from accountant_service.api.async_ledger import AsyncLedger
 from accountant_service.api.routes import StrictRoute
@@ -28,6 +28,9 @@ from accountant_service.ledger.plans import Quote
 from accountant_service.ledger.repository import StoredAnswer, now
 from accountant_service.ledger.rules import Cap, HolderKind
 from accountant_service.ledger.service import WriteRequest
+from accountant_service.operations.problem import Problem
+from accountant_service.questions import models as schemas
+from accountant_service.questions import problems, views
 
 PROBLEMS: Final[dict[int | str, dict[str, Any]]] = {
     status: {"model": schemas.ProblemView, "description": description}
@@ -433,7 +436,7 @@ class _GrantRoute(StrictRoute):
         try:
             identifier = _NAME.validate_python(request.path_params["identifier"])
             body = bodies.GrantRequest.model_validate(await request.json())
-        except (ValidationError, problems.Problem, problems.RefusedError):
+        except (ValidationError, Problem, problems.RefusedError):
             return None
         if len(idempotency or "") > _IDEMPOTENCY_LENGTH_MAX:
             return None

@@ -7,14 +7,19 @@ from typing import Annotated, Any, Final, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from accountant_service import mechanisms
-from accountant_service.api.schemas import AffordableView, DeltaField, MechanismField, ProblemView
-from accountant_service.guarantee import NeighbouringRelation
+from accountant_service.accounting.guarantee import NeighbouringRelation
 from accountant_service.ledger.api_keys import Scope
 from accountant_service.ledger.filter_names import DEFAULT_FILTER, FILTERS, FilterName
 from accountant_service.ledger.quotas import REQUESTS_PER_MINUTE_MAX
 from accountant_service.ledger.rules import SHA256_PATTERN, Declaration, NewDataset
 from accountant_service.ledger.series import Template
 from accountant_service.mechanisms import MechanismError
+from accountant_service.questions.models import (
+    AffordableView,
+    DeltaField,
+    MechanismField,
+    ProblemView,
+)
 
 LEASE_SECONDS: Final = 3600.0
 _LEASE_SECONDS_MAX: Final = 30 * 86400.0

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar
 
 from accountant_service import mechanisms
-from accountant_service.api import views
 from accountant_service.ledger.filters import (
     AdditionFilter,
     EitherFilter,
@@ -45,6 +44,7 @@ from accountant_service.ledger.service import (
     Subject,
 )
 from accountant_service.numerics.floats import rounding
+from accountant_service.questions import views
 
 LIST_PAGE_SIZE: Final = 200  # datasets, keys or caps
 RUN_CURSOR: Final = r"^([01]:\d{1,18}:[0-9a-f]{1,32})?$"

@@ -18,19 +18,20 @@ from pydantic_core import to_json
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from accountant_service.api import problems, schemas, views
 from accountant_service.api.client_networks import client_network
-from accountant_service.api.computation_cache import (
+from accountant_service.api.static_documents import StaticDocument, StaticDocuments
+from accountant_service.errors import TooExpensiveError
+from accountant_service.operations.problem import Problem
+from accountant_service.operations.settings import Settings
+from accountant_service.questions import models as schemas
+from accountant_service.questions import problems, views
+from accountant_service.questions.answer_cache import (
     PARSED_HERE_BYTES_MAX,
     BatchedRequest,
     ComputationCache,
 )
-from accountant_service.api.problems import Problem
-from accountant_service.api.questions import ENDPOINTS
-from accountant_service.api.schemas import UnreadBody
-from accountant_service.api.static_documents import StaticDocument, StaticDocuments
-from accountant_service.errors import TooExpensiveError
-from accountant_service.settings import Settings
+from accountant_service.questions.models import UnreadBody
+from accountant_service.questions.registry import ENDPOINTS
 
 _LOG: Final = logging.getLogger(__name__)
 _BATCH_SECONDS_MAX: Final = 30.0

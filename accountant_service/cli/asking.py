@@ -115,7 +115,7 @@ def answer_or_exit(
         as_json: whether to print the problem document as JSON.
         time_limit: most CPU seconds of the computation; None for any.
     """
-    from accountant_service.api.questions import ENDPOINTS
+    from accountant_service.questions.registry import ENDPOINTS
 
     endpoint = ENDPOINTS[path]
     given = {name: value for name, value in options.items() if value is not None}

@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from accountant_service import paper_audit as claims
+    from accountant_service.papers import claims
 
 audit_app = typer.Typer(add_completion=False)
 COMMANDS: Final = {"audit": audit_app}
@@ -30,8 +30,7 @@ def audit(
     ] = None,
 ) -> None:
     """Recompute the papers' claims and compare each with what is proved."""
-    from accountant_service import audit_report
-    from accountant_service import paper_audit as claims
+    from accountant_service.papers import audit_report, claims
 
     console = Console(stderr=True, highlight=False)
     with console.status("recomputing the papers' claims"):

@@ -12,7 +12,7 @@ from accountant_service.cli.names import check_name
 from accountant_service.cli.number_ranges import Range, require_in_range
 from accountant_service.cli.opening import open_repository
 from accountant_service.cli.printing import AsJson, print_rows
-from accountant_service.number_format import round_nearest as shown
+from accountant_service.writing.number_format import round_nearest as shown
 
 if TYPE_CHECKING:
     from accountant_service.ledger.rules import HolderKind

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from accountant_service import number_format
+from accountant_service.accounting.guarantee import Guarantee
 from accountant_service.cli import model_files
 from accountant_service.cli.printing import AsJson
 from accountant_service.cli.problems import run_or_exit
-from accountant_service.guarantee import Guarantee
-from accountant_service.number_format import round_nearest as shown
+from accountant_service.writing import number_format
+from accountant_service.writing.number_format import round_nearest as shown
 
 if TYPE_CHECKING:
     from accountant_service.ledger import certificate

@@ -26,7 +26,7 @@ def upgrade() -> None:
     from accountant_service.ledger import database
     from accountant_service.ledger.errors import LedgerError
     from accountant_service.ledger.repository import Repository, connect
-    from accountant_service.settings import Settings
+    from accountant_service.operations.settings import Settings
 
     engine = connect(Settings().database)
     try:
@@ -46,7 +46,7 @@ def back_up(
 ) -> None:
     """Copy the ledger's SQLite database into a new file; servers may go on writing."""
     from accountant_service.ledger import database
-    from accountant_service.settings import Settings
+    from accountant_service.operations.settings import Settings
 
     try:
         database.back_up(Settings().database, file)
@@ -77,7 +77,7 @@ def move(
     """
     from accountant_service.ledger import database, moving
     from accountant_service.ledger.errors import LedgerError
-    from accountant_service.settings import Settings
+    from accountant_service.operations.settings import Settings
 
     try:
         with Progress(console=Console(stderr=True)) as bars:

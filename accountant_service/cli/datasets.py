@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from accountant_service import number_format
+from accountant_service.accounting.guarantee import NeighbouringRelation
 from accountant_service.cli.access import LedgerAccess, call_ledger
 from accountant_service.cli.encoding import spell
 from accountant_service.cli.mechanism_options import (
@@ -23,9 +23,9 @@ from accountant_service.cli.mechanism_options import (
 )
 from accountant_service.cli.printing import AsJson, print_rows
 from accountant_service.cli.problems import run_or_exit, validate
-from accountant_service.guarantee import NeighbouringRelation
 from accountant_service.ledger.filter_names import DEFAULT_FILTER, FILTERS
-from accountant_service.number_format import round_nearest as shown
+from accountant_service.writing import number_format
+from accountant_service.writing.number_format import round_nearest as shown
 
 dataset_app = typer.Typer(
     add_completion=False,

@@ -12,7 +12,6 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from accountant_service import number_format
 from accountant_service.cli.asking import (
     AS_JSON,
     Option,
@@ -21,8 +20,9 @@ from accountant_service.cli.asking import (
     make_command,
     make_option,
 )
-from accountant_service.number_format import round_nearest as shown
 from accountant_service.questions import functions
+from accountant_service.writing import number_format
+from accountant_service.writing.number_format import round_nearest as shown
 
 Json = dict[str, Any]
 

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 from rich.progress import Progress
 
-from accountant_service.canonical_json import read_json
 from accountant_service.cli.access import download_entries
 from accountant_service.cli.datasets import describe_budget, describe_quote, describe_shares
 from accountant_service.cli.opening import open_repository
@@ -21,6 +20,7 @@ from accountant_service.cli.printing import AsJson, open_console, print_rows
 from accountant_service.cli.problems import exit_with_faults, run_or_exit
 from accountant_service.errors import CodedError
 from accountant_service.ledger.names import EntryKind
+from accountant_service.writing.canonical_json import read_json
 
 if TYPE_CHECKING:
     from accountant_service.ledger.plans import StepsLeft

@@ -17,10 +17,10 @@ from typing import Annotated, Any, Final, get_type_hints
 
 import typer
 
-from accountant_service.canonical_json import read_json, require_unambiguous
 from accountant_service.cli.problems import CommandProblemError, build_problem
-from accountant_service.number_format import is_exact, round_fraction
 from accountant_service.questions import functions
+from accountant_service.writing.canonical_json import read_json, require_unambiguous
+from accountant_service.writing.number_format import is_exact, round_fraction
 
 Json = dict[str, Any]
 _PERCENTAGE: Final = re.compile(r"(\d{1,20}(?:\.\d{1,20})?) ?%", re.ASCII)

@@ -35,7 +35,7 @@ def _parse_module(path: str) -> tuple[dict[str, ast.expr], dict[str, str]]:
 
 def _list_methods() -> tuple[tuple[str, ...], str]:
     """Return the accounting methods in their order, each named as its module, and the default."""
-    values, modules = _parse_module("accountants/registry.py")
+    values, modules = _parse_module("accounting/methods/registry.py")
     classes = [each.id for each in ast.walk(values["_ALL"]) if isinstance(each, ast.Name)]
     return tuple(modules[each] for each in classes), ast.literal_eval(values["DEFAULT_METHOD"])
 

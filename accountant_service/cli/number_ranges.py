@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from accountant_service import number_format
 from accountant_service.cli.problems import advise_on_number, exit_with_faults
+from accountant_service.writing import number_format
 
 
 @dataclass(frozen=True, slots=True)

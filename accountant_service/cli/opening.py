@@ -39,7 +39,7 @@ def open_configured(*, create: bool = False) -> Iterator[Repository]:
 
     from accountant_service.ledger import database
     from accountant_service.ledger.errors import DatabaseAwayError
-    from accountant_service.settings import Settings
+    from accountant_service.operations.settings import Settings
 
     url = Settings().database
     shown = make_url(url).render_as_string(hide_password=True)

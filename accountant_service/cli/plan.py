@@ -11,7 +11,6 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from accountant_service import number_format
 from accountant_service.cli.asking import (
     AS_JSON,
     answer_or_exit,
@@ -20,6 +19,7 @@ from accountant_service.cli.asking import (
     make_option,
 )
 from accountant_service.questions import functions
+from accountant_service.writing import number_format
 
 Json = dict[str, Any]
 

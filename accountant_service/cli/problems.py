@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 import typer
 
-from accountant_service import number_format
 from accountant_service.cli.printing import print_problem
-from accountant_service.common_names import COMMANDS, find_field, find_value, is_named
+from accountant_service.computing.time_limit import limit_cpu_seconds
 from accountant_service.errors import CodedError, InvalidArgumentError
-from accountant_service.time_limit import limit_cpu_seconds
+from accountant_service.writing import number_format
+from accountant_service.writing.common_names import COMMANDS, find_field, find_value, is_named
 
 if TYPE_CHECKING:
     from pydantic import BaseModel, ValidationError
@@ -61,7 +61,7 @@ class CommandProblemError(Exception):
 
 def build_problem(detail: str, pointer: str = "", code: str = "invalid-request") -> Json:
     """Build the error answer for a fault that the command line found in the field `pointer`."""
-    from accountant_service.api import problems
+    from accountant_service.questions import problems
 
     errors = [{"pointer": pointer, "message": detail}] if pointer else []
     return problems.document(422, code, _MALFORMED, detail, errors)
@@ -85,7 +85,7 @@ def _collect_faults(model: type[BaseModel], given: Json, error: ValidationError)
     """Return all faults of a request, including those that show only when others are corrected."""
     from pydantic import ValidationError
 
-    from accountant_service.api import problems
+    from accountant_service.questions import problems
 
     found = problems.of_error(error)
     faults = [_say_given(fault, given) for fault in found.get("errors", [])]
@@ -209,7 +209,7 @@ def run_or_exit(
         as_json: whether to print the problem document as JSON.
         time_limit: most CPU seconds of the call, the value of --time-limit; None for any.
     """
-    from accountant_service.api import problems
+    from accountant_service.questions import problems
 
     try:
         with limit_cpu_seconds(time_limit):
@@ -332,7 +332,7 @@ def translate(problem: Json, options: Mapping[str, str]) -> Json:
         problem: the API's problem document.
         options: the option or argument that sets the value at each JSON pointer.
     """
-    from accountant_service.api import problems
+    from accountant_service.questions import problems
 
     if problem["code"] != problems.INVALID_REQUEST:
         rename = _make_long_field_replacer(options)

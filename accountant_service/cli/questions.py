@@ -17,7 +17,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from accountant_service import number_format
+from accountant_service.accounting.guarantee import warn_about_delta
 from accountant_service.cli.asking import (
     AS_JSON,
     Option,
@@ -40,8 +40,8 @@ from accountant_service.cli.mechanism_options import (
 )
 from accountant_service.cli.printing import is_narrow, open_console, print_records
 from accountant_service.cli.problems import CommandProblemError, run_or_exit, validate
-from accountant_service.guarantee import warn_about_delta
 from accountant_service.questions import functions
+from accountant_service.writing import number_format
 
 Json = dict[str, Any]
 
@@ -190,7 +190,7 @@ def _answer(question: _Question, given: Json, parts: Sequence[_Part]) -> Json:
         CommandProblemError: the request is malformed.
         AccountingError: it has no answer.
     """
-    from accountant_service.api.questions import ENDPOINTS
+    from accountant_service.questions.registry import ENDPOINTS
 
     body = dict(given)
     if parts:

@@ -11,7 +11,6 @@ from typing import Annotated, Any, Final
 import typer
 from typer.core import TyperCommand
 
-from accountant_service import number_format
 from accountant_service.cli import model_files
 from accountant_service.cli.access import LedgerAccess, call_ledger
 from accountant_service.cli.mechanism_options import (
@@ -23,6 +22,7 @@ from accountant_service.cli.mechanism_options import (
 )
 from accountant_service.cli.printing import AsJson, print_rows
 from accountant_service.cli.problems import validate
+from accountant_service.writing import number_format
 
 run_app = typer.Typer(
     add_completion=False,

@@ -8,7 +8,6 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from accountant_service import number_format
 from accountant_service.cli.access import LedgerAccess, call_ledger
 from accountant_service.cli.datasets import (
     NEW_OPTIONS,
@@ -33,6 +32,7 @@ from accountant_service.cli.mechanism_options import (
 )
 from accountant_service.cli.printing import AsJson, print_rows
 from accountant_service.cli.problems import run_or_exit, validate
+from accountant_service.writing import number_format
 
 series_app = typer.Typer(
     add_completion=False,

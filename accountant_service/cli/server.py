@@ -10,7 +10,8 @@ import typer
 
 from accountant_service.cli.mechanism_options import parse_count
 from accountant_service.cli.number_ranges import Range, require_in_range
-from accountant_service.fork_server import FORK_SERVER
+from accountant_service.computing.fork_server import FORK_SERVER
+from accountant_service.questions import PRELOADING
 
 serve_app = typer.Typer(add_completion=False)
 COMMANDS: Final = {"serve": serve_app}
@@ -38,11 +39,12 @@ def serve(
     _require_free(host, port)
     # both processes import for a second: at the same time, so that the first questions after a
     # start do not wait for it
+    FORK_SERVER.preload = PRELOADING
     FORK_SERVER.start()
-    from accountant_service import serving
     from accountant_service.ledger.database import DatabaseRefusedError
     from accountant_service.ledger.errors import DatabaseAwayError
-    from accountant_service.settings import Settings
+    from accountant_service.operations.settings import Settings
+    from accountant_service.server import serving
 
     Settings()  # a wrong setting is told before anything listens
     typer.echo(f"Listening on http://{host}:{port} (API documentation at /docs)", err=True)

@@ -17,12 +17,12 @@ from typing import Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from accountant_service.accountants import Question
+from accountant_service.accounting.guarantee import NeighbouringRelation
+from accountant_service.accounting.methods import Question
+from accountant_service.accounting.risk import Advantage, GaussianMu, TruePositiveRate
 from accountant_service.errors import AccountingError
-from accountant_service.guarantee import NeighbouringRelation
 from accountant_service.mechanisms import Mechanism, canonical_form
 from accountant_service.numerics.floats import rounding
-from accountant_service.risk import Advantage, GaussianMu, TruePositiveRate
 
 FALSE_POSITIVE_RATES: Final = (0.001, 0.01, 0.1)
 _EPSILON_MAX: Final = 700.0  # e^ε is a double

@@ -17,7 +17,6 @@ from typing import Annotated, Any, Final, Literal
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from accountant_service import number_format
 from accountant_service.disclosure.facts import Facts, Promise
 from accountant_service.disclosure.sentences import (
     OPEN,
@@ -27,6 +26,7 @@ from accountant_service.disclosure.sentences import (
     list_conditions,
     list_unprotected,
 )
+from accountant_service.writing import number_format
 
 SCHEMA_COMMIT: Final = "3e9c812a924cf01d228f26f6c462c59c391c3f2a"
 Tier = Literal[1, 2, 3]

@@ -12,13 +12,13 @@ from typing import Any, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from accountant_service import mechanisms
+from accountant_service.accounting.guarantee import NeighbouringRelation
 from accountant_service.disclosure.attack_rates import (
     AttackRates,
     bound_attacks_by_epsilon,
     bound_attacks_on_mechanism,
 )
 from accountant_service.errors import AccountingError
-from accountant_service.guarantee import NeighbouringRelation
 from accountant_service.ledger import certificate
 from accountant_service.ledger.rules import Dataset, Reservation
 from accountant_service.mechanisms import Mechanism, Repeated

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from accountant_service import number_format
+from accountant_service.accounting.guarantee import warn_about_delta
 from accountant_service.disclosure.facts import Facts, Promise
 from accountant_service.disclosure.nist_questions import list_questions
 from accountant_service.disclosure.sentences import (
@@ -20,7 +20,7 @@ from accountant_service.disclosure.sentences import (
     list_conditions,
     list_unprotected,
 )
-from accountant_service.guarantee import warn_about_delta
+from accountant_service.writing import number_format
 
 
 def write_model_card(facts: Facts) -> str:

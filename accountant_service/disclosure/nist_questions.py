@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from accountant_service import number_format
+from accountant_service.accounting.guarantee import count_exposed_records, warn_about_delta
 from accountant_service.disclosure.facts import Facts
 from accountant_service.disclosure.sentences import (
     OPEN,
@@ -21,7 +21,7 @@ from accountant_service.disclosure.sentences import (
     describe_stopping,
     list_attacks,
 )
-from accountant_service.guarantee import count_exposed_records, warn_about_delta
+from accountant_service.writing import number_format
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from jinja2 import Environment
 
-from accountant_service import number_format
+from accountant_service.accounting.guarantee import warn_about_delta
 from accountant_service.disclosure import sentences
 from accountant_service.disclosure.attack_rates import FALSE_POSITIVE_RATES
 from accountant_service.disclosure.deployments_registry import Tier, build_record, to_yaml
@@ -18,8 +18,8 @@ from accountant_service.disclosure.formats import Format
 from accountant_service.disclosure.model_card import write_model_card, write_questions
 from accountant_service.disclosure.nist_questions import list_questions
 from accountant_service.errors import FormatUnavailableError
-from accountant_service.guarantee import warn_about_delta
-from accountant_service.template_environment import create_environment
+from accountant_service.operations.template_environment import create_environment
+from accountant_service.writing import number_format
 
 _FOLDER: Final = Path(__file__).parent / "templates"
 _PRIORS: Final = (0.01, 0.1, 0.5)

@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from dataclasses import astuple, dataclass
 from typing import Final
 
-from accountant_service import mechanisms, number_format
+from accountant_service import mechanisms
+from accountant_service.accounting.guarantee import NeighbouringRelation
 from accountant_service.disclosure.attack_rates import count_per_thousand
 from accountant_service.disclosure.facts import Facts, Promise, RunFacts
-from accountant_service.guarantee import NeighbouringRelation
+from accountant_service.writing import number_format
 
 _FALSE_POSITIVE_RATE: Final = 0.01  # of the attackers on the first page
 _PRIOR: Final = 0.5

@@ -6,23 +6,25 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Final
 
-from accountant_service import calculator, mechanisms, number_format, solver
-from accountant_service.accountants import ACCOUNTANTS
-from accountant_service.errors import AccountingError, BoundsContradictError
-from accountant_service.guarantee import (
+from accountant_service import mechanisms
+from accountant_service.accounting import calculator, solver
+from accountant_service.accounting.guarantee import (
     Assumption,
     Guarantee,
     Interval,
     NeighbouringRelation,
     Status,
 )
+from accountant_service.accounting.methods import ACCOUNTANTS
+from accountant_service.accounting.noise_tails import NoiseTail, find_noise_tails
+from accountant_service.errors import AccountingError, BoundsContradictError
 from accountant_service.importing.document import DocumentError
 from accountant_service.importing.findings import Finding
 from accountant_service.importing.imported import Claim, Imported, Node
 from accountant_service.mechanisms import DpSgd, Mechanism, MechanismError
-from accountant_service.noise_tails import NoiseTail, find_noise_tails
-from accountant_service.number_format import round_nearest as shown
 from accountant_service.numerics.floats import rounding
+from accountant_service.writing import number_format
+from accountant_service.writing.number_format import round_nearest as shown
 
 _LOOSE: Final = 1.05  # a claim above this multiple of the proved ε is worth a note
 

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Final
 import yaml
 
 from accountant_service.mechanisms import MechanismError
-from accountant_service.number_format import round_nearest as shown
+from accountant_service.writing.number_format import round_nearest as shown
 
 Json = Any  # a parsed JSON document
 

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable
 from typing import Any, Final
 
-from accountant_service.guarantee import NeighbouringRelation
+from accountant_service.accounting.guarantee import NeighbouringRelation
 from accountant_service.importing.document import CLASS_NAME, Part
 from accountant_service.importing.findings import Finding
 from accountant_service.importing.imported import Facts, Imported, Node

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from accountant_service.guarantee import NeighbouringRelation
+from accountant_service.accounting.guarantee import NeighbouringRelation
 from accountant_service.importing.document import CLASS_NAME, Part
 from accountant_service.importing.findings import Finding
 from accountant_service.importing.imported import Claim, Facts, Imported, Node
@@ -39,7 +39,7 @@ from accountant_service.importing.runs import (
     require_agreement,
 )
 from accountant_service.mechanisms.kinds import COUNT_MAX, NOISE_MAX, NOISE_MIN
-from accountant_service.number_format import round_nearest as shown
+from accountant_service.writing.number_format import round_nearest as shown
 
 _ADAPTIVE: Final = (
     "strategy", "noise_multiplier", "num_sampled_clients", "initial_clipping_norm",

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from accountant_service.guarantee import NeighbouringRelation
+from accountant_service.accounting.guarantee import NeighbouringRelation
 from accountant_service.importing.document import Part
 from accountant_service.importing.findings import Finding
 from accountant_service.importing.imported import Facts, Imported, Node
@@ -40,7 +40,7 @@ from accountant_service.importing.runs import (
     with_accumulation,
 )
 from accountant_service.mechanisms.kinds import COUNT_MAX
-from accountant_service.number_format import round_nearest as shown
+from accountant_service.writing.number_format import round_nearest as shown
 
 _BANDS_MAX: Final = 100_000
 CONSTRUCTORS: Final = {

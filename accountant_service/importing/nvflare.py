@@ -10,7 +10,7 @@ import math
 from dataclasses import replace
 from typing import Final
 
-from accountant_service.guarantee import NeighbouringRelation
+from accountant_service.accounting.guarantee import NeighbouringRelation
 from accountant_service.importing import flower
 from accountant_service.importing.document import CLASS_NAME, Json, Part
 from accountant_service.importing.findings import Finding
@@ -26,7 +26,7 @@ from accountant_service.importing.keys import (
     join,
 )
 from accountant_service.importing.runs import EPSILON_MAX, read_delta, read_epsilon, read_size
-from accountant_service.number_format import round_nearest as shown
+from accountant_service.writing.number_format import round_nearest as shown
 
 _FILTERS: Final = "task_result_filters"
 _HEURISTICS: Final = {

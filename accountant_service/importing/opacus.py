@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from accountant_service.guarantee import NeighbouringRelation
+from accountant_service.accounting.guarantee import NeighbouringRelation
 from accountant_service.importing.document import Part, shorten
 from accountant_service.importing.findings import Finding
 from accountant_service.importing.imported import Facts, Imported, Node
@@ -37,7 +37,7 @@ from accountant_service.importing.runs import (
     read_size,
 )
 from accountant_service.mechanisms.kinds import COUNT_MAX
-from accountant_service.number_format import round_nearest as shown
+from accountant_service.writing.number_format import round_nearest as shown
 
 METHODS: Final = {"rdp": "subsampled_rdp", "gdp": "gdp_clt", "prv": "pld"}
 _HISTORY_MAX: Final = 5000

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from accountant_service.guarantee import NeighbouringRelation
+from accountant_service.accounting.guarantee import NeighbouringRelation
 from accountant_service.importing import (
     diffprivlib,
     dp_event,
@@ -29,7 +29,7 @@ from accountant_service.importing.keys import Fields, Table
 from accountant_service.importing.runs import read_sampling
 from accountant_service.importing.sampling import apply_facts, has_single_releases
 from accountant_service.importing.unit import apply_microbatches, apply_unit
-from accountant_service.number_format import round_nearest as shown
+from accountant_service.writing.number_format import round_nearest as shown
 
 _Constructors = Mapping[str, tuple[str, ...]]
 _ANY_LIBRARY: Final = ("PyTorch", "TensorFlow", "JAX")  # of a document that names no tool

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from accountant_service.guarantee import NeighbouringRelation
+from accountant_service.accounting.guarantee import NeighbouringRelation
 from accountant_service.importing.document import Part
 from accountant_service.importing.findings import Finding
 from accountant_service.importing.imported import Claim, Facts, Imported, Node
 from accountant_service.importing.keys import Fields, acts, checked
 from accountant_service.mechanisms.kinds import COUNT_MAX, NOISE_MAX, NOISE_MIN
-from accountant_service.number_format import round_nearest as shown
+from accountant_service.writing.number_format import round_nearest as shown
 
 # Keys of a training run, beside its sizes.
 RUN: Final = (

@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, Final
 
-from accountant_service.guarantee import NeighbouringRelation
+from accountant_service.accounting.guarantee import NeighbouringRelation
 from accountant_service.importing.document import DocumentError
 from accountant_service.importing.findings import Finding
 from accountant_service.importing.imported import Facts, Imported, Node
-from accountant_service.number_format import round_nearest as shown
+from accountant_service.writing.number_format import round_nearest as shown
 
 _RATE_TOLERANCE: Final = 1e-6  # relative; rates are often printed with few digits
 _SAMPLES: Final = ("poisson_sampled", "truncated_poisson_sampled", "fixed_size_sampled")

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from accountant_service.guarantee import NeighbouringRelation
+from accountant_service.accounting.guarantee import NeighbouringRelation
 from accountant_service.importing.document import shorten
 from accountant_service.importing.findings import Finding
 from accountant_service.importing.imported import Imported, Node
 from accountant_service.importing.keys import Fields, acts
 from accountant_service.mechanisms.kinds import COUNT_MAX
-from accountant_service.number_format import round_nearest as shown
 from accountant_service.numerics.floats import rounding
+from accountant_service.writing.number_format import round_nearest as shown
 
 MICROBATCHES: Final = (
     acts(

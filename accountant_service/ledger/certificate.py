@@ -25,11 +25,17 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from accountant_service import calculator, mechanisms, number_format
-from accountant_service.accountants import Question
-from accountant_service.canonical_json import read_json
+from accountant_service import mechanisms
+from accountant_service.accounting import calculator
+from accountant_service.accounting.guarantee import (
+    Guarantee,
+    Interval,
+    NeighbouringRelation,
+    Status,
+)
+from accountant_service.accounting.methods import Question
+from accountant_service.accounting.risk import GaussianMu
 from accountant_service.errors import AccountingError
-from accountant_service.guarantee import Guarantee, Interval, NeighbouringRelation, Status
 from accountant_service.ledger import signing
 from accountant_service.ledger.rules import (
     NOTHING_DECLARED,
@@ -39,8 +45,9 @@ from accountant_service.ledger.rules import (
 )
 from accountant_service.ledger.step_plan import charged_form, with_steps
 from accountant_service.mechanisms import Mechanism, canonical_form
-from accountant_service.risk import GaussianMu
 from accountant_service.version import __version__
+from accountant_service.writing import number_format
+from accountant_service.writing.canonical_json import read_json
 
 FORMAT: Final = "privacy-accountant-certificate/3"
 _FORMAT_2: Final = "privacy-accountant-certificate/2"

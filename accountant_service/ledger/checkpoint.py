@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 from typing import Any, Final
 
-from accountant_service.canonical_json import read_json
 from accountant_service.ledger import signing
 from accountant_service.ledger.certificate import format_time
 from accountant_service.ledger.schema_revision import REVISION
 from accountant_service.ledger.verification import States
 from accountant_service.version import __version__
+from accountant_service.writing.canonical_json import read_json
 
 _FORMAT: Final = "privacy-accountant-checkpoint/1"
 # what this program writes; another version may store other columns, or check more of the entries

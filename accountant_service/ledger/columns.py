@@ -28,7 +28,7 @@ from typing import (
     get_type_hints,
 )
 
-from accountant_service.canonical_json import read_json
+from accountant_service.writing.canonical_json import read_json
 
 _SHOWN: Final = 80  # characters of a value in a message
 _WORDS: Final[dict[type, str]] = {

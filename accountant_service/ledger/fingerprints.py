@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 from typing import Any, Final
 
-from accountant_service.canonical_json import canonical_json
+from accountant_service.writing.canonical_json import canonical_json
 
 PREFIX: Final = "sha256:"
 _HEXADECIMAL: Final = 32  # 128 bits: nobody finds another row with the same ones

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from typing import Any, Final
 
-from accountant_service.canonical_json import canonical_json
+from accountant_service.writing.canonical_json import canonical_json
 
 GENESIS: Final = "0" * 64
 

@@ -14,9 +14,10 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Final
 
-from accountant_service import calculator, mechanisms
+from accountant_service import mechanisms
+from accountant_service.accounting import calculator
+from accountant_service.accounting.guarantee import Assumption, Guarantee, Status, warn_about_delta
 from accountant_service.errors import CodedError, NoFiniteEpsilonError, TooExpensiveError
-from accountant_service.guarantee import Assumption, Guarantee, Status, warn_about_delta
 from accountant_service.ledger.errors import (
     ChargeUndecidedError,
     DatasetSizeError,

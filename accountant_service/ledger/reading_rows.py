@@ -15,10 +15,10 @@ from typing import Any, Final, TypeVar
 from sqlalchemy import Float, Integer, LargeBinary, String, Table
 
 from accountant_service import mechanisms
-from accountant_service.canonical_json import read_json
 from accountant_service.errors import AccountingError
 from accountant_service.ledger.columns import shorten
 from accountant_service.ledger.errors import LedgerError, StoredRowError
+from accountant_service.writing.canonical_json import read_json
 
 # what a row or an entry raises that the ledger did not write
 UNREADABLE: Final = (

@@ -50,7 +50,6 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, Operationa
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from accountant_service import mechanisms
-from accountant_service.canonical_json import read_json
 from accountant_service.ledger import filters, hash_chain, rules, schema_revision, webhooks
 from accountant_service.ledger.columns import (
     Row,
@@ -99,6 +98,7 @@ from accountant_service.ledger.tables import (
 )
 from accountant_service.ledger.webhooks import Event, Webhook
 from accountant_service.version import __version__
+from accountant_service.writing.canonical_json import read_json
 
 _BUSY_SECONDS: Final = 20.0  # the wait for SQLite's one writer
 _LOCK_SECONDS: Final = 5.0  # the wait for a locked row of PostgreSQL

@@ -20,7 +20,7 @@ from enum import StrEnum
 from operator import attrgetter
 from typing import Annotated, Any, Final
 
-from accountant_service.guarantee import NeighbouringRelation, list_weaknesses
+from accountant_service.accounting.guarantee import NeighbouringRelation, list_weaknesses
 from accountant_service.ledger import filters
 from accountant_service.ledger.columns import Spread, Stored, read_integers, state_in_entry
 from accountant_service.ledger.errors import (

@@ -15,14 +15,14 @@ from fractions import Fraction
 from typing import Annotated, Any
 
 from accountant_service import mechanisms
-from accountant_service.canonical_json import canonical_json, read_json
-from accountant_service.guarantee import NeighbouringRelation
+from accountant_service.accounting.guarantee import NeighbouringRelation
 from accountant_service.ledger.columns import Stored
 from accountant_service.ledger.errors import SeriesLabelError, SeriesTooShortError
 from accountant_service.ledger.filter_names import DEFAULT_FILTER
 from accountant_service.ledger.rules import NewDataset
 from accountant_service.mechanisms import Mechanism
 from accountant_service.numerics.floats import rounding
+from accountant_service.writing.canonical_json import canonical_json, read_json
 
 
 @dataclass(frozen=True, slots=True)

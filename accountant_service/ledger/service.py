@@ -17,7 +17,6 @@ from typing import Any, Final, Protocol
 
 from sqlalchemy.exc import IntegrityError
 
-from accountant_service.canonical_json import canonical_json
 from accountant_service.errors import CodedError
 from accountant_service.ledger import certificate, hash_chain, plans, rules, signing
 from accountant_service.ledger.api_keys import (
@@ -68,6 +67,7 @@ from accountant_service.ledger.rules import (
     State,
 )
 from accountant_service.mechanisms import Mechanism
+from accountant_service.writing.canonical_json import canonical_json
 
 ATTEMPTS: Final = 4
 _CACHED_SUBJECTS_MAX: Final = 10_000

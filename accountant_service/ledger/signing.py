@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from accountant_service.canonical_json import canonical_json
+from accountant_service.writing.canonical_json import canonical_json
 
 SIGNING_KEY: Final = "certificates"  # the server secret with the seed of the signing key
 Json = dict[str, Any]

@@ -12,7 +12,6 @@ from typing import Any, Final
 
 from sqlalchemy import Column, case, exists, func, select
 
-from accountant_service.canonical_json import canonical_json, read_json
 from accountant_service.ledger.columns import Row, list_columns, write_row
 from accountant_service.ledger.repository import Transaction
 from accountant_service.ledger.tables import (
@@ -23,6 +22,7 @@ from accountant_service.ledger.tables import (
     RESERVATION,
     WEBHOOK_EVENT,
 )
+from accountant_service.writing.canonical_json import canonical_json, read_json
 
 _NAMED: Final = DATASET.c.name == AUDIT_EVENT.c.subject
 _CREATED, _DELETED = "dataset-created", "dataset-deleted"  # audit events

@@ -16,9 +16,8 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from accountant_service import mechanisms
-from accountant_service.canonical_json import canonical_json, read_json
+from accountant_service.accounting.guarantee import NeighbouringRelation
 from accountant_service.errors import AccountingError
-from accountant_service.guarantee import NeighbouringRelation
 from accountant_service.ledger import (
     access_records,
     certificate,
@@ -58,6 +57,7 @@ from accountant_service.ledger.rules import (
 )
 from accountant_service.ledger.step_plan import StepPlan
 from accountant_service.ledger.tables import DATASET, ENTRY, RESERVATION
+from accountant_service.writing.canonical_json import canonical_json, read_json
 
 _FOREIGN_LINES: Final = 100  # without an entry, after which a file is no export
 _FINAL_STATES: Final = {

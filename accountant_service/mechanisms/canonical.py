@@ -34,7 +34,6 @@ from dataclasses import dataclass, field, fields, replace
 from fractions import Fraction
 from typing import Final, Literal
 
-from accountant_service.canonical_json import canonical_json
 from accountant_service.mechanisms.kinds import (
     BallsInBins,
     BandedMatrixFactorization,
@@ -56,6 +55,7 @@ from accountant_service.mechanisms.kinds import (
     TruncatedPoissonSampled,
     UserLevel,
 )
+from accountant_service.writing.canonical_json import canonical_json
 
 Parameter = float | str | tuple[float, ...]  # of a kind, as hashed
 AtomSampling = Literal[

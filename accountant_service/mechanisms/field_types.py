@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final
 
-from accountant_service.number_format import round_nearest as shown
+from accountant_service.writing.number_format import round_nearest as shown
 
 Json = Any  # a parsed JSON document
 RATE_MIN: Final = 1e-12  # sample rates below are 0 or refused

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields
 from typing import Annotated, Any, Final, Literal, TypeVar, get_args, get_origin, get_type_hints
 
-from accountant_service.canonical_json import escape_pointer
 from accountant_service.mechanisms.field_types import Cost, FieldType, Json, MechanismError, choice
 from accountant_service.mechanisms.kinds import (
     COUNT_MAX,
@@ -21,6 +20,7 @@ from accountant_service.mechanisms.kinds import (
     Mechanism,
     inner_fields,
 )
+from accountant_service.writing.canonical_json import escape_pointer
 
 DEPTH_MAX: Final = 32  # nested mechanisms
 NODES_MAX: Final = 10_000  # mechanisms in one tree

@@ -7,7 +7,7 @@ nothing about how to account for it.
 
 The meaning of a released kind never changes: extensions are new kinds or new optional fields. A new
 kind is a class in this file and, unless `simplified` says which mechanism it equals, its law in
-`accountants/release_laws.py`.
+`accounting/release_laws.py`.
 
 `noise_multiplier` is the noise over the clip norm C under every neighbouring relation. Accountants,
 not callers, take into account that a relation may double the sensitivity.
@@ -30,7 +30,7 @@ from accountant_service.mechanisms.field_types import (
     numbers,
     rate,
 )
-from accountant_service.number_format import round_nearest as shown
+from accountant_service.writing.number_format import round_nearest as shown
 
 COORDINATES_MAX: Final = 100_000  # of one diagonal_gaussian
 COUNT_MAX: Final = 1_000_000_000  # repetitions, steps, records

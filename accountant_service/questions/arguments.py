@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from accountant_service.computing.time_limit import limit_cpu_seconds
 from accountant_service.errors import InvalidArgumentError
-from accountant_service.time_limit import limit_cpu_seconds
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -19,7 +19,7 @@ def answer(path: str, arguments: Mapping[str, Any]) -> Any:
         InvalidArgumentError: an argument is missing or out of range.
         AccountingError: the question has no answer, or takes more time.
     """
-    from accountant_service.api.questions import ENDPOINTS
+    from accountant_service.questions.registry import ENDPOINTS
 
     given = dict(arguments)
     with limit_cpu_seconds(given.pop("time_limit")):
@@ -38,7 +38,7 @@ def _read_arguments(model: type[BaseModel], arguments: Mapping[str, Any]) -> Bas
     """
     from pydantic import ValidationError
 
-    from accountant_service.api import problems
+    from accountant_service.questions import problems
 
     given = _without_none(arguments)
     names = [name for name in arguments if name not in model.model_fields]

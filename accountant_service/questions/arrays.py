@@ -7,9 +7,9 @@ from functools import wraps
 from inspect import signature
 from typing import Any, ParamSpec, TypeVar
 
-from accountant_service.common_names import find_field, is_named
 from accountant_service.errors import AccountingError, InvalidArgumentError
-from accountant_service.presentation import Answers
+from accountant_service.writing.common_names import find_field, is_named
+from accountant_service.writing.presentation import Answers
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")

@@ -5,7 +5,7 @@ without its name. A number may be an array (a list, a tuple, NumPy's or pandas')
 `Answers`, with an answer for each element; several arrays are read in parallel.
 
 `python -m scripts.question_functions --write` writes this module from the models in
-`api/schemas.py` and `api/plan_schemas.py`: change a question there.
+`models.py` and `plan_models.py`: change a question there.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from accountant_service.questions.arguments import answer
 from accountant_service.questions.arrays import for_each_element
 
 if TYPE_CHECKING:
-    from accountant_service.calculator import Comparison
-    from accountant_service.guarantee import Guarantee
-    from accountant_service.importing.cost import Answer
-    from accountant_service.planner import Plan
-    from accountant_service.solutions import (
+    from accountant_service.accounting.calculator import Comparison
+    from accountant_service.accounting.guarantee import Guarantee
+    from accountant_service.accounting.planner import Plan
+    from accountant_service.accounting.solutions import (
         SolvedNoiseMultiplier,
         SolvedParameter,
         SolvedSampleRate,
         SolvedSteps,
     )
+    from accountant_service.importing.cost import Answer
 
 
 @for_each_element

@@ -9,7 +9,6 @@ from fastapi import APIRouter, Request
 from pydantic import ValidationError
 from starlette.responses import RedirectResponse, Response
 
-from accountant_service.api import problems
 from accountant_service.api.ledger_routes import (
     KeyCursor,
     Name,
@@ -27,6 +26,7 @@ from accountant_service.ledger.key_record import KeyRecord
 from accountant_service.ledger.repository import now
 from accountant_service.ledger.rules import HolderKind
 from accountant_service.ledger.service import Ledger
+from accountant_service.questions import problems
 from accountant_service.web.rendering import render_page
 from accountant_service.web.session_checks import (
     Fields,

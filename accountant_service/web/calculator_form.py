@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from accountant_service.api.questions import ENDPOINTS
-from accountant_service.api.schemas import CompareRequest, NoiseMultiplierRequest
+from accountant_service.questions.models import CompareRequest, NoiseMultiplierRequest
+from accountant_service.questions.registry import ENDPOINTS
 from accountant_service.web import run_form
 from accountant_service.web.choices import Choice, describe_choices
 from accountant_service.web.number_fields import NumberField, describe_fields, read_values

@@ -15,19 +15,19 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.responses import RedirectResponse, Response
 
-from accountant_service.accountants import ACCOUNTANTS
-from accountant_service.api import problems
-from accountant_service.api.computation_cache import ComputationCache
-from accountant_service.api.questions import ENDPOINTS
+from accountant_service.accounting.methods import ACCOUNTANTS
 from accountant_service.api.routes import StrictRoute, client_address
-from accountant_service.api.schemas import UnreadBody
 from accountant_service.errors import AccountingError
-from accountant_service.number_format import group_digits
 from accountant_service.numerics.floats import rounding
+from accountant_service.questions import problems
+from accountant_service.questions.answer_cache import ComputationCache
+from accountant_service.questions.models import UnreadBody
+from accountant_service.questions.registry import ENDPOINTS
 from accountant_service.web import calculator_form, run_form, snippets
 from accountant_service.web.calculator_form import ALONE, FIRST_STEP, CalculatorForm
 from accountant_service.web.rendering import list_parameter_faults, render_page
 from accountant_service.web.session_checks import optional_session, required_session
+from accountant_service.writing.number_format import group_digits
 
 Json = dict[str, Any]
 _TITLES: Final = {name: each.title for name, each in ACCOUNTANTS.items()}

@@ -12,8 +12,8 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from accountant_service.api.routes import StrictRoute
-from accountant_service.api.schemas import ImportRequest, UnreadBody
 from accountant_service.importing import CODES
+from accountant_service.questions.models import ImportRequest, UnreadBody
 from accountant_service.web import run_form
 from accountant_service.web.calculator_page import answer_or_problem, require_computation_access
 from accountant_service.web.choices import describe_choices

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from accountant_service import mechanisms
-from accountant_service.number_format import round_nearest
 from accountant_service.web.choices import Choice
 from accountant_service.web.number_fields import NumberField, parse_number
+from accountant_service.writing.number_format import round_nearest
 
 Json = dict[str, Any]
 Texts = dict[str, Any]  # a mechanism: its kind, texts of fields, and trees of inner mechanisms

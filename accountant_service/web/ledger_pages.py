@@ -27,7 +27,6 @@ from accountant_service.api.ledger_routes import (
 )
 from accountant_service.api.ledger_schemas import DATASETS_MAX, NAME_PATTERN
 from accountant_service.api.routes import StrictRoute
-from accountant_service.api.schemas import UnreadBody
 from accountant_service.disclosure.formats import Format
 from accountant_service.ledger.api_keys import Scope, may_control, require_unbound
 from accountant_service.ledger.errors import UnknownSubjectError
@@ -36,6 +35,7 @@ from accountant_service.ledger.plans import BudgetPreview, StepsLeft
 from accountant_service.ledger.repository import now
 from accountant_service.ledger.rules import Cap, Dataset, HolderKind, Reservation
 from accountant_service.ledger.service import Ledger, RunOrigin
+from accountant_service.questions.models import UnreadBody
 from accountant_service.web import run_form
 from accountant_service.web.calculator_page import answer_or_problem
 from accountant_service.web.choices import Choice

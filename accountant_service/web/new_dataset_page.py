@@ -11,17 +11,16 @@ from pydantic import ValidationError
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import RedirectResponse, Response
 
-from accountant_service.api import problems
+from accountant_service.accounting.guarantee import count_exposed_records, list_weaknesses
 from accountant_service.api.ledger_routes import Name
 from accountant_service.api.ledger_schemas import DatasetRequest
 from accountant_service.api.routes import StrictRoute
 from accountant_service.disclosure.attack_rates import bound_attacks_by_epsilon, count_per_thousand
 from accountant_service.errors import CodedError
-from accountant_service.guarantee import count_exposed_records, list_weaknesses
 from accountant_service.ledger.api_keys import Scope, require_unbound
 from accountant_service.ledger.errors import NameTakenError, WeakGuaranteeError
 from accountant_service.ledger.filter_names import FILTERS
-from accountant_service.number_format import is_exact
+from accountant_service.questions import problems
 from accountant_service.web import run_form
 from accountant_service.web.choices import RELATION, Choice
 from accountant_service.web.rendering import render_page
@@ -35,6 +34,7 @@ from accountant_service.web.session_checks import (
     first_value,
     write_request,
 )
+from accountant_service.writing.number_format import is_exact
 
 Json = dict[str, Any]
 PLANNED: Final = Choice(

@@ -12,8 +12,8 @@ from typing import Any, Final
 
 from pydantic import BaseModel
 
-from accountant_service.api.question_fields import OnPage, QuestionField, list_fields
-from accountant_service.number_format import TOO_MANY_DIGITS, is_exact
+from accountant_service.questions.question_fields import OnPage, QuestionField, list_fields
+from accountant_service.writing.number_format import TOO_MANY_DIGITS, is_exact
 
 _TEXT_MAX: Final = 40
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from accountant_service.api.plan_schemas import PlanRequest
+from accountant_service.questions.plan_models import PlanRequest
 from accountant_service.web.choices import describe_choices
 from accountant_service.web.number_fields import describe_fields, read_values
 

@@ -12,9 +12,9 @@ from pydantic import ValidationError
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
-from accountant_service.api import problems
-from accountant_service.api.plan_schemas import PlanRequest
 from accountant_service.api.routes import StrictRoute
+from accountant_service.questions import problems
+from accountant_service.questions.plan_models import PlanRequest
 from accountant_service.web import plan_form
 from accountant_service.web.calculator_page import answer_or_problem, require_computation_access
 from accountant_service.web.plan_form import PlanForm

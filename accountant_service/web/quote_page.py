@@ -13,11 +13,12 @@ from pydantic import ValidationError
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import RedirectResponse, Response
 
-from accountant_service.api import ledger_views, problems
+from accountant_service.api import ledger_views
 from accountant_service.api.ledger_routes import Name
 from accountant_service.api.ledger_schemas import QuoteRequest
 from accountant_service.api.routes import StrictRoute
 from accountant_service.errors import CodedError
+from accountant_service.questions import problems
 from accountant_service.web import run_form
 from accountant_service.web.rendering import list_parameter_faults, render_page
 from accountant_service.web.run_form import RunForm

@@ -13,8 +13,8 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from accountant_service.api.routes import StrictRoute
-from accountant_service.number_format import shorten_exponents
 from accountant_service.web.rendering import respond_with_static_page
+from accountant_service.writing.number_format import shorten_exponents
 
 Node = Mapping[str, Any]
 _REFERENCE: Final = "#/components/schemas/"

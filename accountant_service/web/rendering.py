@@ -16,12 +16,13 @@ from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import QueryParams
 from starlette.responses import Response
 
-from accountant_service import mechanisms, number_format
+from accountant_service import mechanisms
 from accountant_service.api.static_documents import StaticDocument, StaticDocuments
-from accountant_service.common_names import find_field
-from accountant_service.template_environment import create_environment
+from accountant_service.operations.template_environment import create_environment
 from accountant_service.web import run_form
 from accountant_service.web.session_checks import optional_session
+from accountant_service.writing import number_format
+from accountant_service.writing.common_names import find_field
 
 Json = dict[str, Any]
 _FOLDER: Final = Path(__file__).parent

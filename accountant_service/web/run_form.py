@@ -14,12 +14,12 @@ from typing import Any, Final
 
 from pydantic_core import from_json
 
-from accountant_service.api.schemas import RUN_FIELDS, StepsRequest
-from accountant_service.canonical_json import require_unambiguous
-from accountant_service.number_format import shorten_exponents
+from accountant_service.questions.models import RUN_FIELDS, StepsRequest
 from accountant_service.web import kind_form
 from accountant_service.web.choices import Choice, describe_choices
 from accountant_service.web.number_fields import describe_fields
+from accountant_service.writing.canonical_json import require_unambiguous
+from accountant_service.writing.number_format import shorten_exponents
 
 Json = dict[str, Any]
 

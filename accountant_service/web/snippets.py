@@ -7,8 +7,8 @@ import shlex
 from collections.abc import Mapping
 from typing import Any, Final
 
-from accountant_service.command_lines import write_options
-from accountant_service.number_format import shorten_exponents
+from accountant_service.writing.command_lines import write_options
+from accountant_service.writing.number_format import shorten_exponents
 
 Json = Mapping[str, Any]
 

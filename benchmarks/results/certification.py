@@ -11,8 +11,8 @@ from typing import Any, Final
 from fastapi.testclient import TestClient
 from rich.progress import track
 
-from accountant_service.app import create_app
-from accountant_service.settings import Settings
+from accountant_service.operations.settings import Settings
+from accountant_service.server.app import create_app
 from training_client.lab.papers.accounting import build_question
 from training_client.lab.papers.experiments import PAPER_CLAIMS, Experiment
 from training_client.lab.papers.printed import list_printed_results

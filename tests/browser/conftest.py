@@ -18,9 +18,9 @@ import httpx
 import pytest
 from fastapi.routing import APIRoute
 
-from accountant_service.app import create_app
 from accountant_service.ledger.api_keys import Scope
-from accountant_service.settings import Settings
+from accountant_service.operations.settings import Settings
+from accountant_service.server.app import create_app
 from accountant_service.web import routing
 from accountant_service.web.sessions import COOKIE
 from tests.support.databases import free_port

@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
-from accountant_service import calculator, mechanisms, solver
-from accountant_service.accountants import ACCOUNTANTS
+from accountant_service import mechanisms
+from accountant_service.accounting import calculator, solver
+from accountant_service.accounting.guarantee import Guarantee, NeighbouringRelation, Status
+from accountant_service.accounting.methods import ACCOUNTANTS
+from accountant_service.accounting.solver import Target
 from accountant_service.errors import AccountingError, MethodNotApplicableError
-from accountant_service.guarantee import Guarantee, NeighbouringRelation, Status
 from accountant_service.mechanisms import DpSgd
-from accountant_service.solver import Target
 from tests.support.helpers import delta, epsilon, log_uniform, run
 from tests.support.kind_rows import ROWS, exact_delta
 from tests.support.kinds import (

@@ -16,7 +16,8 @@ import pytest
 import torch
 from torch import nn
 
-from accountant_service import calculator, mechanisms
+from accountant_service import mechanisms
+from accountant_service.accounting import calculator
 from training_client.budget import NoBudget
 from training_client.lab.canary_audit import AuditResult, audit_canaries, p_value
 from training_client.lab.federated import Participant, train_federated

@@ -24,10 +24,10 @@ from fastapi.testclient import TestClient
 from typer.testing import CliRunner
 
 from accountant_service import cli
-from accountant_service.app import create_app
 from accountant_service.ledger import database, repository
 from accountant_service.ledger.verification import verify
-from accountant_service.settings import Settings
+from accountant_service.operations.settings import Settings
+from accountant_service.server.app import create_app
 from tests.support.training_bench import Bench
 
 FIXTURES = Path(__file__).parent / "fixtures"

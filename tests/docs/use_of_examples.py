@@ -17,7 +17,6 @@ from fastapi.testclient import TestClient
 from typer.testing import CliRunner
 
 from accountant_service import cli, epsilon
-from accountant_service.app import create_app
 from accountant_service.errors import InvalidArgumentError
 from accountant_service.ledger import exporting
 from accountant_service.ledger.api_keys import Scope
@@ -26,7 +25,8 @@ from accountant_service.ledger.exporting import EntryQuery
 from accountant_service.ledger.repair import repair
 from accountant_service.ledger.verification import verify, verify_export
 from accountant_service.mechanisms import from_json
-from accountant_service.settings import Settings
+from accountant_service.operations.settings import Settings
+from accountant_service.server.app import create_app
 from tests.support.training_bench import Bench
 from training_client.client import AccountingService
 from training_client.client.arguments import EpsilonArguments

@@ -19,10 +19,10 @@ from typing import Any
 import uvicorn
 from sqlalchemy import event
 
-from accountant_service.app import create_app
-from accountant_service.computation_processes import ProcessPool
+from accountant_service.computing.processes import ProcessPool
 from accountant_service.ledger.repository import Repository, Transaction
 from accountant_service.ledger.webhook_delivery import WebhookDelivery
+from accountant_service.server.app import create_app
 
 
 def main() -> None:

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from accountant_service.accounting.guarantee import NeighbouringRelation
 from accountant_service.api.ledger_views import ANSWERS
-from accountant_service.guarantee import NeighbouringRelation
 from accountant_service.ledger import database as opening
 from accountant_service.ledger.api_keys import Keys, Scope
 from accountant_service.ledger.key_record import KeyRecord

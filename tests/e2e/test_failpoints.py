@@ -23,12 +23,12 @@ import httpx
 import pytest
 from fastapi.testclient import TestClient
 
-from accountant_service.app import create_app
 from accountant_service.ledger.api_keys import Scope
 from accountant_service.ledger.verification import verify
 from accountant_service.ledger.webhook_delivery import WebhookDelivery
 from accountant_service.ledger.webhooks import create_webhook
-from accountant_service.settings import Settings
+from accountant_service.operations.settings import Settings
+from accountant_service.server.app import create_app
 from tests.support.databases import database, free_port
 from tests.support.helpers import nightly
 

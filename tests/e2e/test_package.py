@@ -114,7 +114,9 @@ def test_the_installed_service_answers(programs: Path, tmp_path: Path) -> None:
     done = run(programs / "accountant", "epsilon", *question, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["status"] == "proven"
-    made = run(programs / "python", "-c", "from accountant_service.app import create_app as c; c()")
+    made = run(
+        programs / "python", "-c", "from accountant_service.server.app import create_app as c; c()"
+    )
     assert made.returncode == 0, made.stderr[-2000:]
 
 
@@ -138,7 +140,7 @@ def test_the_source_archive_installs_too(programs: Path, built: Path) -> None:
 
 OLDEST = """
 from accountant_service import epsilon, plan
-from accountant_service.app import create_app
+from accountant_service.server.app import create_app
 from starlette.testclient import TestClient
 from training_client.client import AccountingService
 

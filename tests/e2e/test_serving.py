@@ -261,7 +261,7 @@ def computing(temporary: Path) -> list[int]:
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            if b"accountant_service.fork_server" not in (folder / "cmdline").read_bytes():
+            if b"accountant_service.computing.fork_server" not in (folder / "cmdline").read_bytes():
                 continue
             environment = (folder / "environ").read_bytes()
             if f"TMPDIR={temporary}\0".encode() in environment:

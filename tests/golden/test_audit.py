@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 from scipy import special
 
-from accountant_service import calculator, mechanisms
-from accountant_service.accountants import ACCOUNTANTS
-from accountant_service.accountants.referee import epsilon as judged_epsilon
-from accountant_service.guarantee import Guarantee, Status
-from accountant_service.paper_audit import scaled_noise_lower_bound
+from accountant_service import mechanisms
+from accountant_service.accounting import calculator
+from accountant_service.accounting.guarantee import Guarantee, Status
+from accountant_service.accounting.methods import ACCOUNTANTS
+from accountant_service.accounting.referee import epsilon as judged_epsilon
+from accountant_service.papers.claims import scaled_noise_lower_bound
 from tests.support.helpers import REPLACE, delta, epsilon, question, run
 
 

@@ -16,9 +16,9 @@ from typing import Any
 import mpmath as mp
 import pytest
 
-from accountant_service import paper_audit
-from accountant_service.accountants import sampled_step
-from accountant_service.paper_audit import Finding
+from accountant_service.accounting.methods import sampled_step
+from accountant_service.papers import claims as paper_audit
+from accountant_service.papers.claims import Finding
 from tests.support import oracles
 
 Numbers = Sequence[Any]  # exact numbers, or pairs of "at least" or "at most" and a number

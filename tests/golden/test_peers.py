@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from accountant_service.guarantee import NeighbouringRelation
+from accountant_service.accounting.guarantee import NeighbouringRelation
 from tests.support.helpers import epsilon, run
 
 CASES: list[dict[str, Any]] = json.loads((Path(__file__).parent / "peers.json").read_text())[

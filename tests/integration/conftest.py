@@ -11,8 +11,8 @@ import httpx
 import pytest
 from fastapi.testclient import TestClient
 
-from accountant_service.app import create_app
-from accountant_service.settings import Settings
+from accountant_service.operations.settings import Settings
+from accountant_service.server.app import create_app
 from tests.support.lazy_modules import LazyModule
 from tests.support.ledger_client import LedgerClient
 from tests.support.ledger_scenarios import (  # noqa: F401

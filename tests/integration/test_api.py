@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from accountant_service.accountants import ACCOUNTANTS
-from accountant_service.api import schemas
-from accountant_service.api.questions import ENDPOINTS
+from accountant_service.accounting.methods import ACCOUNTANTS
+from accountant_service.questions import models as schemas
+from accountant_service.questions.registry import ENDPOINTS
 from tests.support.helpers import gaussian, run
 
 RUN = run(0.01, 1.0, 1000)

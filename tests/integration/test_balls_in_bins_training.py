@@ -14,7 +14,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from accountant_service import calculator, mechanisms
+from accountant_service import mechanisms
+from accountant_service.accounting import calculator
 from tests.support.helpers import nightly
 from tests.support.lazy_modules import LazyModule
 from tests.support.ledger_client import LedgerClient

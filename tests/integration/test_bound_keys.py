@@ -11,7 +11,7 @@ import pytest
 
 from accountant_service.api import ledger_schemas
 from accountant_service.ledger.api_keys import Scope
-from accountant_service.settings import Settings
+from accountant_service.operations.settings import Settings
 from tests.support.databases import database
 from tests.support.ledger_scenarios import BUDGET, PLAN_JSON, Caller, Service, serving
 

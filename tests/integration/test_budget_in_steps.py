@@ -13,14 +13,14 @@ from fastapi.testclient import TestClient
 from typer.testing import CliRunner
 
 from accountant_service import cli
-from accountant_service.app import create_app
 from accountant_service.ledger import certificate, plans
 from accountant_service.ledger.api_keys import Scope
 from accountant_service.ledger.filters import ReferenceFilter
 from accountant_service.ledger.rules import Balance, Dataset, NewDataset
 from accountant_service.ledger.step_plan import StepPlan
 from accountant_service.mechanisms import DpSgd, from_json
-from accountant_service.settings import Settings
+from accountant_service.operations.settings import Settings
+from accountant_service.server.app import create_app
 from tests.support.helpers import ADD_OR_REMOVE as ADD_OR_REMOVE_ONE
 from tests.support.helpers import nightly
 from tests.support.helpers import run as run_of

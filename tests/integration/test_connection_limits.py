@@ -16,14 +16,18 @@ import pytest
 from starlette.testclient import TestClient
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from accountant_service import connection_limits
 from accountant_service.api.client_networks import client_network
 from accountant_service.api.error_responses import NOTES, RequestNotes
-from accountant_service.api.middleware import KeylessTurns
-from accountant_service.api.rate_limit import RateLimiter
-from accountant_service.connection_limits import LimitedConfig, LimitedProtocol, LimitedServer
-from accountant_service.metrics import Metrics
-from accountant_service.settings import Settings
+from accountant_service.operations.metrics import Metrics
+from accountant_service.operations.rate_limit import RateLimiter
+from accountant_service.operations.settings import Settings
+from accountant_service.server import connection_limits
+from accountant_service.server.connection_limits import (
+    LimitedConfig,
+    LimitedProtocol,
+    LimitedServer,
+)
+from accountant_service.server.middleware import KeylessTurns
 from tests.support.databases import free_port
 
 HEAD = b"GET / HTTP/1.1\r\nHost: x\r\n"

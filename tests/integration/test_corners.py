@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from accountant_service import calculator, mechanisms, solver
-from accountant_service.accountants import ACCOUNTANTS
+from accountant_service import mechanisms
+from accountant_service.accounting import calculator, solver
+from accountant_service.accounting.guarantee import Guarantee, NeighbouringRelation, Status
+from accountant_service.accounting.methods import ACCOUNTANTS
 from accountant_service.errors import AccountingError
-from accountant_service.guarantee import Guarantee, NeighbouringRelation, Status
 from accountant_service.mechanisms import DpSgd
 from tests.support.helpers import log_uniform, nightly, run
 

@@ -24,7 +24,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import Connection
 
-from accountant_service import calculator
+from accountant_service.accounting import calculator
 from accountant_service.errors import TooExpensiveError
 from accountant_service.ledger import database, hash_chain
 from accountant_service.ledger.filters import ReferenceFilter, RenyiFilter, reference

@@ -10,7 +10,10 @@ import sys
 
 import pytest
 
+from accountant_service.questions import PRELOADING
 from tests.support.helpers import nightly
+
+COMPUTE = "accountant_service.computing.processes:compute"
 
 
 @pytest.mark.slow
@@ -21,14 +24,20 @@ def test_it_ends_quietly_with_the_service(answered: bool) -> None:
     to_process, process_end = socket.socketpair()
     with ours, theirs, to_process, process_end:
         server = subprocess.Popen(
-            [sys.executable, "-m", "accountant_service.fork_server", str(theirs.fileno())],
+            [
+                sys.executable,
+                "-m",
+                "accountant_service.computing.fork_server",
+                str(theirs.fileno()),
+                PRELOADING,
+            ],
             pass_fds=[theirs.fileno()],
             stderr=subprocess.PIPE,
             text=True,
         )
         theirs.close()
         # it is still importing, and reads the request later
-        socket.send_fds(ours, [pickle.dumps(())], [process_end.fileno()])
+        socket.send_fds(ours, [pickle.dumps((COMPUTE, ()))], [process_end.fileno()])
         if answered:
             assert select.select([ours], [], [], 60)[0], "no answer"
         ours.close()

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from torch import nn
 from torch.utils.data import DataLoader
 
-from accountant_service import calculator
+from accountant_service.accounting import calculator
 from accountant_service.mechanisms import Composed, DpSgd, Gaussian
 from tests.support.helpers import nightly
 from tests.support.lazy_modules import LazyModule

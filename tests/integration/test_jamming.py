@@ -15,28 +15,28 @@ import pytest
 from sqlalchemy import text
 from starlette.types import Message
 
-from accountant_service import computation_processes
 from accountant_service.api import routes
-from accountant_service.api.computation_cache import (
-    PARSED_HERE_BYTES_MAX,
-    ComputationCache,
-    _AnswerCache,
-)
-from accountant_service.api.fair_queue import FairQueue, QueueLimits
 from accountant_service.api.ledger_views import ANSWERS
-from accountant_service.api.problems import Problem
-from accountant_service.api.questions import compute
-from accountant_service.api.schemas import EpsilonRequest, UnreadBody
-from accountant_service.computation_processes import ComputationFailedError, ProcessPool
+from accountant_service.computing import processes as computation_processes
+from accountant_service.computing.fair_queue import FairQueue, QueueLimits
+from accountant_service.computing.fork_server import FORK_SERVER
+from accountant_service.computing.processes import ComputationFailedError, ProcessPool
 from accountant_service.errors import AccountingError, TooExpensiveError
-from accountant_service.fork_server import FORK_SERVER
 from accountant_service.ledger.api_keys import Scope
 from accountant_service.ledger.errors import BudgetExhaustedError
 from accountant_service.ledger.quotas import RunQuota
 from accountant_service.ledger.service import Ledger
-from accountant_service.metrics import Metrics
 from accountant_service.numerics.laws.windowed_loss import Window, cached_windowed_loss
-from accountant_service.settings import Settings
+from accountant_service.operations.metrics import Metrics
+from accountant_service.operations.problem import Problem
+from accountant_service.operations.settings import Settings
+from accountant_service.questions.answer_cache import (
+    PARSED_HERE_BYTES_MAX,
+    ComputationCache,
+    _AnswerCache,
+)
+from accountant_service.questions.models import EpsilonRequest, UnreadBody
+from accountant_service.questions.registry import compute
 from tests.support.helpers import gaussian, run
 from tests.support.ledger_scenarios import (
     ON_POSTGRESQL,
@@ -378,7 +378,7 @@ def test_the_event_loop_runs_between_the_items_of_a_batch() -> None:
 
 
 def answerer_key(asked: Any) -> Any:
-    from accountant_service.api.questions import ENDPOINTS
+    from accountant_service.questions.registry import ENDPOINTS
 
     return ENDPOINTS["/v1/epsilon"].key(asked)
 
@@ -603,7 +603,7 @@ def test_a_plan_too_large_to_be_answered_with_each_grant_is_not_reserved(web: Se
 def test_memory_for_large_bodies_is_bounded_and_small_ones_are_always_read(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("accountant_service.app.BODY_MEMORY_BYTES", 10_000)
+    monkeypatch.setattr("accountant_service.server.app.BODY_MEMORY_BYTES", 10_000)
     body = {"mechanism": LARGE, "delta": 1e-5}
     with serving(url) as found:
         http, room = found.http, found.app.state.body_memory  # type: ignore[attr-defined]

@@ -17,11 +17,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sqlalchemy import QueuePool, create_engine, text
 from sqlalchemy.exc import OperationalError
 
-from accountant_service import calculator, mechanisms
+from accountant_service import mechanisms
+from accountant_service.accounting import calculator
 from accountant_service.api import ledger_routes
 from accountant_service.api.ledger_schemas import DatasetRequest
-from accountant_service.canonical_json import canonical_json
-from accountant_service.computation_processes import ProcessPool
+from accountant_service.computing.processes import ProcessPool
 from accountant_service.errors import NoFiniteEpsilonError, TooExpensiveError
 from accountant_service.ledger import api_keys, certificate, hash_chain, plans
 from accountant_service.ledger import database as opening
@@ -32,6 +32,7 @@ from accountant_service.ledger.filters import LateReferenceFilter, addition, pro
 from accountant_service.ledger.repository import Repository
 from accountant_service.ledger.rules import Dataset, Reservation
 from accountant_service.ledger.step_plan import StepPlan
+from accountant_service.writing.canonical_json import canonical_json
 from tests.support.databases import database
 from tests.support.earlier_ledgers import FIXTURES
 from tests.support.ledger_scenarios import (
@@ -613,7 +614,7 @@ def test_a_plan_too_expensive_for_pld_is_certified_by_subsampled_rdp(
     admin: Caller, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # private: a plan beyond the real limit takes minutes
-    monkeypatch.setattr("accountant_service.accountants.pld._RELEASES_MAX", 1)
+    monkeypatch.setattr("accountant_service.accounting.methods.pld._RELEASES_MAX", 1)
     admin.dataset(name)
     for noise in (1.0, 2.0):
         run = admin.reserve(name, RUN | {"noise_multiplier": noise})["id"]

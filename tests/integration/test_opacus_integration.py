@@ -21,7 +21,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from accountant_service import calculator
+from accountant_service.accounting import calculator
 from accountant_service.mechanisms import Composed, DpSgd
 from tests.support.lazy_modules import LazyModule
 from tests.support.ledger_client import LedgerClient

@@ -10,10 +10,11 @@ import pytest
 from fastapi.testclient import TestClient
 from hypothesis import HealthCheck, Phase, given, settings
 
-from accountant_service import calculator, mechanisms
-from accountant_service.app import create_app
+from accountant_service import mechanisms
+from accountant_service.accounting import calculator
 from accountant_service.ledger.api_keys import Scope
-from accountant_service.settings import Settings
+from accountant_service.operations.settings import Settings
+from accountant_service.server.app import create_app
 
 
 @pytest.fixture(scope="module")

@@ -21,14 +21,14 @@ from fastapi.testclient import TestClient
 from prometheus_client.parser import text_string_to_metric_families
 from pydantic import ValidationError
 
-from accountant_service import logs, tracing
-from accountant_service.api.problems import Problem
-from accountant_service.api.rate_limit import RateLimiter
 from accountant_service.api.shared_call import SharedCall
-from accountant_service.app import create_app
 from accountant_service.ledger.api_keys import Scope
 from accountant_service.ledger.webhook_delivery import WebhookDelivery
-from accountant_service.settings import Settings
+from accountant_service.operations import logs, tracing
+from accountant_service.operations.problem import Problem
+from accountant_service.operations.rate_limit import RateLimiter
+from accountant_service.operations.settings import Settings
+from accountant_service.server.app import create_app
 from scripts.page_parts import DOCS
 from tests.support.databases import private_server
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from accountant_service.api.plan_schemas import PlanAnswer
-from accountant_service.app import create_app
-from accountant_service.settings import Settings
+from accountant_service.operations.settings import Settings
+from accountant_service.questions.plan_models import PlanAnswer
+from accountant_service.server.app import create_app
 
 BODY = {
     "epsilon": 2.0,

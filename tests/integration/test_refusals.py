@@ -17,11 +17,11 @@ from fastapi.testclient import TestClient
 from typer.testing import CliRunner
 
 from accountant_service import cli
-from accountant_service.api.schemas import ProblemView
-from accountant_service.app import create_app
 from accountant_service.errors import CodedError, InvalidArgumentError
 from accountant_service.ledger.api_keys import Scope
-from accountant_service.settings import Settings
+from accountant_service.operations.settings import Settings
+from accountant_service.questions.models import ProblemView
+from accountant_service.server.app import create_app
 from tests.support import refusals
 from tests.support.helpers import run
 from tests.support.refusals import REFUSALS, Refusal

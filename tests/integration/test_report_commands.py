@@ -15,12 +15,12 @@ from fastapi.testclient import TestClient
 from typer.testing import CliRunner
 
 from accountant_service import cli
-from accountant_service.app import create_app
 from accountant_service.disclosure.facts import Facts
 from accountant_service.ledger.api_keys import Keys, Scope
 from accountant_service.ledger.database import open_repository
 from accountant_service.ledger.verification import verify
-from accountant_service.settings import Settings
+from accountant_service.operations.settings import Settings
+from accountant_service.server.app import create_app
 from tests.support.helpers import nightly
 from tests.support.server import Server
 

@@ -14,8 +14,8 @@ import torch
 from fastapi.testclient import TestClient
 from torch import nn
 
-from accountant_service.app import create_app
-from accountant_service.settings import Settings
+from accountant_service.operations.settings import Settings
+from accountant_service.server.app import create_app
 from tests.support.training_bench import ROWS, Bench
 from training_client.budget import LedgerBudget
 from training_client.client import AccountingService

@@ -11,13 +11,13 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import inspect, text
 
-from accountant_service.app import create_app
 from accountant_service.ledger import database as opening
 from accountant_service.ledger import idempotency_cleanup
 from accountant_service.ledger.errors import DatabaseAwayError
 from accountant_service.ledger.idempotency_cleanup import IdempotencyCleanup
 from accountant_service.ledger.repository import Repository, now
-from accountant_service.settings import Settings
+from accountant_service.operations.settings import Settings
+from accountant_service.server.app import create_app
 from tests.support.databases import database
 from tests.support.earlier_ledgers import open_unmigrated
 from tests.support.ledger_scenarios import (

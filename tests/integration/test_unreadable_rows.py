@@ -14,10 +14,10 @@ from sqlalchemy import event
 from typer.testing import CliRunner
 
 from accountant_service import cli
-from accountant_service.canonical_json import read_json
 from accountant_service.ledger import database as opening
 from accountant_service.ledger.api_keys import Scope
 from accountant_service.ledger.errors import StoredRowError
+from accountant_service.writing.canonical_json import read_json
 from tests.support.earlier_ledgers import FIXTURES
 from tests.support.ledger_scenarios import Scenario, started
 

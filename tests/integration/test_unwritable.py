@@ -18,14 +18,14 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from sqlalchemy import event, text
 
-from accountant_service.app import create_app
 from accountant_service.ledger import repository as storage
 from accountant_service.ledger.api_keys import Scope
 from accountant_service.ledger.database import open_repository
 from accountant_service.ledger.errors import DatabaseAwayError
 from accountant_service.ledger.repository import Repository
 from accountant_service.ledger.verification import verify
-from accountant_service.settings import Settings
+from accountant_service.operations.settings import Settings
+from accountant_service.server.app import create_app
 from tests.support.databases import PrivateServer, database, private_server
 
 RUN = {"kind": "dp_sgd", "noise_multiplier": 1.0, "sample_rate": 0.01, "steps": 60}

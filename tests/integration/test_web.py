@@ -24,12 +24,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from accountant_service import cli, mechanisms, number_format
-from accountant_service.app import create_app
+from accountant_service import cli, mechanisms
 from accountant_service.ledger.api_keys import Scope
 from accountant_service.ledger.errors import DatabaseAwayError
 from accountant_service.ledger.plans import StepsLeft
-from accountant_service.settings import Settings
+from accountant_service.operations.settings import Settings
+from accountant_service.server.app import create_app
 from accountant_service.web import (
     calculator_form,
     calculator_page,
@@ -43,6 +43,7 @@ from accountant_service.web import (
     run_form,
     sessions,
 )
+from accountant_service.writing import number_format
 from tests.support.earlier_ledgers import read_rows
 
 HTML_NAME = '<b>"bold"</b><script>alert(1)</script>'

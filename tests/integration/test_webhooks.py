@@ -23,7 +23,7 @@ from accountant_service.ledger.series import Template
 from accountant_service.ledger.series_catalog import SeriesCatalog
 from accountant_service.ledger.webhook_delivery import WebhookDelivery
 from accountant_service.ledger.webhooks import Webhook, compute_pause, create_webhook, sign
-from accountant_service.settings import Settings
+from accountant_service.operations.settings import Settings
 from tests.support.ledger_scenarios import (
     ADD_OR_REMOVE,
     ON_SQLITE,

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-from accountant_service.guarantee import NeighbouringRelation
+from accountant_service.accounting.guarantee import NeighbouringRelation
 
 Array = NDArray[np.float64]
 Dataset = tuple[float | None, ...]  # None: a record that was zeroed out

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from accountant_service.guarantee import NeighbouringRelation
+from accountant_service.accounting.guarantee import NeighbouringRelation
 from accountant_service.ledger.filters import EitherFilter, PrivacyFilter, RenyiFilter
 from accountant_service.ledger.filters.base import Amounts, add, subtract
 from accountant_service.ledger.filters.either import EitherCharge

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from accountant_service import importing, mechanisms
-from accountant_service.accountants import ACCOUNTANTS, Question
-from accountant_service.guarantee import Guarantee, NeighbouringRelation
+from accountant_service.accounting.guarantee import Guarantee, NeighbouringRelation
+from accountant_service.accounting.methods import ACCOUNTANTS, Question
 from accountant_service.numerics.laws.dominating_pair import Composition, GaussianPair, Release
 
 ADD_OR_REMOVE = NeighbouringRelation.ADD_OR_REMOVE_ONE

@@ -15,8 +15,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from accountant_service.accounting.guarantee import NeighbouringRelation
 from accountant_service.api.ledger_views import ANSWERS
-from accountant_service.guarantee import NeighbouringRelation
 from accountant_service.ledger import database as opening
 from accountant_service.ledger.api_keys import Keys, Scope
 from accountant_service.ledger.repository import Repository

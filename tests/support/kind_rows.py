@@ -13,7 +13,7 @@ from typing import Any
 
 from mpmath import mp, mpf
 
-from accountant_service.guarantee import NeighbouringRelation
+from accountant_service.accounting.guarantee import NeighbouringRelation
 from tests.support import definition, oracles
 from tests.support import exact_deltas as exact
 from tests.support.exact_deltas import Pair

@@ -9,8 +9,14 @@ from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
 
-from accountant_service import calculator, mechanisms
-from accountant_service.guarantee import Guarantee, Interval, NeighbouringRelation, Status
+from accountant_service import mechanisms
+from accountant_service.accounting import calculator
+from accountant_service.accounting.guarantee import (
+    Guarantee,
+    Interval,
+    NeighbouringRelation,
+    Status,
+)
 
 Json = dict[str, Any]
 ADDED = NeighbouringRelation.ADD_OR_REMOVE_ONE

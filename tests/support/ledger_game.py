@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from accountant_service.guarantee import NeighbouringRelation
+from accountant_service.accounting.guarantee import NeighbouringRelation
 from accountant_service.ledger import rules
 from accountant_service.ledger.errors import BudgetExhaustedError
 from accountant_service.ledger.filters.reference import (

@@ -42,10 +42,9 @@ from fastapi.testclient import TestClient
 from typer.testing import CliRunner
 
 from accountant_service import cli
+from accountant_service.accounting.guarantee import NeighbouringRelation
 from accountant_service.api.ledger_views import ANSWERS
-from accountant_service.app import create_app
 from accountant_service.errors import CodedError
-from accountant_service.guarantee import NeighbouringRelation
 from accountant_service.ledger import api_keys
 from accountant_service.ledger import database as opening
 from accountant_service.ledger import repository as storage
@@ -59,7 +58,8 @@ from accountant_service.ledger.rules import Cap, Dataset, HolderKind, NewDataset
 from accountant_service.ledger.service import Ledger, WriteRequest
 from accountant_service.ledger.verification import verify, verify_snapshot
 from accountant_service.mechanisms import DpSgd, Mechanism, to_json
-from accountant_service.settings import Settings
+from accountant_service.operations.settings import Settings
+from accountant_service.server.app import create_app
 from tests.support.databases import database
 from training_client.client import AccountingService
 

@@ -27,8 +27,8 @@ from typer.testing import CliRunner
 
 import accountant_service
 from accountant_service import cli, mechanisms
-from accountant_service.app import create_app
-from accountant_service.settings import Settings
+from accountant_service.operations.settings import Settings
+from accountant_service.server.app import create_app
 from accountant_service.web import kind_form
 from training_client.client import AccountingService
 

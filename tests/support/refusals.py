@@ -20,8 +20,8 @@ from typer.main import get_command
 
 import accountant_service
 from accountant_service import cli
-from accountant_service.api.questions import ENDPOINTS
 from accountant_service.ledger.api_keys import Scope
+from accountant_service.questions.registry import ENDPOINTS
 from accountant_service.web import calculator_form, import_page, plan_form
 from tests.support.helpers import gaussian, run
 from training_client.client import AccountingService, Reservation

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import optimize
 
-from accountant_service.guarantee import NeighbouringRelation
+from accountant_service.accounting.guarantee import NeighbouringRelation
 from accountant_service.ledger.filters.base import Amounts
 from accountant_service.ledger.filters.renyi import RenyiFilter
 from accountant_service.ledger.filters.renyi_mixture import RenyiMixtureFilter

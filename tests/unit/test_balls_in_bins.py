@@ -18,8 +18,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mpmath import mp, mpf
 
-from accountant_service import mechanisms, solver
-from accountant_service.accountants import ACCOUNTANTS
+from accountant_service import mechanisms
+from accountant_service.accounting import solver
+from accountant_service.accounting.methods import ACCOUNTANTS
 from accountant_service.ledger.step_plan import StepPlan
 from accountant_service.mechanisms import DpSgd
 from accountant_service.numerics import certified_interval

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from accountant_service.canonical_json import (
+from accountant_service.ledger import hash_chain
+from accountant_service.mechanisms import canonical_form, from_json
+from accountant_service.writing.canonical_json import (
     AmbiguousJsonError,
     canonical_json,
     require_unambiguous,
 )
-from accountant_service.ledger import hash_chain
-from accountant_service.mechanisms import canonical_form, from_json
 
 DOCUMENT = {"ε": 1e-05, "a": [1, 2.0, None, True], "b": {"ü": '"/\n', "c": 10**20}}
 

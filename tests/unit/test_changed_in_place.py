@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from mpmath import mp, mpf
 
-from accountant_service import calculator, mechanisms
-from accountant_service.accountants import release_laws
-from accountant_service.guarantee import NeighbouringRelation, Status
+from accountant_service import mechanisms
+from accountant_service.accounting import calculator, release_laws
+from accountant_service.accounting.guarantee import NeighbouringRelation, Status
 from accountant_service.numerics.laws.dominating_pair import Release
 from accountant_service.numerics.laws.fixed_size_replacement import FixedSizePairReplacement
 from accountant_service.numerics.laws.replaced_laplace import ReplacedLaplacePair

@@ -10,8 +10,8 @@ import pytest
 from fastapi.testclient import TestClient
 
 import accountant_service
-from accountant_service.app import create_app
-from accountant_service.settings import Settings
+from accountant_service.operations.settings import Settings
+from accountant_service.server.app import create_app
 from tests.support.stub_service import claim
 from tests.support.stub_service import service as stub
 from training_client.client import AccountingService

@@ -17,10 +17,10 @@ from typer.main import get_command
 from typer.testing import CliRunner, Result
 
 from accountant_service import __version__, cli, importing
-from accountant_service.accountants import ACCOUNTANTS, DEFAULT_METHOD
+from accountant_service.accounting.methods import ACCOUNTANTS, DEFAULT_METHOD
 from accountant_service.cli import mechanism_options, names
-from accountant_service.number_format import round_up
 from accountant_service.questions import functions
+from accountant_service.writing.number_format import round_up
 
 RUN = ("-q", "0.01", "-s", "1.1", "-t", "1000")
 GROUP = get_command(cli.app)
@@ -150,7 +150,7 @@ def test_computations_are_imported_while_the_server_is_imported() -> None:
 import sys
 from typer.testing import CliRunner
 from accountant_service import cli
-from accountant_service.fork_server import ForkServer
+from accountant_service.computing.fork_server import ForkServer
 
 def start(_):
     print(sorted({"numpy", "fastapi", "uvicorn"} & set(sys.modules)))

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from accountant_service import calculator, mechanisms
-from accountant_service.api.problems import of_error
+from accountant_service import mechanisms
+from accountant_service.accounting import calculator
 from accountant_service.errors import BoundsContradictError
 from accountant_service.numerics.engines.line_integral import EvaluatedIntegral
+from accountant_service.questions.problems import of_error
 from tests.support.helpers import run
 
 pytestmark = pytest.mark.usefixtures("without_memory")  # engines are replaced here

@@ -11,10 +11,11 @@ import pytest
 from hypothesis import assume, given, seed, settings
 from hypothesis import strategies as st
 
-from accountant_service import calculator, mechanisms
-from accountant_service.accountants import ACCOUNTANTS
+from accountant_service import mechanisms
+from accountant_service.accounting import calculator
+from accountant_service.accounting.guarantee import NeighbouringRelation, Status
+from accountant_service.accounting.methods import ACCOUNTANTS
 from accountant_service.errors import AccountingError
-from accountant_service.guarantee import NeighbouringRelation, Status
 from accountant_service.numerics import certified_interval
 from accountant_service.numerics.laws.dominating_pair import GaussianPair, Release
 from tests.support import oracles

@@ -12,7 +12,12 @@ import yaml
 from pydantic import ValidationError
 from scipy.stats import norm
 
-from accountant_service import mechanisms, number_format
+from accountant_service import mechanisms
+from accountant_service.accounting.guarantee import (
+    NeighbouringRelation,
+    count_exposed_records,
+    warn_about_delta,
+)
 from accountant_service.disclosure import rendering
 from accountant_service.disclosure.attack_rates import (
     Detection,
@@ -27,11 +32,7 @@ from accountant_service.disclosure.nist_questions import list_questions
 from accountant_service.disclosure.rendering import render
 from accountant_service.disclosure.sentences import list_attacks, list_conditions
 from accountant_service.errors import FormatUnavailableError
-from accountant_service.guarantee import (
-    NeighbouringRelation,
-    count_exposed_records,
-    warn_about_delta,
-)
+from accountant_service.writing import number_format
 
 CERTIFICATES = Path(__file__).parents[1] / "contract" / "fixtures" / "certificates"
 ADDED = NeighbouringRelation.ADD_OR_REMOVE_ONE

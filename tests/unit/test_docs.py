@@ -8,18 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from accountant_service import (
-    audit_report,
-    connection_limits,
-    errors,
-    mechanisms,
-    number_format,
-    paper_audit,
-)
-from accountant_service.accountants import ACCOUNTANTS
-from accountant_service.api import problems
-from accountant_service.api.questions import ENDPOINTS
+from accountant_service import errors, mechanisms
+from accountant_service.accounting.methods import ACCOUNTANTS
 from accountant_service.ledger import errors as ledger_errors
+from accountant_service.papers import audit_report
+from accountant_service.papers import claims as paper_audit
+from accountant_service.questions import problems
+from accountant_service.questions.registry import ENDPOINTS
+from accountant_service.server import connection_limits
+from accountant_service.writing import number_format
 from scripts.page_parts import DOCS, read_part
 from scripts.service_tables import TABLES
 from tests.support.findings import require_none

@@ -13,8 +13,8 @@ import math
 import numpy as np
 import pytest
 
-from accountant_service import calculator
-from accountant_service.guarantee import NeighbouringRelation
+from accountant_service.accounting import calculator
+from accountant_service.accounting.guarantee import NeighbouringRelation
 from accountant_service.ledger import certificate, hash_chain
 from accountant_service.ledger.filters import ReferenceFilter
 from accountant_service.ledger.filters.reference import ReferenceCharge

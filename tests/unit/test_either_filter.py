@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from accountant_service import mechanisms
+from accountant_service.accounting.guarantee import NeighbouringRelation
 from accountant_service.errors import CodedError
-from accountant_service.guarantee import NeighbouringRelation
 from accountant_service.ledger import plans
 from accountant_service.ledger.errors import ChargeOutdatedError, ReferenceFixedError
 from accountant_service.ledger.filters import EitherFilter, from_json

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from accountant_service.accountants import ACCOUNTANTS, Question
+from accountant_service.accounting.guarantee import NeighbouringRelation
+from accountant_service.accounting.methods import ACCOUNTANTS, Question
 from accountant_service.errors import TooExpensiveError
-from accountant_service.guarantee import NeighbouringRelation
 from accountant_service.mechanisms import DpSgd, canonical_form
 from accountant_service.numerics import epsilon_curve
 from accountant_service.numerics.certified_interval import epsilon_bounds

@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 from scipy import special
 
-from accountant_service import calculator, mechanisms
-from accountant_service.accountants import ACCOUNTANTS, release_laws, subsampled_rdp
+from accountant_service import mechanisms
+from accountant_service.accounting import calculator, release_laws
+from accountant_service.accounting.guarantee import Status
+from accountant_service.accounting.methods import ACCOUNTANTS, subsampled_rdp
 from accountant_service.errors import BoundsContradictError
-from accountant_service.guarantee import Status
 from accountant_service.numerics import certified_interval
 from accountant_service.numerics.laws import without_replacement
 from accountant_service.numerics.laws.dominating_pair import GaussianPair, Release

@@ -9,8 +9,8 @@ import mpmath as mp
 import numpy as np
 import pytest
 
-from accountant_service.accountants import sampled_step, subsampled_rdp
-from accountant_service.accountants.moments_accountant import MOMENT_ORDER_MAX
+from accountant_service.accounting.methods import sampled_step, subsampled_rdp
+from accountant_service.accounting.methods.moments_accountant import MOMENT_ORDER_MAX
 from accountant_service.numerics import renyi_conversion
 from tests.support import oracles
 from tests.support.helpers import REPLACE, epsilon, log_uniform, question, run

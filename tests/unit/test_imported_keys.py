@@ -13,12 +13,13 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from accountant_service import calculator, import_document, importing, mechanisms
-from accountant_service.api.questions import ENDPOINTS
+from accountant_service import import_document, importing, mechanisms
+from accountant_service.accounting import calculator
+from accountant_service.accounting.guarantee import NeighbouringRelation
 from accountant_service.cli import app as command_line
-from accountant_service.guarantee import NeighbouringRelation
 from accountant_service.importing import FORMATS, DocumentError, Facts, account_for, read_document
 from accountant_service.importing.keys import Key, Role
+from accountant_service.questions.registry import ENDPOINTS
 from scripts import import_keys
 from scripts.page_parts import DOCS, read_part
 from tests.support.helpers import codes

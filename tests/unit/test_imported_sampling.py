@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from accountant_service import calculator, importing, mechanisms
-from accountant_service.guarantee import NeighbouringRelation
+from accountant_service import importing, mechanisms
+from accountant_service.accounting import calculator
+from accountant_service.accounting.guarantee import NeighbouringRelation
 from accountant_service.importing import (
     DocumentError,
     Facts,

@@ -12,14 +12,15 @@ import pytest
 from pydantic import ValidationError
 from typer.testing import CliRunner
 
-from accountant_service import calculator, importing, mechanisms
-from accountant_service.api.problems import of_error
-from accountant_service.api.questions import ENDPOINTS
+from accountant_service import importing, mechanisms
+from accountant_service.accounting import calculator
+from accountant_service.accounting.guarantee import NeighbouringRelation
+from accountant_service.accounting.noise_tails import GENERATORS
 from accountant_service.cli import app
-from accountant_service.guarantee import NeighbouringRelation
 from accountant_service.importing import FORMATS, DocumentError, Facts, account_for, read_document
 from accountant_service.importing.document import DEPTH_MAX, VALUES_MAX
-from accountant_service.noise_tails import GENERATORS
+from accountant_service.questions.problems import of_error
+from accountant_service.questions.registry import ENDPOINTS
 from tests.support.helpers import codes
 
 

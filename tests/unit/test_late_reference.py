@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from accountant_service import mechanisms
+from accountant_service.accounting.guarantee import NeighbouringRelation
 from accountant_service.disclosure import nist_questions
 from accountant_service.disclosure.facts import facts_of_dataset
 from accountant_service.errors import CodedError
-from accountant_service.guarantee import NeighbouringRelation
 from accountant_service.ledger import plans
 from accountant_service.ledger.errors import (
     ChargeUndecidedError,

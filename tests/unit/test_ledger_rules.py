@@ -25,9 +25,9 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from accountant_service.accountants import ACCOUNTANTS, Question
+from accountant_service.accounting.guarantee import NeighbouringRelation
+from accountant_service.accounting.methods import ACCOUNTANTS, Question
 from accountant_service.errors import MethodNotApplicableError
-from accountant_service.guarantee import NeighbouringRelation
 from accountant_service.ledger import rules
 from accountant_service.ledger.errors import (
     BudgetExhaustedError,

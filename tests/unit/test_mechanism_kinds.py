@@ -13,14 +13,15 @@ import pytest
 from mpmath import mp, mpf
 from scipy import stats
 
-from accountant_service import calculator, mechanisms
+from accountant_service import mechanisms
+from accountant_service.accounting import calculator
+from accountant_service.accounting.guarantee import NeighbouringRelation, Status
 from accountant_service.errors import (
     AccountingError,
     MethodNotApplicableError,
     NoFiniteEpsilonError,
     TooExpensiveError,
 )
-from accountant_service.guarantee import NeighbouringRelation, Status
 from accountant_service.numerics.laws.dominating_pair import (
     DIRECTIONS,
     Release,

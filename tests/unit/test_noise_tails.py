@@ -10,8 +10,9 @@ import pytest
 import torch
 from scipy import special, stats
 
-from accountant_service import mechanisms, noise_tails
-from accountant_service.noise_tails import (
+from accountant_service import mechanisms
+from accountant_service.accounting import noise_tails
+from accountant_service.accounting.noise_tails import (
     GENERATORS,
     BoxMuller,
     Inversion,

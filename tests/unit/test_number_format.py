@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from accountant_service import cli, number_format
-from accountant_service.number_format import as_written, round_fraction
+from accountant_service import cli
+from accountant_service.writing import number_format
+from accountant_service.writing.number_format import as_written, round_fraction
 from training_client.lab import number_format as client_number_format
 
 NUMBERS = st.floats(min_value=0, max_value=1e300) | st.floats(min_value=1e-6, max_value=100)

@@ -16,7 +16,6 @@ from typer.testing import CliRunner
 
 import accountant_service
 from accountant_service import (
-    calculator,
     cli,
     compare,
     delta,
@@ -27,18 +26,18 @@ from accountant_service import (
     plan,
     sample_rate,
     solve,
-    solver,
     steps,
 )
-from accountant_service.accountants import ACCOUNTANTS
+from accountant_service.accounting import calculator, solver
+from accountant_service.accounting.guarantee import Guarantee, Interval, NeighbouringRelation
+from accountant_service.accounting.methods import ACCOUNTANTS
+from accountant_service.accounting.solutions import SolvedNoiseMultiplier, SolvedSampleRate
 from accountant_service.errors import (
     InvalidArgumentError,
     NoFiniteEpsilonError,
     TooExpensiveError,
 )
-from accountant_service.guarantee import Guarantee, Interval, NeighbouringRelation
-from accountant_service.presentation import Answers
-from accountant_service.solutions import SolvedNoiseMultiplier, SolvedSampleRate
+from accountant_service.writing.presentation import Answers
 from scripts import question_functions
 
 FUNCTIONS = {

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from accountant_service import mechanisms
+from accountant_service.accounting.guarantee import NeighbouringRelation, Status
 from accountant_service.errors import MethodNotApplicableError
-from accountant_service.guarantee import NeighbouringRelation, Status
 from accountant_service.mechanisms.canonical import SAMPLED_IN_TURN
 from accountant_service.mechanisms.kinds import BandedMatrixFactorization, TreeAggregation
 from tests.support import kinds

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from accountant_service import cli
-from accountant_service.api.questions import ENDPOINTS
+from accountant_service.questions.registry import ENDPOINTS
 
 PLAN = ["plan", "-E", "2", "-d", "1e-5", "-n", "60000", "-e", "10", "--points", "4"]
 

@@ -9,15 +9,16 @@ from typing import Any
 
 import pytest
 
-from accountant_service import calculator, mechanisms, noise_frontier, planner, solver
-from accountant_service.accountants.pld import dominating_pairs
+from accountant_service import mechanisms
+from accountant_service.accounting import calculator, noise_frontier, planner, solver
+from accountant_service.accounting.guarantee import NeighbouringRelation, Status
+from accountant_service.accounting.methods.pld import dominating_pairs
+from accountant_service.accounting.planner import BatchRange, CurrentChoice, Goal, PlannedRun
 from accountant_service.errors import UnreachableTargetError
-from accountant_service.guarantee import NeighbouringRelation, Status
 from accountant_service.mechanisms import DpSgd
 from accountant_service.numerics import certified_interval
 from accountant_service.numerics.laws.dominating_pair import DIRECTIONS
 from accountant_service.numerics.upper_bound import bound_direction
-from accountant_service.planner import BatchRange, CurrentChoice, Goal, PlannedRun
 
 GOAL = Goal(epsilon=2.0, delta=1e-5, dataset_size=60_000, examples=600_000)
 GOALS = {

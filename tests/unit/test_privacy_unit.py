@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from accountant_service import calculator, mechanisms
-from accountant_service.api.questions import ENDPOINTS
-from accountant_service.guarantee import NeighbouringRelation
+from accountant_service import mechanisms
+from accountant_service.accounting import calculator
+from accountant_service.accounting.guarantee import NeighbouringRelation
+from accountant_service.questions.registry import ENDPOINTS
 
 Json = dict[str, Any]
 GAUSSIAN: Json = {"kind": "gaussian", "noise_multiplier": 4.0}

@@ -7,10 +7,11 @@ import math
 import pytest
 from mpmath import mp, mpf
 
-from accountant_service import calculator, mechanisms
-from accountant_service.accountants import Question, release_laws
+from accountant_service import mechanisms
+from accountant_service.accounting import calculator, release_laws
+from accountant_service.accounting.guarantee import NeighbouringRelation
+from accountant_service.accounting.methods import Question
 from accountant_service.errors import MethodNotApplicableError, NoFiniteEpsilonError
-from accountant_service.guarantee import NeighbouringRelation
 from accountant_service.ledger.filters import ReferenceFilter
 from accountant_service.ledger.step_plan import StepPlan
 from accountant_service.numerics.laws.dominating_pair import LaplacePair, Release, total_variation

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from accountant_service import calculator, mechanisms
-from accountant_service.accountants import Question, release_laws, renyi_curves
+from accountant_service import mechanisms
+from accountant_service.accounting import calculator, release_laws
+from accountant_service.accounting.guarantee import NeighbouringRelation
+from accountant_service.accounting.methods import Question, renyi_curves
 from accountant_service.errors import MethodNotApplicableError
-from accountant_service.guarantee import NeighbouringRelation
 from accountant_service.ledger.filters import renyi, renyi_mixture
 from accountant_service.ledger.step_plan import StepPlan
 from accountant_service.mechanisms import canonical_form

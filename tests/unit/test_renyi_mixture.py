@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mpmath import mp, mpf
 
+from accountant_service.accounting.guarantee import NeighbouringRelation
 from accountant_service.errors import AccountingError, TooExpensiveError
-from accountant_service.guarantee import NeighbouringRelation
 from accountant_service.ledger.filters import renyi, renyi_mixture
 from accountant_service.ledger.filters.renyi import DivergenceFilter
 from accountant_service.ledger.filters.renyi_mixture import (

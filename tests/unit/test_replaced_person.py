@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import special, stats
 
-from accountant_service.accountants import release_laws
+from accountant_service.accounting import release_laws
 from accountant_service.numerics.laws.dominating_pair import Release
 from accountant_service.numerics.laws.gaussian_mixture import several_records
 from accountant_service.numerics.laws.replaced_person import ReplacedPersonPair

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from accountant_service import calculator, mechanisms
-from accountant_service.accountants import ACCOUNTANTS, release_laws, subsampled_rdp
-from accountant_service.guarantee import Status
+from accountant_service import mechanisms
+from accountant_service.accounting import calculator, release_laws
+from accountant_service.accounting.guarantee import Status
+from accountant_service.accounting.methods import ACCOUNTANTS, subsampled_rdp
 from accountant_service.numerics import certified_interval
 from accountant_service.numerics.engines import saddle_point
 from accountant_service.numerics.engines.lattice_refinement import RefinedLattice

@@ -17,26 +17,27 @@ from pydantic import ValidationError
 from scipy.stats import norm
 from typer.testing import CliRunner
 
-from accountant_service import calculator, cli, mechanisms, solve, solver
-from accountant_service.accountants import Question
-from accountant_service.api.problems import of_error
-from accountant_service.api.questions import ENDPOINTS
-from accountant_service.errors import (
-    InvalidArgumentError,
-    MethodNotApplicableError,
-    NoFiniteEpsilonError,
-    UnreachableTargetError,
-)
-from accountant_service.guarantee import NeighbouringRelation
-from accountant_service.mechanisms import DpSgd
-from accountant_service.numerics.laws import gaussian
-from accountant_service.risk import (
+from accountant_service import cli, mechanisms, solve
+from accountant_service.accounting import calculator, solver
+from accountant_service.accounting.guarantee import NeighbouringRelation
+from accountant_service.accounting.methods import Question
+from accountant_service.accounting.risk import (
     Advantage,
     AttackSuccess,
     GaussianMu,
     RiskMeasure,
     TruePositiveRate,
 )
+from accountant_service.errors import (
+    InvalidArgumentError,
+    MethodNotApplicableError,
+    NoFiniteEpsilonError,
+    UnreachableTargetError,
+)
+from accountant_service.mechanisms import DpSgd
+from accountant_service.numerics.laws import gaussian
+from accountant_service.questions.problems import of_error
+from accountant_service.questions.registry import ENDPOINTS
 
 ROOT = Path(__file__).parents[2]
 ADDED = NeighbouringRelation.ADD_OR_REMOVE_ONE

@@ -11,7 +11,7 @@ import pytest
 from mpmath import mp, mpf
 from scipy import stats
 
-from accountant_service.guarantee import NeighbouringRelation, Status
+from accountant_service.accounting.guarantee import NeighbouringRelation, Status
 from accountant_service.numerics.floats.special_functions import Array
 from accountant_service.numerics.laws import shuffled_reports as law_of_reports
 from accountant_service.numerics.laws.atomic_pair import Atoms

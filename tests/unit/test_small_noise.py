@@ -8,16 +8,17 @@ import random
 import numpy as np
 import pytest
 
-from accountant_service import calculator, mechanisms, solver
-from accountant_service.accountants import ACCOUNTANTS
-from accountant_service.accountants import pld as pld_accountant
+from accountant_service import mechanisms
+from accountant_service.accounting import calculator, solver
+from accountant_service.accounting.methods import ACCOUNTANTS
+from accountant_service.accounting.methods import pld as pld_accountant
+from accountant_service.accounting.solver import Target
 from accountant_service.errors import BoundsContradictError
 from accountant_service.mechanisms import DpSgd
 from accountant_service.numerics import certified_interval
 from accountant_service.numerics.engines import small_noise
 from accountant_service.numerics.floats.bounds import Bounds
 from accountant_service.numerics.laws.dominating_pair import GaussianPair, LaplacePair, Release
-from accountant_service.solver import Target
 from tests.support import oracles
 from tests.support.helpers import ADD_OR_REMOVE, log_uniform, run
 from tests.support.pairwise import pairwise

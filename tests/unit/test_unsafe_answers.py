@@ -7,9 +7,10 @@ import math
 import mpmath
 import pytest
 
-from accountant_service import calculator, mechanisms
+from accountant_service import mechanisms
+from accountant_service.accounting import calculator
+from accountant_service.accounting.guarantee import NeighbouringRelation, Status
 from accountant_service.errors import AccountingError, NoFiniteEpsilonError, TooExpensiveError
-from accountant_service.guarantee import NeighbouringRelation, Status
 from tests.support.kinds import (
     ADDED,
     REPLACED,

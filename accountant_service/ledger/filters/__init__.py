@@ -17,7 +17,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-from accountant_service.guarantee import NeighbouringRelation
+from accountant_service.accounting.guarantee import NeighbouringRelation
 from accountant_service.ledger.filters.addition import AddedCharge, AdditionFilter
 from accountant_service.ledger.filters.base import Charge, Json, PrivacyFilter
 from accountant_service.ledger.filters.either import EitherCharge, EitherFilter, SideCharge

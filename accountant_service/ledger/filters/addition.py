@@ -22,10 +22,11 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import ClassVar, Final
 
-from accountant_service.accountants import ACCOUNTANTS, Question, release_laws
-from accountant_service.accountants.base import TOLERANCE
+from accountant_service.accounting import release_laws
+from accountant_service.accounting.guarantee import NeighbouringRelation
+from accountant_service.accounting.methods import ACCOUNTANTS, Question
+from accountant_service.accounting.methods.base import TOLERANCE
 from accountant_service.errors import CodedError, NoFiniteEpsilonError
-from accountant_service.guarantee import NeighbouringRelation
 from accountant_service.ledger.errors import ChargeUndecidedError
 from accountant_service.ledger.filters.base import Amounts, Charge, Json, PrivacyFilter, add
 from accountant_service.ledger.filters.proofs import limit_seconds, require_proof

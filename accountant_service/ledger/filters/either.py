@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import ClassVar, TypeVar
 
+from accountant_service.accounting.guarantee import NeighbouringRelation
 from accountant_service.errors import CodedError
-from accountant_service.guarantee import NeighbouringRelation
 from accountant_service.ledger.errors import ReferenceFixedError
 from accountant_service.ledger.filters.base import Amounts, Charge, Json, PrivacyFilter, add
 from accountant_service.ledger.filters.reference import ReferenceFilter

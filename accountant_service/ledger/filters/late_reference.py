@@ -15,10 +15,9 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import ClassVar, Final
 
-from accountant_service import number_format
-from accountant_service.accountants import ACCOUNTANTS, Question
+from accountant_service.accounting.guarantee import NeighbouringRelation
+from accountant_service.accounting.methods import ACCOUNTANTS, Question
 from accountant_service.errors import AccountingError, CodedError, NoFiniteEpsilonError
-from accountant_service.guarantee import NeighbouringRelation
 from accountant_service.ledger.errors import ReferenceFixedError, UnsuitableReferenceError
 from accountant_service.ledger.filters import addition
 from accountant_service.ledger.filters.addition import AddedCharge, AdditionFilter
@@ -34,6 +33,7 @@ from accountant_service.ledger.filters.reference import ReferenceCharge, Referen
 from accountant_service.ledger.step_plan import StepPlan
 from accountant_service.mechanisms.kinds import COUNT_MAX
 from accountant_service.numerics.floats import rounding
+from accountant_service.writing import number_format
 
 _NOTHING_ADDED: Final = (0, 0)
 _NO_REFERENCE: Final = (0, 0)

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from accountant_service.accountants import ACCOUNTANTS, Question
-from accountant_service.accountants.base import report_contradictions
+from accountant_service.accounting.methods import ACCOUNTANTS, Question
+from accountant_service.accounting.methods.base import report_contradictions
 from accountant_service.errors import MethodNotApplicableError
 from accountant_service.ledger.errors import ChargeUndecidedError
 from accountant_service.numerics.time_limit import limit_time

@@ -25,14 +25,15 @@ from typing import ClassVar, Final
 import numpy as np
 
 from accountant_service import mechanisms
-from accountant_service.accountants import ACCOUNTANTS, Question, release_laws
-from accountant_service.accountants.base import TOLERANCE, report_contradictions
-from accountant_service.accountants.pld import dominating_pairs, has_quick_curve
+from accountant_service.accounting import release_laws
+from accountant_service.accounting.guarantee import NeighbouringRelation
+from accountant_service.accounting.methods import ACCOUNTANTS, Question
+from accountant_service.accounting.methods.base import TOLERANCE, report_contradictions
+from accountant_service.accounting.methods.pld import dominating_pairs, has_quick_curve
 from accountant_service.errors import (
     AccountingError,
     NoFiniteEpsilonError,
 )
-from accountant_service.guarantee import NeighbouringRelation
 from accountant_service.ledger.errors import ChargeUndecidedError, UnsuitableReferenceError
 from accountant_service.ledger.filters import renyi
 from accountant_service.ledger.filters.base import (

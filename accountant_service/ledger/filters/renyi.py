@@ -20,10 +20,10 @@ from typing import ClassVar, Final
 
 import numpy as np
 
-from accountant_service.accountants import Question
-from accountant_service.accountants.renyi_curves import log_moments
+from accountant_service.accounting.guarantee import NeighbouringRelation
+from accountant_service.accounting.methods import Question
+from accountant_service.accounting.methods.renyi_curves import log_moments
 from accountant_service.errors import MethodNotApplicableError
-from accountant_service.guarantee import NeighbouringRelation
 from accountant_service.ledger.filters.base import (
     Amounts,
     Charge,

@@ -23,7 +23,7 @@ from typing import ClassVar, Final
 
 import numpy as np
 
-from accountant_service.guarantee import NeighbouringRelation
+from accountant_service.accounting.guarantee import NeighbouringRelation
 from accountant_service.ledger.filters import renyi
 from accountant_service.ledger.filters.base import Amounts, Json, PrivacyFilter
 from accountant_service.ledger.filters.renyi import DivergenceFilter, RenyiCharge

@@ -1,0 +1,1 @@
+"""The methods, their answers, and the solvers and planners that ask them."""

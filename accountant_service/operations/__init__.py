@@ -1,0 +1,1 @@
+"""Settings, logs, metrics, traces, rates and templates of a service that runs."""

@@ -1,0 +1,1 @@
+"""The claims of published papers, recomputed."""

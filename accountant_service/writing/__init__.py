@@ -1,0 +1,1 @@
+"""The written form of numbers, names, JSON, commands and answers."""

@@ -203,6 +203,40 @@ def test_the_wheel_works_with_the_oldest_and_the_newest_dependencies(
     assert run(programs / "python", "-c", "import torch").returncode == 1
 
 
+TRAINS = """
+import torch
+from training_client.budget import NoBudget
+from training_client.lab.models import cross_entropy
+from training_client.optimizers import make_optimizer, private_batches
+from training_client.plan import Plan
+
+plan = Plan(200, sample_rate=0.1, clip_norm=1.0, noise_multiplier=1.1)
+model = torch.nn.Linear(4, 2)
+before = model.weight.detach().clone()
+optimizer = make_optimizer("dp_adam", model, NoBudget(plan, 3, "a test"), learning_rate=0.1)
+data = torch.utils.data.TensorDataset(torch.randn(200, 4), torch.randint(0, 2, (200,)))
+for examples, labels in private_batches(optimizer, data):
+    optimizer.step(examples, labels, cross_entropy)
+assert optimizer.steps_made == 3
+assert torch.isfinite(model.weight).all() and not torch.equal(model.weight, before)
+"""
+
+
+@pytest.mark.nightly
+def test_the_newest_python_trains(built: Path, tmp_path: Path) -> None:
+    """With the extra `train` of the wheel, outside the repository."""
+    made = run(sys.executable, "-m", "uv", "venv", "--quiet", "--python", newest_python(),
+        tmp_path / "new")  # fmt: skip
+    assert made.returncode == 0, made.stderr
+    wheel = f"privacy-accountant[train] @ {next(built.glob('*.whl')).as_uri()}"
+    install = [sys.executable, ROOT / "scripts/install.py", tmp_path / "new", "--quiet", wheel]
+    done = run(*install, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr[-2000:]
+    trained = run(tmp_path / "new/bin/python", "-c", TRAINS, cwd=tmp_path)
+    assert trained.returncode == 0, trained.stderr[-2000:]
+    assert run(tmp_path / "new/bin/accountant-train", "--help").returncode == 0
+
+
 INTEGRATIONS = "training_client.integrations"
 EXTRAS = {  # what the pages say to install, and what is there then
     "pip install 'privacy-accountant[client]'": "training_client.client",

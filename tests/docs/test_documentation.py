@@ -22,7 +22,7 @@ from tests.support.findings import require_none
 from tests.support.pages import PAGES, ROOT, SHELL, Block, Page, Session, parse_page
 from tests.support.shown_output import require_shown
 
-IN_CI = ("README.md", "docs/concepts.md")
+IN_CI = ("README.md", "docs/index.md")
 _CALL = re.compile(r"(?:^|[(] ?|[$&|] |=\S+ )(?:\.venv/bin/)?(accountant(?:-train)? [^)#>&$]*)")
 _RUNNER = re.compile(r"\.ci/\w+|tests/\w+/test_\w+\.py")
 _SHOWN_EPSILON = re.compile(

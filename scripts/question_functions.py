@@ -26,10 +26,9 @@ from accountant_service.questions.models import (
 )
 from accountant_service.questions.question_fields import QuestionField, list_fields
 from accountant_service.questions.registry import ENDPOINTS, Endpoint
+from scripts.client_calls import CLIENT, WIDTH, write_calls
 
 _ROOT: Final = Path(__file__).parents[1]
-_CLIENT: Final = _ROOT / "training_client" / "client"
-_WIDTH: Final = 100
 _INVALID: Final = "an argument is missing or out of range"
 _CHOICES_MAX: Final = 6  # of which a docstring names each
 _TYPES: Final = {
@@ -114,9 +113,7 @@ class Argument:
     def write_line(self) -> str:
         """Return the argument in a docstring."""
         text = f"{self.name}: {self.about}."
-        return (
-            textwrap.fill(text, _WIDTH, initial_indent=" " * 8, subsequent_indent=" " * 12) + "\n"
-        )
+        return textwrap.fill(text, WIDTH, initial_indent=" " * 8, subsequent_indent=" " * 12) + "\n"
 
 
 _RUN: Final = [
@@ -184,7 +181,7 @@ def write_functions() -> str:
 def _write_import(module: str, names: list[str]) -> str:
     """Return the import of some names."""
     line = f"    from {module} import {', '.join(names)}\n"
-    if len(line) <= _WIDTH:
+    if len(line) <= WIDTH:
         return line
     return f"    from {module} import (\n        " + ",\n        ".join(names) + ",\n    )\n"
 
@@ -203,7 +200,7 @@ def write_arguments() -> str:
     about = "Keyword arguments that describe a DP-SGD run; used where no mechanism is given."
     methods = {
         each.name: {argument.arg for argument in each.args.args}
-        for each in ast.walk(ast.parse((_CLIENT / "__init__.py").read_text(encoding="utf-8")))
+        for each in ast.walk(ast.parse((CLIENT / "__init__.py").read_text(encoding="utf-8")))
         if isinstance(each, ast.FunctionDef)
     }
     classes = [_write_class("RunArguments", "TypedDict", about, _RUN)]
@@ -234,7 +231,8 @@ def _write_class(name: str, base: str, about: str, arguments: list[Argument]) ->
 
 MODULES: Final[Mapping[Path, Any]] = {
     _ROOT / "accountant_service" / "questions" / "functions.py": write_functions,
-    _CLIENT / "arguments.py": write_arguments,
+    CLIENT / "arguments.py": write_arguments,
+    CLIENT / "calls.py": write_calls,
 }
 
 

@@ -7,7 +7,6 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from accountant_service.accounting.methods import ACCOUNTANTS, DEFAULT_METHOD
 from accountant_service.cli import mechanism_options, names
 from accountant_service.questions import functions
 from accountant_service.writing.number_format import round_up
+from tests.support.command_tree import walk_commands
 
 RUN = ("-q", "0.01", "-s", "1.1", "-t", "1000")
 GROUP = get_command(cli.app)
@@ -56,18 +56,6 @@ def test_the_list_of_commands_says_what_each_command_says(name: str) -> None:
     listed, command = GROUP.commands[name], cli.load_command(name)
     assert listed.help == (command.help or "").split("\n")[0]
     assert command.name == name
-
-
-def walk_commands() -> Iterator[tuple[list[str], Any]]:
-    """Yield the words and the object of every command that does something."""
-    for name in GROUP.commands:
-        command: Any = cli.load_command(name)
-        inner = getattr(command, "commands", None)
-        yield from (
-            [([name], command)]
-            if inner is None
-            else (([name, word], each) for word, each in inner.items())
-        )
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from types import TracebackType
 from typing import Any, Final, Self, Unpack
-from urllib.parse import quote
+from urllib.parse import urlencode
 
 import httpx
 
@@ -37,6 +37,8 @@ from training_client.client.arguments import (
     SolveArguments,
     StepsArguments,
 )
+from training_client.client.calls import RouteCalls
+from training_client.client.urls import quote_segment
 from training_client.errors import (
     BudgetExhaustedError,
     DataError,
@@ -46,6 +48,7 @@ from training_client.errors import (
 )
 
 _LOGGER: Final = logging.getLogger(__name__)
+_NO_CONTENT: Final = 204
 _INTERNAL_ERROR: Final = 500  # rarely goes away by waiting
 _HOPELESS_SECONDS_MAX: Final = 3.0
 _BACKOFF_MIN_SECONDS, _BACKOFF_MAX_SECONDS = 0.2, 10.0
@@ -150,7 +153,7 @@ class Quote:
     steps_alone: int | None = None
 
 
-class AccountingService:
+class AccountingService(RouteCalls):
     """A connection to the accounting service over HTTP; use it as a context manager.
 
     Example:
@@ -460,26 +463,12 @@ class AccountingService:
         Raises:
             ServiceRefusedError: its code is "series-too-short" if there are fewer.
         """
-        answer = self._request(f"/v1/series/{quote(series, safe='')}/window?last={int(last)}")
+        answer = self._request(f"/v1/series/{quote_segment(series)}/window?last={int(last)}")
         try:
             names = tuple(str(each["name"]) for each in answer["items"])
             return Window(names, int(answer["size"]), answer)
         except (KeyError, TypeError, ValueError) as error:
             raise ServiceConfusedError(f"the answer is not a window: {error!r}") from None
-
-    def add_to_series(self, series: str, label: str, size: int) -> Json:
-        """Create the dataset SERIES-LABEL with the budget of its series; return it as JSON.
-
-        A repeat with the same size changes nothing. The key needs scope owner, and may be bound to
-        the series.
-
-        Args:
-            series: the name of the series.
-            label: the rest of the dataset's name, such as "2026-10".
-            size: the number of records.
-        """
-        path = f"/v1/series/{quote(series, safe='')}/datasets/{quote(label, safe='')}"
-        return self._request(path, {"size": size}, method="PUT")
 
     def affordable_noise(self, dataset: str, mechanism: Json) -> float:
         """Return the least noise multiplier with which a run fits the remaining budget.
@@ -497,50 +486,6 @@ class AccountingService:
                 f"no noise multiplier makes these steps fit the remaining budget of {dataset!r}"
             )
         return float(noise)
-
-    def dataset(self, name: str) -> Json:
-        """Return what the ledger states about a dataset, as JSON."""
-        return self._request(_dataset_path(name))
-
-    def close_dataset(self, name: str) -> Json:
-        """Close a dataset for good, and return it as JSON.
-
-        It takes no further reservation; runs that were reserved before may end. The key needs the
-        right to create datasets.
-        """
-        return self._write(f"{_dataset_path(name)}/close", {})
-
-    def set_reference(self, name: str, mechanism: Json) -> Json:
-        """Choose or confirm the reference of a dataset, and return the dataset as JSON.
-
-        The rest of the budget is counted in steps of it, and no run replaces it. The key needs
-        scope owner.
-
-        Args:
-            name: the dataset's name in the ledger.
-            mechanism: as JSON; its step is the reference.
-
-        Raises:
-            ServiceRefusedError: its code is "reference-fixed" if steps of another reference are
-                spent or held, or if the dataset was planned or created with another filter.
-        """
-        return self._write(f"{_dataset_path(name)}/reference", {"mechanism": mechanism})
-
-    def quote_reference(self, name: str, mechanism: Json) -> Json:
-        """Return what would still fit with a reference, and what fits now, as JSON; set nothing."""
-        path = f"{_dataset_path(name)}/reference/quotes"
-        return self._request(path, {"mechanism": mechanism})
-
-    def delete_dataset(self, name: str) -> Json:
-        """Delete a dataset that was never used, and return what it was as JSON.
-
-        Its name is free again. The key needs the right to create datasets.
-
-        Raises:
-            ServiceRefusedError: its code is "dataset-used" if anything was ever reserved in the
-                dataset, or if it was closed.
-        """
-        return self._write(_dataset_path(name), None, method="DELETE")
 
     def reserve(
         self,
@@ -661,6 +606,34 @@ class AccountingService:
             )
         return found
 
+    def _call(self, method: str, path: str, body: Json | None = None) -> dict[str, Any]:
+        """Send a request that may be repeated; return the answer."""
+        return self._request(path, body, method=method)
+
+    def _call_once(self, method: str, path: str, body: Json | None = None) -> dict[str, Any]:
+        """Send a request that must not be repeated; return the answer."""
+        return self._request(path, body, method=method, patience=0.0)
+
+    def _call_with_key(
+        self, method: str, path: str, body: Json | None, idempotency_key: str | None
+    ) -> dict[str, Any]:
+        """Send a write that takes effect once, however often it is sent; return the answer."""
+        return self._write(path, body, idempotency_key=idempotency_key, method=method)
+
+    def _list(self, path: str, query: Json) -> Iterator[dict[str, Any]]:
+        """Yield the items of a list, page by page."""
+        cursor: str | None = ""
+        while cursor is not None:
+            page = self._request(_add_query(path, {**query, "cursor": cursor}))
+            if not isinstance(page.get("items"), list):
+                raise ServiceConfusedError(f"the answer of {path} is not a list")
+            yield from page["items"]
+            cursor = page.get("next_cursor")
+
+    def _download(self, path: str, query: Json) -> bytes:
+        """Return the body of an answer in the requested format."""
+        return self._exchange(_add_query(path, query)).content
+
     def _change_state(
         self,
         reservation: Reservation,
@@ -705,24 +678,47 @@ class AccountingService:
             ServiceRefusedError: the answer is a problem document.
             ServiceConfusedError: the answer is not a JSON object.
         """
+        answer = self._exchange(path, body, headers, patience, method)
+        if answer.status_code == _NO_CONTENT:
+            return {}
+        document = _read_object(answer)
+        if document is None:
+            raise self._confused(path, answer)
+        return document
+
+    def _exchange(
+        self,
+        path: str,
+        body: Json | None = None,
+        headers: Mapping[str, str] | None = None,
+        patience: float | None = None,
+        method: str | None = None,
+    ) -> httpx.Response:
+        """Send a request, with retries; return the response, which is a success.
+
+        Raises:
+            ServiceRefusedError: the answer is a problem document.
+            ServiceConfusedError: the answer is another failure.
+        """
         request = self._build_request(
             method or ("GET" if body is None else "POST"), path, body, headers
         )
         answer = self._send_with_retries(request, self._patience if patience is None else patience)
-        try:
-            document = answer.json()
-        except ValueError:
-            document = None
-        if not isinstance(document, dict):
-            raise ServiceConfusedError(
-                f"{self.url}{path} answered {answer.status_code}, not JSON{_advise_on(answer)}"
-            )
         if answer.is_success:
-            return document
+            return answer
+        document = _read_object(answer)
+        if document is None:
+            raise self._confused(path, answer)
         faults = document.get("errors") or []
         pointers = tuple(str(fault.get("pointer")) for fault in faults if isinstance(fault, dict))
         code = str(document.get("code", answer.status_code))
         raise ServiceRefusedError(code, str(document.get("detail", "no reason given")), pointers)
+
+    def _confused(self, path: str, answer: httpx.Response) -> ServiceConfusedError:
+        """Return the error for an answer that is not JSON."""
+        return ServiceConfusedError(
+            f"{self.url}{path} answered {answer.status_code}, not JSON{_advise_on(answer)}"
+        )
 
     def _build_request(
         self, method: str, path: str, body: Json | None, headers: Mapping[str, str] | None
@@ -822,29 +818,29 @@ def _describe_failure(answer: httpx.Response, retry_after: float) -> str:
     return f"{said} (retry after {retry_after:.0f} s)" if retry_after else said
 
 
+def _read_object(answer: httpx.Response) -> dict[str, Any] | None:
+    """Return the JSON object of a response; None if it is not one."""
+    try:
+        document = answer.json()
+    except ValueError:
+        return None
+    return document if isinstance(document, dict) else None
+
+
+def _add_query(path: str, query: Json) -> str:
+    """Return a path with the parameters that have a value."""
+    given = urlencode({name: value for name, value in query.items() if value != ""}, doseq=True)
+    return f"{path}?{given}" if given else path
+
+
 def _dataset_path(name: str) -> str:
     """Return the URL path of a dataset in the ledger."""
-    return f"/v1/datasets/{_quote_segment(name)}"
+    return f"/v1/datasets/{quote_segment(name)}"
 
 
 def _reservation_path(identifier: str) -> str:
     """Return the URL path of a reservation."""
-    return f"/v1/reservations/{_quote_segment(identifier)}"
-
-
-def _quote_segment(name: str) -> str:
-    """Return a name escaped for one segment of a URL path, so that it cannot add segments.
-
-    Raises:
-        DataError: the name is empty, a dot segment or not valid Unicode.
-    """
-    try:
-        segment = quote(name, safe="")
-    except UnicodeEncodeError:
-        segment = ""
-    if segment in ("", ".", ".."):
-        raise DataError(f"{name!r} is not a valid name in the ledger: use the name it has there")
-    return segment
+    return f"/v1/reservations/{quote_segment(identifier)}"
 
 
 def _finite_number(answer: Json, name: str) -> float:

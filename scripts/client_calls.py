@@ -17,12 +17,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
-from accountant_service.app import create_app
-from accountant_service.settings import Settings
 from fastapi.routing import APIRoute
 
 from accountant_service.api import export_routes, ledger_routes
 from accountant_service.api.routes import build_router
+from accountant_service.operations.settings import Settings
+from accountant_service.server.app import create_app
 
 CLIENT: Final = Path(__file__).parents[1] / "training_client" / "client"
 WIDTH: Final = 100

@@ -10,11 +10,11 @@ from urllib.parse import unquote
 
 import httpx
 import pytest
-from accountant_service.app import create_app
-from accountant_service.settings import Settings
 from fastapi.testclient import TestClient
 
 from accountant_service.ledger.api_keys import Scope
+from accountant_service.operations.settings import Settings
+from accountant_service.server.app import create_app
 from scripts.client_calls import Route, list_routes, method_of
 from tests.support.command_tree import walk_commands
 from training_client.charging import LedgerDataset

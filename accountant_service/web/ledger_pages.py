@@ -312,6 +312,8 @@ def _render_dataset_page(
         **budget,
         paged=bool(before),
         quote_link=_quote_link(name, views),
+        may_choose_reference=owner.policy.allows_owner_reference(owner.balance.taken),
+        reference_link=_reference_link(owner),
         runs=views,
         has_runs_before=after is not None,
         runs_after=ledger_views.write_run_cursor(following),
@@ -350,6 +352,16 @@ def _quote_link(name: str, runs: list[Json]) -> str:
     """Return the quote page's address for a run like the dataset's last one."""
     like = urlencode(run_form.write_mechanism(runs[0]["mechanism"])) if runs else ""
     return f"/datasets/{quote(name)}/quote" + (f"?{like}" if like else "")
+
+
+def _reference_link(dataset: Dataset) -> str:
+    """Return the address of the page that chooses a reference: that of a run, if there is one."""
+    part = dataset.policy.reference_part
+    reference = None if part is None else part.reference
+    page = f"/datasets/{quote(dataset.name)}/reference"
+    if reference is None:
+        return page
+    return f"{page}?{urlencode(run_form.write_mechanism(mechanisms.to_json(reference)))}"
 
 
 def _parse_count(text: str, default: int) -> int:

@@ -62,6 +62,7 @@ PAGES = {
     "series-list": "/series",
     "series": "/series/sales",
     "delete-dataset": "/datasets/survey-2026/delete",
+    "choose-reference": "/datasets/survey-2026/reference",
     "close-dataset": "/datasets/survey-2026/close",
     "release-run": "/runs/{open_run}/release",
     "quote": "/datasets/patients/quote?noise_multiplier=1.1&sample_rate=0.01&steps=3000",

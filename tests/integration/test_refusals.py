@@ -83,6 +83,8 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
         for name in ("patients", "closed"):
             made.write("/v1/datasets", {"name": name, "size": 1000, "budget": budget})
         made.write("/v1/datasets/closed/close", {})
+        planned = {"name": "planned", "size": 1000, "budget": budget}
+        made.write("/v1/datasets", planned | {"planned_mechanism": plan["mechanism"]})
         for name in ("open", "ended"):
             made.runs[name] = made.write("/v1/datasets/patients/reservations", plan)["id"]
         made.write(f"/v1/reservations/{made.runs['ended']}/release", {})

@@ -418,6 +418,7 @@ FORMS: dict[str, dict[str, Any]] = {  # of each path, as its page would send it
     "/datasets/{name}/caps": {"kind": "team", "holder": "vision", "percent": "40"},
     "/datasets/{name}/delete": {"once": "g"},
     "/runs/{identifier}/release": {"once": "h"},
+    "/datasets/{name}/reference": {"mechanism": json.dumps(RUN), "once": "j"},
     "/datasets/{name}/close": {"once": "i"},
     "/keys": {"name": "forged", "scopes": "admin", "reach": "all", "days": ""},
     "/keys/{identifier}/revoke": {},
@@ -458,6 +459,7 @@ def test_a_form_without_its_token_does_nothing(
     post = writer(app, keys["admin"])
     budget = {"epsilon": 1.0, "delta": 1e-5}
     post("/v1/datasets", {"name": "kept", "size": 60_000, "budget": budget})
+    post("/v1/datasets", {"name": "fresh", "size": 60_000, "budget": budget})
     reserved = post("/v1/datasets/kept/reservations", {"mechanism": RUN})["id"]
 
     def send(path: str, token: str | None) -> tuple[int, bool]:
@@ -466,7 +468,9 @@ def test_a_form_without_its_token_does_nothing(
         form |= {} if token is None else {"csrf": token}
         before = read_everything(app)
         identifier = reserved if path.startswith("/runs/") else victim.identifier
-        name = "kept" if path.endswith("/close") else "forged"
+        name = {"/close": "kept", "/reference": "fresh"}.get(
+            path[len("/datasets/{name}") :], "forged"
+        )
         sent_to = path.format(identifier=identifier, name=name)
         answer = admin.http.post(sent_to, data=form, follow_redirects=False)
         is_same = read_everything(app) == before and "Set-Cookie" not in answer.headers
@@ -1325,8 +1329,8 @@ def test_amounts_of_a_quote_are_rounded_up() -> None:
     }
     text = template.render(faults=(), filled=(),
         path="/", session=None, notes=[], run=run_form.read_run({}), answer=answer,
-        dataset={"name": "d", "budget": {"epsilon": 3.0}}, with_values=lambda **_: "",
-        documentation=None,
+        dataset={"name": "d", "budget": {"epsilon": 3.0}}, may_choose=False, documentation=None,
+        with_values=lambda **_: "",
     )  # fmt: skip
     assert "takes 29.9 % of the budget" in text
     assert "ε ≤ 1.001 of 3" in text
@@ -1583,3 +1587,36 @@ def test_a_closed_dataset_says_so_and_offers_no_quote(
     quote = admin.get("/datasets/survey/quote?noise_multiplier=9&sample_rate=0.01&steps=1")
     assert "No quote" in quote
     assert "closed" in quote
+
+
+def test_an_owner_chooses_the_reference_and_is_told_what_fits_then(
+    admin: Person, app: Any, keys: dict[str, str]
+) -> None:
+    post = writer(app, keys["admin"])
+    budget = {"epsilon": 3.0, "delta": 1e-5}
+    post("/v1/datasets", {"name": "chosen", "size": 60_000, "budget": budget})
+    query = urlencode({"sample_rate": "0.01", "noise_multiplier": "1.1", "steps": "50"})
+    here = "/datasets/chosen/reference"
+    assert f'href="{here}"' in admin.get("/datasets/chosen")
+    assert "Choose it as the reference …" in admin.get(f"/datasets/chosen/quote?{query}")
+    page = admin.get(f"{here}?{query}")
+    assert "counted in steps of DP-SGD, q = 0.01, σ = 1.1, Poisson sampling" in page
+    rows = re.findall(
+        r"<tr><th scope=\"row\">(.*?)</th>.*?>([^<]+)</td>.*?>([^<]+)</td></tr>", page
+    )
+    assert len(rows) == 4
+    assert rows[0][1] == rows[0][2] == rendering._TEMPLATES.filters["count"](3712)  # type: ignore[operator]
+    assert "Noise multiplier" in admin.get(f"{here}?sample_rate=2"), "the quote page tells mistakes"
+    other = Person(TestClient(app))
+    other.sign_in(keys["run"])
+    assert "reference …" not in other.get("/datasets/chosen")
+    assert "does not allow this" in other.get(f"{here}?{query}", 403)
+    chosen = admin.send(here, mechanism=value(page, "mechanism"), once="choose")
+    assert "<td>reference</td>" in chosen
+    assert f'href="{here}' in chosen, "no step is taken"
+    post("/v1/datasets/chosen/reservations", {"mechanism": RUN})
+    assert f'href="{here}' not in admin.get("/datasets/chosen")
+    refused = admin.send(here, mechanism=json.dumps(RUN | {"noise_multiplier": 2}), once="late")
+    assert "It cannot be the reference" in refused
+    assert "steps of another reference are spent or held" in refused.lower()
+    assert "must be" in admin.send(here, mechanism="{}", once="wrong")

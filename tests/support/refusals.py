@@ -3,7 +3,7 @@
 A row is a request to the API with its refusal. Whether the command line, the pages, the typed
 client and the functions of the package can ask the same is derived from the row: a surface can ask
 it if it can express every field. `{open}` and `{ended}` in a path stand for the identifiers of two
-runs of the dataset `patients`, whose budget is ε = 1; the dataset `closed` is closed.
+runs of the dataset `patients`, whose budget is ε = 1; `closed` is closed and `planned` planned.
 """
 
 from __future__ import annotations
@@ -471,7 +471,7 @@ _LEDGER = [
     *(
         Refusal(f"/v1/datasets/{name}/reference", {"mechanism": _FITTING}, None, says, code, 409)
         for name, says, code in (
-            ("patients", "steps of another reference", "reference-fixed"),
+            ("planned", "no reference that the owner may choose", "reference-fixed"),
             ("closed", "takes no further reservation", "dataset-closed"),
         )
     ),
@@ -713,6 +713,7 @@ _PAGES: Final = {  # the calls of the ledger that have a page
     "GET /v1/datasets/*": "/datasets/*",
     "GET /v1/datasets/*/report": "/datasets/*/report",
     "POST /v1/datasets/*/quotes": "/datasets/*/quote",
+    "POST /v1/datasets/*/reference/quotes": "/datasets/*/reference",
     "GET /v1/reservations/*": "/runs/*",
     "GET /v1/reservations/*/certificate": "/runs/*/certificate",
     "GET /v1/keys": "/keys",
@@ -754,6 +755,8 @@ def _to_ledger_page(row: Refusal, body: Json) -> Page | None:
     if call.startswith("GET"):
         return Page(path, None, None, row.status)
     if call.endswith("quotes"):
+        if "reference" in call and row.pointer:
+            return None  # the quote page shows it
         query, field = _query_run(body["mechanism"], row)
         return _open(path, query, field) if row.pointer else Page(path, None, None, row.status)
     if call.endswith("keys"):

@@ -24,8 +24,7 @@ from torch import nn
 from training_client.budget import Allowance
 from training_client.client.answers import Guarantee
 from training_client.errors import BudgetExhaustedError, DataError
-from training_client.integrations.flower.federated_average import ServerMomentum, descend_along_mean
-from training_client.lab.federated import copy_parameters
+from training_client.lab.federated import copy_parameters, train_federated
 from training_client.private_step import Loss, Transform
 from training_client.private_step.blocks import unflatten_vector
 from training_client.private_step.private_sum import PrivateSum
@@ -86,14 +85,12 @@ class FedAvgParticipant:
         self.name, self.budget = name, budget
         self._local = LocalTraining(model, learning_rate, local_epochs, size, side_information)
         self._examples, self._targets = examples, targets
-        self._sampler = sampler_for_plan(budget.plan, 1)
-        self._private_sum = PrivateSum(_vector_model(self._local.trained), budget, generator)
-        self._private_sum.continue_epoch(self._sampler)
+        self._updates = _UpdateSum(self._local, budget, generator)
 
     @property
     def steps(self) -> int:
         """The number of rounds that were charged."""
-        return self._private_sum.steps
+        return self._updates.steps
 
     def contribute(
         self, parameters: Sequence[torch.Tensor], loss: Loss
@@ -103,26 +100,17 @@ class FedAvgParticipant:
         The server subtracts the mean of contributions, with learning rate 1. Arguments and errors
         as for `Participant.contribute`.
         """
-        try:
-            is_drawn = len(self._private_sum.draw(self._sampler)) > 0
-        except BudgetExhaustedError:
+        drawn = self._updates.draw()
+        if drawn is None:
             return None
         update = self._local.negated_update(  # even if it is not sent: the time must not tell
             parameters, (self._examples, self._targets), loss
         )
-        updates = update[None][: int(is_drawn)]
-        noisy = self._private_sum.release(
-            updates, updates.new_zeros(len(updates)), _dot_product, self._transform()
-        ).to_tensors()
-        return unflatten_vector(noisy[0].flatten(), self._local.trained)
+        return self._updates.release(update[None][: len(drawn)])
 
     def guarantee(self) -> Guarantee:
         """Return the privacy guarantee of all planned rounds, for the site as a whole."""
         return self.budget.guarantee(self.steps)
-
-    def _transform(self) -> Transform:
-        """Return the clipping of the current round."""
-        return Transform(self._private_sum.plan.clip_norm)
 
 
 class LocalTraining:
@@ -185,6 +173,67 @@ class LocalTraining:
                 parameter.sub_(gradient / scale, alpha=self._learning_rate)
 
 
+class _UpdateSum:
+    """A plan's steps on updates: each is clipped as one unit's, and their sum gets the noise."""
+
+    def __init__(
+        self, local: LocalTraining, budget: Allowance, generator: torch.Generator | None
+    ) -> None:
+        self._trained = local.trained
+        self._sampler = sampler_for_plan(budget.plan, budget.plan.dataset_size)
+        self._private_sum = PrivateSum(_vector_model(local.trained), budget, generator)
+        self._private_sum.continue_epoch(self._sampler)
+
+    @property
+    def steps(self) -> int:
+        """The number of rounds that were charged."""
+        return self._private_sum.steps
+
+    def draw(self) -> list[int] | None:
+        """Charge a round, and return the units that take part; None if the budget is spent."""
+        try:
+            found: list[int] = self._private_sum.draw(self._sampler).tolist()
+        except BudgetExhaustedError:
+            return None
+        return found
+
+    def release(self, updates: torch.Tensor) -> list[torch.Tensor]:
+        """Return the noisy mean of the updates, one row a unit, as one tensor per parameter."""
+        transform = Transform(self._private_sum.plan.clip_norm)
+        noisy = self._private_sum.release(
+            updates, updates.new_zeros(len(updates)), _dot_product, transform
+        )
+        return unflatten_vector(noisy.to_tensors()[0].flatten(), self._trained)
+
+
+class _Devices:
+    """Devices and the server that they trust, as one participant that holds all updates."""
+
+    name = "devices"
+
+    def __init__(
+        self,
+        devices: Sequence[tuple[torch.Tensor, torch.Tensor]],
+        local: LocalTraining,
+        updates: _UpdateSum,
+    ) -> None:
+        self._devices, self._local, self._updates = devices, local, updates
+
+    def contribute(
+        self, parameters: Sequence[torch.Tensor], loss: Loss
+    ) -> list[torch.Tensor] | None:
+        """Return the noisy mean of the drawn devices' negated updates; None without budget."""
+        drawn = self._updates.draw()
+        if drawn is None:
+            return None
+        updates = _as_vector(self._local.trained).new_zeros(
+            len(drawn), sum(each.numel() for each in self._local.trained)
+        )
+        for row, device in enumerate(drawn):
+            updates[row] = self._local.negated_update(parameters, self._devices[device], loss)
+        return self._updates.release(updates)
+
+
 def train_devices(
     model: nn.Module,
     devices: Sequence[tuple[torch.Tensor, torch.Tensor]],
@@ -231,27 +280,8 @@ def train_devices(
     if min((len(targets) for _, targets in devices), default=0) < 1:
         raise DataError("each device needs at least one record")
     local = LocalTraining(model, learning_rate, local_epochs, local_batch_size, side_information)
-    averages, sampler = ServerMomentum(momentum), sampler_for_plan(budget.plan, len(devices))
-    private_sum = PrivateSum(_vector_model(local.trained), budget, generator)
-    private_sum.continue_epoch(sampler)
-    parameters = list(model.parameters())
-    trained = [each for each in parameters if each.requires_grad]
-    rounds = 0
-    while True:
-        try:
-            drawn = private_sum.draw(sampler).tolist()
-        except BudgetExhaustedError:
-            return rounds
-        updates = _as_vector(trained).new_zeros(len(drawn), sum(each.numel() for each in trained))
-        for row, device in enumerate(drawn):
-            updates[row] = local.negated_update(parameters, devices[device], loss)
-        noisy = private_sum.release(
-            updates, updates.new_zeros(len(drawn)), _dot_product,
-            Transform(private_sum.plan.clip_norm),
-        ).to_tensors()  # fmt: skip
-        mean = averages.average([unflatten_vector(noisy[0].flatten(), trained)])
-        descend_along_mean(trained, [mean], 1.0)
-        rounds += 1
+    server = _Devices(devices, local, _UpdateSum(local, budget, generator))
+    return train_federated(model, [server], loss, learning_rate=1.0, momentum=momentum)
 
 
 def _as_vector(tensors: Sequence[torch.Tensor]) -> torch.Tensor:

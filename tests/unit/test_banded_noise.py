@@ -125,7 +125,7 @@ def test_the_noise_pays_for_the_rounding_of_what_is_taken_back() -> None:
         assert math.sqrt(rounded_coordinates(100, noise)) * noise.norm >= moved - NOISE.norm
     assert rounded_coordinates(100, None) == 100
     plain = dataclasses.replace(PLAN, sampling="poisson", banded_noise=None, sample_rate=0.1)
-    grids = [Run(plan=each).sum._noise(Transform(1.0)) for each in (plain, PLAN)]
+    grids = [Run(plan=each).sum._noise(each, Transform(1.0)) for each in (plain, PLAN)]
     assert grids[1].deviation > grids[0].deviation
 
 

@@ -231,13 +231,13 @@ class PrivateOptimizer(FixedParts, ABC):
             DataError: the examples are on another device than the model, or not those drawn.
             ProcessLostError: another process ended, failed or did not answer in time.
         """
-        plan, step = self.allowance.plan, self.private_sum.current_step
+        plan, step = self.plan, self.private_sum.current_step
         self.prepare(loss)
         with torch.no_grad():
-            transform = self._complete(self.transform())
-        is_ball = transform.bound == self.clip_norm
+            transform = self._complete(self.transform(), plan)
+        is_ball = transform.bound == plan.clip_norm * self.clip_factor
         noisy_mean = self.private_sum.release(examples, targets, loss, transform)
-        clipper, size = self.private_sum.clipper, self.plan.expected_batch_size
+        clipper, size = self.private_sum.clipper, plan.expected_batch_size
         context = StepContext(
             noisy_mean, clipper, examples, targets, loss, size, self.private_sum.processes
         )
@@ -252,11 +252,11 @@ class PrivateOptimizer(FixedParts, ABC):
         """The clip norm of the next step, scheduled or adapted."""
         return self.plan.clip_norm * self.clip_factor
 
-    def _complete(self, transform: Transform) -> Transform:
+    def _complete(self, transform: Transform, plan: Plan) -> Transform:
         """Add automatic clipping, or the count of unclipped examples, to a step's transform."""
         if self.automatic_clipping is not None:
             return transform.automatic(self.automatic_clipping)
-        if self.plan.adaptive_clipping is not None:
+        if plan.adaptive_clipping is not None:
             return replace(transform, counts=True)
         return transform
 

@@ -410,11 +410,12 @@ class PrivateSum(FixedParts):
         Raises:
             NoGuaranteeError: they have, and the sampler is not known.
         """
-        if self.plan.steps_per_charge == 1:
+        plan = self.plan
+        if plan.steps_per_charge == 1:
             return None
         if self._sampler is None:
             raise NoGuaranteeError(
-                f"each step of {self.plan.sampling.replace('_', '-')} sampling needs the next "
+                f"each step of {plan.sampling.replace('_', '-')} sampling needs the next "
                 "batch of an epoch, and the sampler that draws them is not known: call "
                 "continue_epoch(sampler) before its first batch, or train with private_batches"
             )
@@ -469,13 +470,14 @@ class PrivateSum(FixedParts):
             if not self._is_step_open or self._is_batch_read:
                 self.take()
             self._is_batch_read, self._epoch, self._examples_drawn = True, epoch, None
-        grid, factor = self._noise(transform), transform.gain / self.plan.expected_batch_size
+            plan = self.plan
+        size = plan.expected_batch_size
+        grid, factor = self._noise(plan, transform), transform.gain / size
         deviation = grid.noise_deviation * factor
         if self._earlier is not None:
             groups = None if epoch is None else epoch.groups
             deviation *= self._earlier.begin(self.steps, groups, grid)
         terms = StepTerms(self.steps, transform.bound, deviation)
-        clipping, size = self.plan.adaptive_clipping, self.plan.expected_batch_size
         with self.trained.gathered():
             total, mean_loss = self.processes.clip(
                 terms,
@@ -483,8 +485,9 @@ class PrivateSum(FixedParts):
                 partial(self._clip_drawn, drawn, examples, targets, loss, transform),
             )
         unclipped = None
-        if clipping is not None and transform.counts:
-            unclipped = self._noisy_count(total.unclipped, clipping.count_noise) / size
+        if plan.adaptive_clipping is not None and transform.counts:
+            noise = plan.adaptive_clipping.count_noise
+            unclipped = self._noisy_count(total.unclipped, noise) / size
         step = _StepSum(total, grid, factor, deviation, deque(self.clipper.blocks))
         return NoisyMean(
             mean_loss,
@@ -511,24 +514,19 @@ class PrivateSum(FixedParts):
             )
         return self._examples_drawn
 
-    def _noise(self, transform: Transform) -> NoiseGrid:
+    def _noise(self, plan: Plan, transform: Transform) -> NoiseGrid:
         """Return the grid that the sum is rounded to, with the noise that the plan asks for.
 
         Each of several processes rounds a sum of its own, by up to √d.
         """
-        plan, processes = self.plan, self.processes.share_of_records[1]
-        sensitivity = transform.bound * (1 + self._sum_share)
+        processes = self.processes.share_of_records[1]
+        sensitivity = transform.bound * (1 + sum_share(plan.expected_batch_size))
         return NoiseGrid.for_sum(
             plan.noise_multiplier,
             math.nextafter(sensitivity, math.inf),
             rounded_coordinates(self.clipper.size * processes**2, plan.banded_noise),
             plan.expected_batch_size,
         )
-
-    @property
-    def _sum_share(self) -> float:
-        """The share of the clip norm by which rounding may move the sums of all processes."""
-        return sum_share(self.plan.expected_batch_size)
 
     @torch.no_grad()
     def _noisy_block(
@@ -636,7 +634,7 @@ class PrivateSum(FixedParts):
         self, examples: Examples, targets: torch.Tensor, loss: Loss, transform: Transform
     ) -> BlockwiseSum:
         """Return a batch's clipped sum without noise: still private, for `release` only."""
-        share = self._sum_share / self.processes.share_of_records[1]
+        share = sum_share(self.plan.expected_batch_size) / self.processes.share_of_records[1]
         found = self.clipper.clip(examples, targets, loss, transform, share)
         self.allowance.assume(
             *(

@@ -179,6 +179,7 @@ writes this page. The service shows the same as OpenAPI at `/openapi.json`, and 
 * **Amounts.** `share` is the used part of a budget. The `epsilon` beside it is the guarantee of
   what was used: it does not grow in proportion. A reservation's `charge` is what it held at first.
 * **Times** are seconds since 1970, in entries and audit events microseconds.
+* **Sample rates** are 0, or at least 1e-12.
 * **Versions.** `v1` is the contract's version. What a released description of a mechanism means
   never changes. Papers are in the [glossary](glossary.md#the-papers).
 

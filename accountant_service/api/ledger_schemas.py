@@ -187,7 +187,10 @@ class ReferenceRequest(_Body):
 class QuotesRequest(_Body):
     """Several plans to quote."""
 
-    mechanisms: Annotated[list[MechanismField], Field(min_length=1, max_length=100)]
+    mechanisms: Annotated[
+        list[MechanismField],
+        Field(min_length=1, max_length=100, description="plans, each of which is quoted alone"),
+    ]
 
 
 class ReservationRequest(_Body):
@@ -250,7 +253,9 @@ class WindowQuoteRequest(WindowBody):
 class GrantRequest(_Body):
     """Steps to charge before their noise is drawn."""
 
-    steps: Annotated[int, Field(ge=1, le=_STEPS_MAX)]
+    steps: Annotated[
+        int, Field(ge=1, le=_STEPS_MAX, description="number of further steps to charge now")
+    ]
     sequence: Annotated[
         int,
         Field(

@@ -1,7 +1,8 @@
 """Print what each step of .ci/run took beside its share: python3 -m scripts.ci_seconds TABLE.
 
-Ends with 1 if a step took more than four times its share. A step above its share is named, and no
-more: machines differ by a factor of two, and the containers are built beside.
+Ends with 1 if a step took more than four times its share, or all took more than twice theirs. A
+step above its share is named, and no more: machines differ by a factor of two, and the containers
+are built beside.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-FAILS_ABOVE: Final = 4.0  # shares
+FAILS_ABOVE: Final = 4.0  # shares of a step
+ALL_FAIL_ABOVE: Final = 2.0  # of all
 
 
 @dataclass(frozen=True)
@@ -44,18 +46,25 @@ def render(steps: list[Step]) -> str:
     """Return the table, with a row for the sum."""
     parts = ([each.share for each in steps], [each.wall for each in steps], [s.cpu for s in steps])
     total = Step(*map(sum, parts), "all")
+    late = "MORE THAN TWICE THEIR SHARE" if is_late(steps) else total.verdict
     lines = [f"{'step':20} {'wall s':>8} {'CPU s':>8} {'share s':>8}"]
     for each in (*steps, total):
         numbers = f"{each.wall:8.0f} {each.cpu:8.0f} {each.share:8.0f}"
-        lines.append(f"{each.command:20} {numbers}  {each.verdict}".rstrip())
+        verdict = late if each is total else each.verdict
+        lines.append(f"{each.command:20} {numbers}  {verdict}".rstrip())
     return "\n".join(lines)
 
 
+def is_late(steps: list[Step]) -> bool:
+    """Return whether all steps together took more than twice their share."""
+    return sum(s.wall for s in steps) > ALL_FAIL_ABOVE * sum(s.share for s in steps)
+
+
 def main(path: str) -> int:
-    """Print the table; return 1 if a step took more than four times its share."""
+    """Print the table; return 1 if a step or all of them took far more than their share."""
     steps = read_steps(Path(path).read_text())
     print(render(steps))
-    return int(any(each.wall > FAILS_ABOVE * each.share for each in steps))
+    return int(is_late(steps) or any(each.wall > FAILS_ABOVE * each.share for each in steps))
 
 
 if __name__ == "__main__":

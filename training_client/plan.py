@@ -10,7 +10,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from operator import mul
 from typing import Any, Final, Protocol, Self
 
@@ -187,7 +187,8 @@ class BandedNoise:
 
     Attributes:
         groups: b ≥ 1, the number of groups, and of the steps of a round.
-        coefficients: c; the first is 1, and at most b − 1 others are from 0 to 1.
+        coefficients: c; the first is 1, and at most b − 1 others do not increase and are ≥ 0: the
+            noise of others would grow from step to step.
 
     Raises:
         ValueError: a parameter is out of range.
@@ -197,11 +198,16 @@ class BandedNoise:
     coefficients: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        """Require as many coefficients as groups at most, the first of them 1."""
-        first, *others = self.coefficients or (0.0,)
-        if not (first == 1 and all(0 <= each <= 1 for each in others)):
+        """Require as many coefficients as groups at most, from 1 down to 0."""
+        if not isinstance(self.groups, int):
+            raise ValueError(f"expected a whole number of groups, got {self.groups!r}")
+        coefficients = tuple(map(float, self.coefficients))
+        object.__setattr__(self, "coefficients", coefficients)
+        falls = all(one >= other >= 0 for one, other in pairwise((1.0, *coefficients)))
+        if not (falls and coefficients[:1] == (1.0,)):
             raise ValueError(
-                f"expected coefficients from 0 to 1, the first of them 1, got {self.coefficients}"
+                f"expected coefficients that begin with 1, do not increase and are not negative, "
+                f"got {coefficients}"
             )
         if not len(self.coefficients) <= self.groups:
             raise ValueError(
@@ -220,7 +226,8 @@ class BandedNoise:
         Args:
             groups: b.
             bands: the number of coefficients, from 1 to b; by default b. Each of them after the
-                first takes memory for a number in double precision a coordinate.
+                first takes memory for a number in double precision a coordinate, in every process,
+                also of a sharded model.
 
         Raises:
             ValueError: see the class.
@@ -351,15 +358,19 @@ class Plan:
                 is too small for the target.
             ServiceError: the service gave no usable answer, as when no noise meets the target.
         """
-        if not (0 < epochs < math.inf and 1 <= batch_size <= dataset_size):
+        groups = 1 if banded_noise is None else banded_noise.groups
+        if not (0 < epochs < math.inf and 1 <= batch_size <= dataset_size / groups):
+            most = "dataset_size" if groups == 1 else f"dataset_size/{groups}"
             raise ValueError(
-                f"expected finite epochs > 0 and 1 ≤ batch_size ≤ dataset_size, got {epochs}, "
+                f"expected finite epochs > 0 and 1 ≤ batch_size ≤ {most}, got {epochs}, "
                 f"{batch_size} and {dataset_size}"
             )
+        if banded_noise is not None and sampling not in (POISSON, CYCLIC_POISSON):
+            raise ValueError(f"banded noise has sampling {CYCLIC_POISSON}, not {sampling!r}")
         bins = math.ceil(dataset_size / batch_size)
         rate = 1 / bins if sampling == BALLS_IN_BINS else batch_size / dataset_size
         if banded_noise is not None:
-            rate, sampling = rate * banded_noise.groups, CYCLIC_POISSON
+            rate, sampling = min(rate * groups, 1.0), CYCLIC_POISSON
         plan = cls(
             dataset_size, rate, clip_norm, 1.0, sampling, None, clip_schedule,
             learning_rate_schedule, adaptive_clipping, banded_noise,

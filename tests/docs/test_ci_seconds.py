@@ -46,6 +46,16 @@ def test_a_step_above_its_share_is_named(
     ]
 
 
+@pytest.mark.parametrize(("wall", "said"), [(199, "above its share"), (201, "MORE THAN TWICE")])
+def test_all_steps_together_have_a_limit(
+    wall: int, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = tmp_path / "seconds"
+    table.write_text(f"60\t{wall - 99}\t1\t1\tmake install\n40\t99\t3\t1\tmake test\n")
+    assert ci_seconds.main(str(table)) == (wall > 200)
+    assert said in capsys.readouterr().out.splitlines()[-1]
+
+
 @pytest.mark.parametrize("command", ["true", "false"])
 def test_a_step_notes_its_seconds_and_keeps_its_status_and_output(
     command: str, tmp_path: Path

@@ -28,15 +28,20 @@ def is_private(name: str) -> bool:
     return any(each.startswith("_") and not each.startswith("__") for each in name.split("."))
 
 
-def private_patches(tree: ast.AST) -> Iterator[ast.Call]:
-    """Yield the patches of a private name, or of something inside one."""
+def private_patches(tree: ast.AST) -> Iterator[ast.Call | ast.Assign]:
+    """Yield the patches of a private name, or of something inside one, and assignments to one.
+
+    An object's own attributes, and those of a test's own classes, are assigned to by `self`.
+    """
     for node in ast.walk(tree):
-        if (
+        if isinstance(node, ast.Assign):
+            targets = [each for each in node.targets if isinstance(each, ast.Attribute)]
+            if any(is_private(each.attr) and not is_self(each.value) for each in targets):
+                yield node
+        elif (
             isinstance(node, ast.Call)
             and isinstance(node.func, ast.Attribute)
             and node.func.attr in PATCHES
-            and isinstance(node.func.value, ast.Name)
-            and "patch" in node.func.value.id
         ):
             names = [
                 each.value if isinstance(each, ast.Constant) else ast.unparse(each)
@@ -44,6 +49,11 @@ def private_patches(tree: ast.AST) -> Iterator[ast.Call]:
             ]
             if any(isinstance(name, str) and is_private(name) for name in names):
                 yield node
+
+
+def is_self(node: ast.expr) -> bool:
+    """Return whether an expression is `self`."""
+    return isinstance(node, ast.Name) and node.id == "self"
 
 
 def unexplained(tree: ast.AST, lines: list[str]) -> list[int]:
@@ -76,8 +86,11 @@ def test_unexplained_patches_are_found() -> None:
         "\npatch.setattr(module._inner, 'name', 1)\n"
         "patch.setattr(module, '__code__', 1)  # a public name\n"
         "patch.setattr('module.Class._name', 1)  # private: the same\n"
+        "\nself.patch.setattr(module, '_name', 1)\n"
+        "\nmodule._name = 1\n"
+        "self._name = 1  # its own\n"
     )
-    assert unexplained(ast.parse(text), text.splitlines()) == [1, 6]
+    assert sorted(unexplained(ast.parse(text), text.splitlines())) == [1, 6, 10, 12]
 
 
 @pytest.mark.slow

@@ -367,7 +367,7 @@ def test_the_last_step_of_8_is_false_below_its_limit() -> None:
         assert_printed(finding.computed, [3, *ratios])
 
 
-def test_bounds_on_means_and_batches_of_fixed_size_are_those_of_twice_the_distance() -> None:
+def test_bounds_on_clipped_means_are_those_of_twice_the_distance() -> None:
     """Clipped means: 1.51, 1.59 and .87 by Rényi accounting; the truth at half the noise."""
     rows = [each for each in findings() if each.source.startswith("Li et al. 2022, Appendix B")]
     printed = [float(each.computed.rpartition(" ")[2]) for each in rows]

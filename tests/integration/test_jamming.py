@@ -420,6 +420,7 @@ def test_a_client_that_does_not_read_holds_one_piece_of_its_answer_in_memory() -
             await asyncio.Event().wait()
             raise AssertionError
 
+        # private: a list that stops in the middle comes from no ledger
         response._items = items  # type: ignore[method-assign]
         response._limited_results = lambda _: answers()  # type: ignore[method-assign]
         with pytest.raises(TimeoutError):
@@ -465,6 +466,7 @@ def test_a_question_whose_client_left_the_queue_is_not_computed() -> None:
         await asyncio.sleep(0.2)
         return b"{}"
 
+    # private: a computation of a known length
     computations._processes.run = slow  # type: ignore[method-assign]
 
     async def rush() -> None:

@@ -39,6 +39,7 @@ SMALL = Laplace(1000.0)  # ε = .001, which is added up
 @pytest.fixture(autouse=True)
 def one_ordinary_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """Count what fits of one ordinary run: of all it takes most of a choice's time."""
+    # private: nobody chooses which runs are ordinary
     monkeypatch.setattr(plans, "_ORDINARY_RUNS", (STEP,))
 
 

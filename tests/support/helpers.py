@@ -10,11 +10,17 @@ import pytest
 from accountant_service import importing, mechanisms
 from accountant_service.accounting.guarantee import Guarantee, NeighbouringRelation
 from accountant_service.accounting.methods import ACCOUNTANTS, Question
+from accountant_service.ledger.step_plan import StepPlan
 from accountant_service.numerics.laws.dominating_pair import Composition, GaussianPair, Release
 
 ADD_OR_REMOVE = NeighbouringRelation.ADD_OR_REMOVE_ONE
 REPLACE = NeighbouringRelation.REPLACE_ONE
 ZERO_OUT = NeighbouringRelation.ZERO_OUT_ONE
+
+
+def plan(kind: str, **fields: Any) -> StepPlan:
+    """Return a mechanism of a kind, divided into the ledger's steps."""
+    return StepPlan.of(mechanisms.from_json({"kind": kind, **fields}))
 
 
 def run(q: float, sigma: float, steps: int, **more: Any) -> dict[str, Any]:

@@ -22,9 +22,11 @@ import pytest
 
 # CPU seconds of one test with its fixtures and the processes that it ended, on a quick machine
 LIMITS = {"nightly": 1800.0, "slow": 20.0, "browser": 20.0, "": 1.5}
+FIRST_TIER = 360.0  # CPU seconds of all tests of the first tier
 _REASON_LENGTH = 4000  # the last characters of a failure that the night's log keeps
 _STARTED = pytest.StashKey[float]()
 _PASSED = pytest.StashKey[set[str]]()
+TIERS_BY_FILE = pytest.StashKey[dict[str, set[str]]]()  # of all collected tests
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -116,7 +118,9 @@ def pytest_configure_node(node: Any) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Give cases their tiers, and leave out what passed before the night was interrupted."""
     _spread_cases(items)
+    tiers = config.stash[TIERS_BY_FILE] = defaultdict(set)
     for each in items:
+        tiers[each.nodeid.partition("::")[0]].add(tier_of(each))
         if tier_of(each) == "nightly" and not each.get_closest_marker("timeout"):
             each.add_marker(pytest.mark.timeout(2 * LIMITS["nightly"]))
     passed = config.stash.get(_PASSED, set())
@@ -177,7 +181,9 @@ class _Sums:
         above = sorted((-spent, name) for name, (tier, spent) in tests if spent > LIMITS[tier])
         terminalreporter.section("CPU time")
         total = sum(spent for _, spent in self._spent.values())
-        terminalreporter.line(f"{len(tests)} tests took {total:.0f} CPU seconds")
+        is_first = {tier for tier, _ in self._spent.values()} == {""}
+        above_all = f", more than {FIRST_TIER:.0f}" if is_first and total > FIRST_TIER else ""
+        terminalreporter.line(f"{len(tests)} tests took {total:.0f} CPU seconds{above_all}")
         by_function: dict[str, float] = defaultdict(float)
         for name, (_, spent) in tests:
             by_function[name.partition("[")[0]] += spent

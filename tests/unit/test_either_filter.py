@@ -10,11 +10,9 @@ import math
 from collections.abc import Iterable
 from dataclasses import replace
 from fractions import Fraction
-from typing import Any
 
 import pytest
 
-from accountant_service import mechanisms
 from accountant_service.accounting.guarantee import NeighbouringRelation
 from accountant_service.errors import CodedError
 from accountant_service.ledger import plans
@@ -40,7 +38,7 @@ from tests.support.either_game import (
     random_game,
 )
 from tests.support.filter_history import History
-from tests.support.helpers import nightly
+from tests.support.helpers import nightly, plan
 from tests.support.privacy_filter_game import Adversary
 
 RELATION = NeighbouringRelation.ADD_OR_REMOVE_ONE
@@ -52,10 +50,6 @@ BROKEN: dict[type[Either], tuple[int, ...]] = {
     ChargedOnce: (23, 106),
     MissesGivenBack: (33, 224),
 }
-
-
-def plan(kind: str, **fields: Any) -> StepPlan:
-    return StepPlan.of(mechanisms.from_json({"kind": kind, **fields}))
 
 
 LAPLACE = plan("laplace", noise_multiplier=20.0)

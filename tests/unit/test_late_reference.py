@@ -35,14 +35,10 @@ from accountant_service.ledger.rules import Balance, Dataset
 from accountant_service.ledger.step_plan import StepPlan
 from tests.support import kinds
 from tests.support.filter_history import History
-from tests.support.helpers import nightly
+from tests.support.helpers import nightly, plan
 
 RELATION = NeighbouringRelation.ADD_OR_REMOVE_ONE
 Json = dict[str, Any]
-
-
-def plan(kind: str, **fields: Any) -> StepPlan:
-    return StepPlan.of(mechanisms.from_json({"kind": kind, **fields}))
 
 
 def laplace(epsilon: str) -> StepPlan:

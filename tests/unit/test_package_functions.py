@@ -135,9 +135,13 @@ def test_the_solvers_are_those_of_the_service() -> None:
     assert noise.guarantee.epsilon <= 2.0
     most = steps(**TARGET, noise_multiplier=1.1, sample_rate=0.01)
     assert most.guarantee.epsilon <= 2.0 < most.next.epsilon
-    assert isinstance(most.steps, int)
+    one = mechanisms.from_json({"kind": "dp_sgd", "noise_multiplier": 1.1, **SIZES})
+    assert isinstance(one, mechanisms.DpSgd)
+    assert most.steps == solver.steps(one, target).value
     largest = sample_rate(**TARGET, noise_multiplier=1.1, steps=1000)
-    assert 0.01 < largest.sample_rate < 0.02
+    whole = mechanisms.from_json({**dict(SIZES), "kind": "dp_sgd", "noise_multiplier": 1.1})
+    assert isinstance(whole, mechanisms.DpSgd)
+    assert largest.sample_rate == solver.sample_rate(replace(whole, steps=1000), target).value
 
 
 @pytest.mark.slow

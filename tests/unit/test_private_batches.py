@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -30,6 +31,7 @@ from training_client.errors import DataError, NoGuaranteeError, UnsupportedModel
 from training_client.lab.models import cross_entropy
 from training_client.optimizers import PrivateOptimizer, make_optimizer, private_batches
 from training_client.plan import Plan
+from training_client.private_step import sampling
 from training_client.private_step.sampling import (
     BallsInBinsSampler,
     PoissonSampler,
@@ -342,22 +344,16 @@ def test_a_collate_with_a_generator_of_its_own_is_refused() -> None:
 # --- batches on a device
 
 
-def seeded(plan: Plan) -> Any:
-    """Return a sampler of the plan that draws the same batches each time."""
-    generator = torch.Generator().manual_seed(1)
-    if plan is BINS:
-        return BallsInBinsSampler(plan.dataset_size, plan.steps_per_charge, generator)
-    return PoissonSampler(plan.dataset_size, plan.sample_rate, generator)
-
-
 def used_records(plan: Plan, **options: Any) -> list[list[int]]:
-    """Train until the budget ends; return the records of each batch."""
-    optimizer, used = claiming(plan), []
-    batches = private_batches(optimizer, Records(40), sampler=seeded(plan), **options)
-    for made, batch in enumerate(batches, start=1):
-        assert optimizer.allowance.taken == made
-        used.append([int(row[0]) for row in batch["input"].tolist()])
-        optimizer.step({"input": batch["input"]}, batch["label"], cross_entropy)
+    """Train until the budget ends, with the same batches each time; return each one's records."""
+    optimizer, used, keys = claiming(plan), list[list[int]](), itertools.count()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sampling, "draw_key", lambda _: next(keys).to_bytes(32))
+        batches = private_batches(optimizer, Records(40), **options)
+        for made, batch in enumerate(batches, start=1):
+            assert optimizer.allowance.taken == made
+            used.append([int(row[0]) for row in batch["input"].tolist()])
+            optimizer.step({"input": batch["input"]}, batch["label"], cross_entropy)
     assert optimizer.steps_made == optimizer.allowance.taken == len(used)
     return used
 

@@ -87,7 +87,7 @@ class Participant:
         self._private_sum = PrivateSum(
             self._model, budget, generator, physical_batch_size, sparse_inputs=sparse_inputs
         )
-        self._sampler = sampler_for_plan(budget.plan, len(examples), sampler)
+        self._sampler = sampler_for_plan(budget.plan, len(examples), sampler, budget.has_claim)
         self._private_sum.continue_epoch(self._sampler)
 
     @property
@@ -165,7 +165,7 @@ class AdaptiveParticipant:
         self.name, self.budget = name, budget
         self._model = copy.deepcopy(model)
         self._examples, self._targets, self._local_steps = examples, targets, local_steps
-        self._sampler = sampler_for_plan(budget.plan, len(examples), sampler)
+        self._sampler = sampler_for_plan(budget.plan, len(examples), sampler, budget.has_claim)
         self._optimizer = AdaDps(
             self._model,
             budget,

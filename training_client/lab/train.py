@@ -95,7 +95,7 @@ def train(
         ServiceError: the service gave no usable answer; no step was made without one.
     """
     budget = optimizer.allowance
-    sampler = sampler_for_plan(budget.plan, len(data.train_labels), sampler)
+    sampler = sampler_for_plan(budget.plan, len(data.train_labels), sampler, budget.has_claim)
     optimizer.continue_epoch(sampler)
     done, exhausted, requested = optimizer.steps_made, False, False
     scores = []

@@ -88,7 +88,8 @@ def private_batches(
             "expected a dataset of records that are drawn by their index (with __len__ and "
             "__getitem__, and not empty): of a stream, no record can be drawn at random"
         )
-    sampler = sampler_for_plan(optimizer.plan, len(dataset), sampler)
+    has_claim = optimizer.allowance.has_claim
+    sampler = sampler_for_plan(optimizer.plan, len(dataset), sampler, has_claim)
     require_unit(optimizer.allowance, dataset)
     drawn = _DrawnIndices(sampler, optimizer.share_of_records)
     optimizer.continue_epoch(drawn)

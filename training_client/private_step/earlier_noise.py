@@ -12,6 +12,13 @@ A round of a record's steps is therefore moved by at most ‖c‖·‖x‖ + 1.2
 coefficients, and ‖c‖ ≥ 1: its noise is that of a sum whose rounding moves it by
 √d·(1 + 1.25·√(k−1)) (`rounded_coordinates`).
 
+The shift vₜ of a row depends on earlier rows, by their rounding. Its squares add up to at most B².
+Let further rows, which nobody sees, shift by what is left to B². Under both hypotheses the
+likelihood ratio is then a function of Σ⟨vₜ, rowₜ⟩, which is exactly normal, with deviation B and
+means B² apart. So the rows are as hard to tell apart as one Gaussian release of sensitivity B, and
+one kernel makes them of it under both hypotheses, also if a coin decides whether the record is
+there. Other releases between the rows are made of them and of what does not depend on the record.
+
 The sums are as private as the records, so nothing of them is stored. A copy, a new assignment of
 records to groups, or a step that does not follow the last one begins without earlier noise: that
 only leaves out contributions of earlier records.

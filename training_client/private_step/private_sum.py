@@ -251,15 +251,15 @@ class PrivateSum(FixedParts):
         self._is_step_open = False  # the last step was taken, and not all of its mean was read
         self._is_batch_read = False  # the batch of that step was looked at
         self._examples_drawn: int | None = None  # for that step, if `expect_examples` was called
+        banded = allowance.plan.banded_noise
+        self._earlier = None if banded is None else EarlierNoise(banded)
         has_epochs = self.plan.steps_per_charge > 1  # its sampler shows that a batch was drawn
         self._needs_drawn_examples = self.processes.are_several or (
-            allowance.has_claim and not has_epochs
+            allowance.has_claim and (not has_epochs or banded is not None)
         )
         self._shapes: list[tuple[int, ...]] | None = None  # of an example, in this run's batches
         self._sampler: EpochProgress | None = None  # draws the batches, if they have epochs
         self._epoch: Epoch | None = None  # of the batch of the last step
-        banded = allowance.plan.banded_noise
-        self._earlier = None if banded is None else EarlierNoise(banded)
         allowance.assume(*_ASSUMED)
         if allowance.has_claim:
             parts = ("allowance", "trained", "clipper", "processes", "_generator", "_earlier")
@@ -362,11 +362,13 @@ class PrivateSum(FixedParts):
 
         Raises:
             DataError: the sampler does not draw as the plan says.
+            NoGuaranteeError: the sampler of a claim draws what can be drawn again; or see `take`.
             BudgetExhaustedError, NoGuaranteeError, ServiceError: see `take` and `continue_epoch`.
         """
         with self._lock:
+            sampler_for_plan(self.plan, self.plan.dataset_size, sampler, self.allowance.has_claim)
             if sampler is not self._sampler:
-                self.continue_epoch(sampler_for_plan(self.plan, self.plan.dataset_size, sampler))
+                self.continue_epoch(sampler)
             self.take()
             rows = sampler.draw()
             rank, processes = self.processes.share_of_records

@@ -28,10 +28,10 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from training_client.errors import DataError
+from training_client.errors import DataError, NoGuaranteeError
 from training_client.plan import BALLS_IN_BINS, CYCLIC_POISSON, POISSON, Plan
 from training_client.private_step.keystream import BLOCK, Array, read_keystream
-from training_client.private_step.noise import draw_key
+from training_client.private_step.noise import FreshGenerator, draw_key
 
 _WORDS: Final = 2**64  # equally likely words of the keystream
 
@@ -108,16 +108,20 @@ def describe_choice(sampler: Any, records: int) -> str:
     )
 
 
-def sampler_for_plan(plan: Plan, records: int, sampler: Sampler | None = None) -> Sampler:
+def sampler_for_plan(
+    plan: Plan, records: int, sampler: Sampler | None = None, has_claim: bool = False
+) -> Sampler:
     """Return the given sampler, if it samples as planned; without one, a new sampler.
 
     Args:
         plan: the plan.
         records: the number of records.
         sampler: a sampler to use, if it fits the plan; a new one by default.
+        has_claim: whether a guarantee is claimed, which needs batches that nobody can draw again.
 
     Raises:
         DataError: the plan is for another number of records, or the given sampler does not fit.
+        NoGuaranteeError: a claim's batches come from a generator that the program made.
     """
     if records != plan.dataset_size:
         raise DataError(
@@ -145,6 +149,13 @@ def sampler_for_plan(plan: Plan, records: int, sampler: Sampler | None = None) -
     if (groups := getattr(found, "groups", None)) not in (None, plan.steps_per_charge):
         raise DataError(
             f"the sampler has {groups} groups, and the plan is charged for {plan.steps_per_charge}"
+        )
+    generator = getattr(found, "_generator", None)
+    if has_claim and not (generator is None or isinstance(generator, FreshGenerator)):
+        raise NoGuaranteeError(
+            "the batches are drawn by a generator that the program made: anyone who knows its seed "
+            "knows which records are in them, and sampling hides nothing. Leave out generator. For "
+            "runs that can be repeated, use a NoBudget"
         )
     return found
 

@@ -125,7 +125,7 @@ class RoundBudget:
         if self.steps_per_round % self.plan.steps_per_charge:
             raise DataError(
                 f"a round of {self.steps_per_round} steps is no whole number of epochs of "
-                f"{self.plan.steps_per_charge}, which balls-in-bins sampling charges as one"
+                f"{self.plan.steps_per_charge}, which {self.plan.sampling} sampling charges as one"
             )
 
     def find_reservation(self, job: str, known: str | None = None) -> Reservation:

@@ -20,6 +20,7 @@ COPY scripts/package_metadata.py scripts/
 RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
     /opt/uv/bin/pip install --no-cache-dir --constraint constraints.txt uv
 COPY accountant_service accountant_service
+COPY command_words command_words
 COPY training_client training_client
 RUN --mount=type=secret,id=pip,target=/etc/pip.conf /opt/uv/bin/python3 install.py \
     /opt/accountant --no-cache --compile-bytecode \

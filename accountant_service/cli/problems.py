@@ -7,7 +7,6 @@ import math
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 import typer
@@ -16,7 +15,8 @@ from accountant_service.cli.printing import print_problem
 from accountant_service.computing.time_limit import limit_cpu_seconds
 from accountant_service.errors import CodedError, InvalidArgumentError
 from accountant_service.writing import number_format
-from accountant_service.writing.common_names import COMMANDS, find_field, find_value, is_named
+from command_words.names import find_value
+from command_words.usage_errors import FAULTY_COMMAND, advise_on_text, describe_usage_error
 
 if TYPE_CHECKING:
     from pydantic import BaseModel, ValidationError
@@ -26,14 +26,6 @@ Result = TypeVar("Result")
 Body = TypeVar("Body", bound="BaseModel")
 _EXIT_CODE: Final = 2
 _MALFORMED: Final = "The request is malformed"  # in the API's JSON
-_FAULTY_COMMAND: Final = "The command cannot be run as it is"
-_THOUSANDS: Final = re.compile(r"\d{1,3}(?:,\d{3})+", re.ASCII)
-_DECIMAL_COMMA: Final = re.compile(r"\d*,\d+(?:e-?\d+)?", re.ASCII)
-_MULTIPLE: Final = re.compile(r"(\d+(?:\.\d+)?) ?([kKmM])", re.ASCII)
-_MULTIPLES: Final = {"k": 1000, "m": 1_000_000}
-_POWER: Final = re.compile(r"(?:(\d+(?:\.\d+)?)\s*[*x×])?\s*10(?:\^|\*\*)(-?\d+)", re.ASCII)
-_ASSIGNED: Final = re.compile(r"[^\W\d]\w*\s*=\s*(\S+)")
-_NO_COMMAND: Final = re.compile(r"No such command '(.*?)'.*", re.DOTALL)
 _SHARES: Final = frozenset(  # of 1; people write them in percent
     {"advantage", "attack_success", "prior", "true_positive_rate", "false_positive_rate", "share"}
 )
@@ -42,7 +34,6 @@ _ELSEWHERE: Final = {  # what lists the names, by the beginning of a message tha
     "there is no series": "`accountant series list` names all",
     "there is no reservation": "`accountant run list DATASET` names all",
 }
-_NOT_A_CHOICE: Final = re.compile(r"('.*?') is not one of (.*?)\.?", re.DOTALL)
 # values with which a request is checked again, to find faults behind those of other fields
 _SUBSTITUTES: Final = {"noise_multiplier": 1.0, "delta": 1e-5, "epsilon": 1.0}
 
@@ -155,17 +146,8 @@ def _guess_meaning(name: str, value: Any, message: str) -> str | None:
         return f"{share}give --batch-size and --dataset-size for a number of records"
     if not isinstance(value, str):
         return advise_on_number(name, value)
-    if found := _POWER.fullmatch(value):
-        return f"write {found[1] or 1}e{found[2]}"
-    if found := _ASSIGNED.fullmatch(value):
-        return f"write {found[1]} alone"
-    if _THOUSANDS.fullmatch(value):
-        return f"write {value.replace(',', '')}, without commas"
-    if _DECIMAL_COMMA.fullmatch(value):
-        return f"write {value.replace(',', '.')}, with a decimal point"
-    if found := _MULTIPLE.fullmatch(value):
-        number = Fraction(found[1]) * _MULTIPLES[found[2].lower()]
-        return f"write {number}" if number.denominator == 1 else None
+    if advice := advise_on_text(value):
+        return advice
     if message.startswith(("must be one of", "must be '")):
         known = re.findall(r"[a-z]\w*", message.partition(", not ")[0].partition("must be")[2])
         meant = find_value(value, set(known) - {"one", "of", "or"})
@@ -230,7 +212,7 @@ def exit_with(problem: Json, options: Mapping[str, str], *, as_json: bool) -> No
         if not as_json and shown["detail"].startswith(beginning):
             shown |= {"detail": f"{shown['detail']}: {way}"}
     if not as_json and shown["title"] == _MALFORMED:
-        shown |= {"title": _FAULTY_COMMAND}
+        shown |= {"title": FAULTY_COMMAND}
     print_problem(shown, as_json)
     raise typer.Exit(_EXIT_CODE)
 
@@ -249,7 +231,7 @@ def exit_with_faults(faults: Sequence[Json], *, as_json: bool = False) -> NoRetu
         detail = f"{first.get('option', '')} {first['message']}".lstrip()
         problem = build_problem(detail) | {"errors": [{"pointer": ""} | each for each in faults]}
     else:
-        problem = {"title": _FAULTY_COMMAND, "code": "invalid-request", "errors": faults}
+        problem = {"title": FAULTY_COMMAND, "code": "invalid-request", "errors": faults}
     print_problem(problem, as_json)
     raise typer.Exit(_EXIT_CODE)
 
@@ -261,68 +243,7 @@ def exit_with_usage_error(error: Any, *, as_json: bool) -> NoReturn:
         error: a usage error of Typer's.
         as_json: whether to print the API's problem document as JSON.
     """
-    fault = _describe_usage_error(error)
-    if "option" not in fault and error.ctx is not None:
-        called = f"{error.ctx.command_path} {error.ctx.help_option_names[0]}"
-        ended = fault["message"].removesuffix(".")
-        fault["message"] = f"{ended}{'' if ended.endswith('?') else '.'} Try: {called}"
-    exit_with_faults([fault], as_json=as_json)
-
-
-def _describe_usage_error(error: Any) -> Json:
-    """Return what is wrong, and the option or argument if the error has one."""
-    if type(error).__name__ == "NoSuchOption":
-        return {"message": f"No such option: {error.option_name}{_suggest_option(error)}"}
-    if not isinstance(error, typer.BadParameter):
-        return {"message": _describe_unknown_command(error) or error.format_message()}
-    named = _name_parameter(error)
-    message = error.message.removeprefix("Value error, ")
-    if type(error).__name__ == "MissingParameter":
-        choices = " ".join(error.format_message().partition("Choose from:")[2].split())
-        message = f"is required: one of {choices}" if choices else "is required"
-    elif found := _NOT_A_CHOICE.fullmatch(message):
-        known = found[2].replace(chr(39), "")
-        meant = find_value(found[1].strip("'"), known.split(", "))
-        several = found[1].strip("'").split(",")
-        if len(several) > 1 and {each.strip() for each in several} <= set(known.split(", ")):
-            repeated = " ".join(f"{named['option']} {each.strip()}" for each in several)
-            return {"message": f"is repeated for several: {repeated}"} | named
-        advice = f": did you mean {meant}?" if meant else ""
-        message = f"must be one of {known}, not {found[1]}{advice}"
-    return {"message": message} | named
-
-
-def _describe_unknown_command(error: Any) -> str | None:
-    """Return what to do in place of a command that does not exist; None if that is not known."""
-    found = _NO_COMMAND.fullmatch(error.format_message())
-    if found is None or error.ctx is None:
-        return None
-    groups = error.ctx.command_path.split()[1:]
-    advice = COMMANDS.get(" ".join([*groups, found[1]]))
-    return advice and f"No such command '{found[1]}'. {advice}"
-
-
-def _suggest_option(error: Any) -> str:
-    """Return a sentence about the option that was probably meant; empty if none was."""
-    parameters = [] if error.ctx is None else error.ctx.command.params
-    if error.ctx is not None and is_named(error.option_name, error.ctx.info_name.replace("-", "_")):
-        return ": this command computes it"
-    known = [each for one in parameters for each in one.opts if each.startswith("--")]
-    meant = find_field(error.option_name, known)
-    is_letter = len(error.option_name) == 2
-    letters = [one.opts[-1] for one in parameters if is_letter and meant in one.opts]
-    return f". Did you mean {', '.join(dict.fromkeys([*letters, meant]))}?" if meant else ""
-
-
-def _name_parameter(error: Any) -> Json:
-    """Return the option or argument that an error is about, if there is one."""
-    if error.param_hint is not None:
-        return {"option": error.param_hint}
-    if error.param is None:
-        return {}
-    if error.param.param_type_name == "argument":
-        return {"option": (error.param.metavar or error.param.name).upper()}
-    return {"option": max(error.param.opts, key=len)}
+    exit_with_faults([describe_usage_error(error)], as_json=as_json)
 
 
 def translate(problem: Json, options: Mapping[str, str]) -> Json:

@@ -8,8 +8,8 @@ from inspect import signature
 from typing import Any, ParamSpec, TypeVar
 
 from accountant_service.errors import AccountingError, InvalidArgumentError
-from accountant_service.writing.common_names import find_field, is_named
 from accountant_service.writing.presentation import Answers
+from command_words.names import find_field, is_named
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")

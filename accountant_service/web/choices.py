@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from accountant_service.importing import FORMATS
 from accountant_service.questions.models import RelationRequest
 from accountant_service.questions.question_fields import list_fields
-from accountant_service.writing.common_names import find_value
+from command_words.names import find_value
 
 _SHOWN_MAX: Final = 40  # characters of an unknown option that a sentence repeats
 _UNDECIDED: Final = {"format": "found from the text"}

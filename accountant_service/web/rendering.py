@@ -22,7 +22,7 @@ from accountant_service.operations.template_environment import create_environmen
 from accountant_service.web import run_form
 from accountant_service.web.session_checks import optional_session
 from accountant_service.writing import number_format
-from accountant_service.writing.common_names import find_field
+from command_words.names import find_field
 
 Json = dict[str, Any]
 _FOLDER: Final = Path(__file__).parent

@@ -82,7 +82,7 @@ def test_two_releases_of_a_commit_are_equal(tmp_path: Path) -> None:
 def test_the_wheel_contains_templates_and_licences_but_no_tests(built: Path) -> None:
     with zipfile.ZipFile(next(built.glob("*.whl"))) as wheel:
         names = set(wheel.namelist())
-    for package in ("accountant_service", "training_client"):
+    for package in ("accountant_service", "command_words", "training_client"):
         assert f"{package}/py.typed" in names
     assert "accountant_service/web/templates/calculator.html" in names
     assert "accountant_service/web/static/vendor/htmx.LICENSE" in names

@@ -22,6 +22,7 @@ from accountant_service import cli
 from accountant_service.cli import opening
 from accountant_service.cli.access import ServiceAccess
 from accountant_service.ledger.errors import DatabaseAwayError
+from training_client.lab import cli as training
 
 CERTIFICATE = (
     Path(__file__).parents[1] / "contract/fixtures/certificates/certificate-3-stopped.json"
@@ -100,6 +101,8 @@ MISTAKES = [
     Mistake("epsilon -q .01 -s σ=1.1 -t 9 -d 1e-5", ("not 'σ=1.1': write 1.1 alone",)),
     Mistake(f"epsilon {RUN} -E 2", ("No such option: -E: this command computes it",)),
     Mistake("epsilon --std 1 -q .01 -t 9 -d .1", ("Did you mean --noise-multiplier?",)),
+    Mistake("epsilon --lr .1 -q .1", ("no learning rate affects ε; accountant-train has it",)),
+    Mistake("epsilon --max-grad-norm 1", ("no clip norm affects ε, as noise is relative to it",)),
     Mistake("epsilon --lot-size 600 -n 60000", ("Did you mean --batch-size?",)),
     Mistake("epsilon --rounds 600 -q .1", ("Did you mean --steps?",)),
     Mistake(f"epsilon {RUN} --sampling random", ("did you mean poisson?",)),
@@ -290,6 +293,40 @@ def test_a_mistake_is_named_with_the_way_out(folder: Path, monkeypatch: pytest.M
         if missing or not ended:
             complaints.append((mistake.command, missing, found.exit_code, found.output))
     assert complaints == []
+
+
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        ("run --sigma 1", "No such option: --sigma. Did you mean --noise-multiplier?"),
+        ("run -q 1%", "No such option: -q: it is --batch-size over the number of records"),
+        ("run --epochs 3", "--epochs: give --steps: epochs times records over --batch-size"),
+        ("run --max-grad-norm 1", "Did you mean --clip-norm?"),
+        ("run --delta 0,00001", "--delta must be a number, not '0,00001': write 0.00001"),
+        ("run --delta=1%", "--delta must be a number, not '1%': write 0.01"),
+        ("run --steps ten", "--steps must be an integer, not 'ten'"),
+        ("run --steps 1e3", "not '1e3': write 1000"),
+        ("run --batch-size 6k", "not '6k': write 6000"),
+        ("run --noise-multiplier .001", "must be greater than or equal to 0.01, not '.001'"),
+        ("run --sampling shuffle", "must be one of poisson, balls_in_bins, not 'shuffle'"),
+        ("run --optimizer sgdd", "Unknown optimizer 'sgdd': did you mean dp_sgd?"),
+        ("run --data mnits", "Unknown dataset 'mnits': did you mean mnist?"),
+        ("compar", "No such command 'compar'. Did you mean 'compare'?"),
+    ],
+)
+def test_a_mistake_in_training_is_named_with_the_way_out(command: str, says: str) -> None:
+    found = CliRunner().invoke(training.app, shlex.split(command), prog_name="accountant-train")
+    assert found.exit_code == 2
+    assert says in found.output
+    assert "Usage:" not in found.output
+
+
+def test_training_has_a_version_and_help_under_their_other_names() -> None:
+    def show(*words: str) -> str:
+        return CliRunner().invoke(training.app, list(words), prog_name="accountant-train").stdout
+
+    assert show("-V") == show("version") == show("--version") != ""
+    assert show("help", "run") == show("run", "--help") != ""
 
 
 def test_shares_may_be_percentages_and_fractions() -> None:

@@ -27,7 +27,7 @@ from scripts.page_parts import DOCS, write_part
 ROOT: Final = Path(__file__).parents[2]
 TABLE: Final = Path(__file__).with_name("table.toml")
 PAGE: Final = DOCS / "mutants.md"
-COPIED: Final = ("accountant_service", "training_client", "tests")
+COPIED: Final = ("accountant_service", "command_words", "training_client", "tests")
 TIERS: Final = {1: "not slow and not browser and not nightly", 2: "slow", 3: "nightly"}
 TIMEOUT: Final = 300.0
 NO_TESTS: Final = 5  # pytest's exit code

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from command_words.names import describe_unknown
 from training_client.errors import DataError
 from training_client.lab.data import Dataset
 from training_client.lab.data.dataset import ImageShape
@@ -240,7 +241,7 @@ def require_compatible(name: str, data: Dataset) -> None:
         DataError: the name is unknown, or the model does not support the classes or inputs.
     """
     if name not in MODELS:
-        raise DataError(f"Unknown model {name!r}: there are {', '.join(MODELS)}")
+        raise DataError(describe_unknown("model", name, MODELS))
     classes = MODELS[name].classes
     if classes not in (None, data.classes):
         raise DataError(f"{name} supports {classes} classes, the data have {data.classes}")

@@ -10,6 +10,7 @@ from typing import Any, Final, get_args
 import torch
 from torch import nn
 
+from command_words.names import describe_unknown
 from training_client.budget import Allowance, NoBudget
 from training_client.errors import DataError
 from training_client.lab.data import (
@@ -284,7 +285,7 @@ def make_recipe(chosen: RecipeOptions) -> Recipe:
     optimizer = chosen.optimizer
     entry = OPTIMIZERS.get(optimizer)
     if entry is None:
-        raise DataError(f"Unknown optimizer {optimizer!r}: there are {', '.join(OPTIMIZERS)}")
+        raise DataError(describe_unknown("optimizer", optimizer, OPTIMIZERS))
     state = chosen.state or ("privatised" if chosen.side_information else entry.states[0])
     if state not in entry.states:
         raise DataError(
@@ -295,7 +296,7 @@ def make_recipe(chosen: RecipeOptions) -> Recipe:
     variants = [name for name in _VARIANTS if getattr(chosen, name)]
     _require_paper_options(optimizer, state, variants)
     if chosen.model not in MODELS:
-        raise DataError(f"Unknown model {chosen.model!r}: there are {', '.join(MODELS)}")
+        raise DataError(describe_unknown("model", chosen.model, MODELS))
     if chosen.side_information and (optimizer != "adadps" or chosen.pca):
         raise DataError("--side-information works only with --optimizer adadps and without --pca")
     rate = entry.learning_rate if chosen.learning_rate is None else chosen.learning_rate

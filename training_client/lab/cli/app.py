@@ -6,15 +6,17 @@ A module is imported when one of its commands is called, so that `--help` does n
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
-from typing import Any, Final, TypeVar
+from importlib.metadata import version
+from typing import Annotated, Any, Final, TypeVar
 
 import typer
 from rich.console import Console
 from typer.core import TyperCommand, TyperGroup
 
+from command_words.usage_errors import FAULTY_COMMAND, UsageError, describe_usage_error
 from training_client.errors import DataError, TrainingStoppedError
 
 EXITS: Final = (
@@ -74,12 +76,41 @@ def load_command(name: str) -> Any:
     return _LOADED[name]
 
 
+@contextmanager
+def _own_words(given: Sequence[str]) -> Iterator[None]:
+    """Context manager that prints usage errors with what was probably meant, and exits."""
+    try:
+        yield
+    except UsageError as error:
+        if type(error).__name__ == "NoArgsIsHelpError":  # not an error: the command's help
+            raise
+        fault = describe_usage_error(error, given)
+        console = Console(stderr=True, highlight=False, soft_wrap=True)
+        console.print(f"[bold red]{FAULTY_COMMAND}[/]")
+        console.print("  " + f"{fault.get('option', '')} {fault['message']}".lstrip(), markup=False)
+        raise typer.Exit(DataError.exit_code) from None
+
+
 class _LazyGroup(TyperGroup):
     """A group of commands that lists them without importing their modules."""
 
     def __init__(self, **attributes: Any) -> None:
         listed = {name: TyperCommand(name, help=text) for name, (_, text) in _COMMANDS.items()}
         super().__init__(**attributes | {"commands": listed})
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the options before the command's name; `help NAME` is `NAME --help`."""
+        if args[:1] == ["help"]:
+            args = [*args[1:], "--help"]
+        if args == ["version"]:
+            args = ["--version"]
+        with _own_words(args):
+            return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run a command."""
+        with _own_words([*ctx._protected_args, *ctx.args]):
+            return super().invoke(ctx)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         """Return the called command's name, the command, and the remaining arguments."""
@@ -90,8 +121,22 @@ class _LazyGroup(TyperGroup):
 app: Final = typer.Typer(cls=_LazyGroup, no_args_is_help=True, **_SETTINGS)
 
 
+def _print_version(wanted: bool) -> None:
+    """Print the version and exit, if it is wanted."""
+    if wanted:
+        typer.echo(f"accountant-train {version('privacy-accountant')}")
+        raise typer.Exit
+
+
 @app.callback()
-def accountant_train() -> None:
+def accountant_train(
+    _: Annotated[
+        bool,
+        typer.Option(
+            "--version", "-V", callback=_print_version, is_eager=True, help="Print the version."
+        ),
+    ] = False,
+) -> None:
     """Differentially private training that asks the accounting service before every step."""
 
 

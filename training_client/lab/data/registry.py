@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from command_words.names import describe_unknown
 from training_client.errors import DataError, NotFetchedError
 from training_client.lab.data.adult import adult
 from training_client.lab.data.cifar import cifar, has_cifar
@@ -168,7 +169,7 @@ def load(name: str, folder: Path) -> Dataset:
             return read(own)
     if name not in DATASETS:
         raise DataError(
-            f"Unknown dataset {name!r}: there are {', '.join(DATASETS)}. For your own data, put "
+            f"{describe_unknown('dataset', name, DATASETS)}. For your own data, put "
             f"four IDX files, train.csv and test.csv, or train/CLASS/*.png and test/CLASS/*.png "
             f"into {own}"
         )
@@ -189,7 +190,7 @@ def train_size(name: str, given_size: int | None = None) -> int:
         return given_size
     if name not in DATASETS:
         raise DataError(
-            f"Unknown dataset {name!r}: there are {', '.join(DATASETS)}. For your own data, pass "
+            f"{describe_unknown('dataset', name, DATASETS)}. For your own data, pass "
             "--size N, the number of records in the training set: the plan is made before the data "
             "are read"
         )

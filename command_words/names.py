@@ -86,8 +86,21 @@ VALUES: Final[Mapping[str, str]] = {
     "zeroed": "zero_out_one",
     "train": "run",
     "training": "run",
+    "sgd": "dp_sgd",
+    "adam": "dp_adam",
+    "adamw": "dp_adamw",
+    "rmsprop": "dp_rmsprop",
+    "adagrad": "dp_adagrad",
+    "resnet": "cnn",
     "audit": "auditor",
     "root": "admin",
+}
+OTHERWISE: Final[Mapping[tuple[str, str], str]] = {  # by program and field, which it lacks
+    ("accountant", "learning_rate"): "no learning rate affects ε; accountant-train has it",
+    ("accountant", "clip_norm"): "no clip norm affects ε, as noise is relative to it",
+    ("accountant-train", "sample_rate"): "it is --batch-size over the number of records",
+    ("accountant-train", "epochs"): "give --steps: epochs times records over --batch-size",
+    ("accountant-train", "method"): "guarantees are the service's, by pld",
 }
 _NEVER_CHANGES: Final = "A budget never changes. For new records create a new dataset"
 COMMANDS: Final[Mapping[str, str]] = {  # what to do instead, by a command that does not exist
@@ -125,6 +138,19 @@ def is_named(name: str, field: str) -> bool:
         return field == "epsilon"
     plain = name.lstrip("-").replace("-", "_").lower()
     return FIELDS.get(plain, plain) == field
+
+
+def find_otherwise(program: str, name: str) -> str | None:
+    """Return what stands in place of an option that a program lacks; None if that is unknown."""
+    plain = name.lstrip("-").replace("-", "_").lower()
+    return OTHERWISE.get((program, FIELDS.get(plain, plain)))
+
+
+def describe_unknown(kind: str, name: str, known: Collection[str]) -> str:
+    """Return that a name is unknown, what was probably meant, and all known names."""
+    meant = find_value(name, known)
+    start = f"did you mean {meant}? There are" if meant else "there are"
+    return f"Unknown {kind} {name!r}: {start} {', '.join(known)}"
 
 
 def find_value(text: str, known: Collection[str]) -> str | None:

@@ -1,0 +1,1 @@
+"""The words of mistakes on a command line, shared by both programs."""

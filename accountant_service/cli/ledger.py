@@ -71,8 +71,11 @@ def verify(
         counts = {"datasets": report.datasets, "entries": report.entries}
         if checkpoint is not None:
             counts["entries_not_read_again"] = report.entries_before
-        print(json.dumps(counts | {"faults": report.faults}))
+        told = {"faults": report.faults, "warnings": list(report.warnings)}
+        print(json.dumps(counts | told))
     else:
+        for warning in report.warnings:
+            print(f"warning: {warning}", file=sys.stderr)
         for fault in report.faults:
             print(fault, file=sys.stderr)
         verdict = f"{len(report.faults)} wrong" if report.faults else "all is well"

@@ -74,6 +74,21 @@ def find_faults(transaction: Transaction) -> Iterator[str]:
     yield from _find_secret_faults(transaction, events)
 
 
+def find_ambiguous_keys(transaction: Transaction) -> Iterator[str]:
+    """Yield a warning for each name that a dataset and a series have and a key is bound to.
+
+    Ledgers of earlier versions may have one. The key is for the dataset and for all of the series.
+    """
+    of_both = select(DATASET.c.name).join(SERIES, SERIES.c.name == DATASET.c.name)
+    both = set(transaction.connection.execute(of_both).scalars())
+    for key in _read_all(transaction, API_KEY, partial(read_model, KeyRecord), []):
+        for name in sorted(both & {*(key.datasets or ())} if key.revoked_at is None else ()):
+            yield (
+                f"key {key.identifier} is bound to {name!r}, the name of a dataset and of a "
+                "series, and is for both: revoke it, and create one for the datasets by name"
+            )
+
+
 def _read_all(
     transaction: Transaction,
     table: Table,

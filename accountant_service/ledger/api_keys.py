@@ -67,6 +67,8 @@ class Keys:
             datasets, team, now(), expires_at, requests_per_minute=requests_per_minute,
         )  # fmt: skip
         with self._repository.transaction() as transaction:
+            if datasets is not None:  # no series gets one of these names at the same time
+                transaction.lock_new_names()
             transaction.add_key(record, by)
             transaction.announce_key("key.created", identifier)
         return token, record
@@ -138,7 +140,7 @@ class Keys:
 
     def _require_valid(self, record: KeyRecord) -> KeyRecord:
         """Return a key and note its use; raise if it is invalid or over its request quota."""
-        if not _is_valid(record):
+        if not record.is_valid(now()):
             raise UnauthenticatedError("this API key has expired or was revoked")
         if record.quota is not None:
             self._count_request(record, record.quota)
@@ -196,7 +198,7 @@ class Keys:
         """Return a key, and whether no other valid one may create keys; None if it is not valid."""
         with self._repository.reading() as reading:
             found = reading.find_key(identifier)
-            if found is None or not _is_valid(found):
+            if found is None or not found.is_valid(now()):
                 return None
             administers = found.datasets is None and Scope.ADMIN.value in found.scopes
             return found, administers and not reading.has_other_administrator(identifier)
@@ -206,9 +208,7 @@ class Keys:
         with self._repository.transaction() as transaction:
             if transaction.find_key(identifier) is None:
                 return None
-            transaction.record_audit_event(by, "key-revoked", identifier)  # a key may revoke itself
-            transaction.revoke_key(identifier)
-            transaction.announce_key("key.revoked", identifier)
+            transaction.revoke_key(identifier, by)
             return transaction.find_key(identifier)
 
     def set_quota(self, identifier: str, requests_per_minute: int | None, by: str) -> KeyRecord:
@@ -238,12 +238,6 @@ class Keys:
         if self._secret is None:
             self._secret = self._repository.get_or_create_secret(_SECRET_NAME)
         return hmac.new(self._secret, token.encode(), hashlib.sha256).digest()
-
-
-def _is_valid(key: KeyRecord) -> bool:
-    """Return whether a key has neither expired nor been revoked."""
-    is_expired = key.expires_at is not None and key.expires_at <= now()
-    return key.revoked_at is None and not is_expired
 
 
 def require_scope(key: KeyRecord, *scopes: Scope) -> None:

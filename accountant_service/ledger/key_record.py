@@ -43,6 +43,10 @@ class KeyRecord:
     requests_per_minute: int | None = None
     quota_empty_at: int | None = None
 
+    def is_valid(self, at: int) -> bool:
+        """Return whether the key has neither expired nor been revoked at a time."""
+        return self.revoked_at is None and (self.expires_at is None or self.expires_at > at)
+
     @property
     def quota(self) -> Quota | None:
         """The key's quota of requests, if it has one."""

@@ -603,14 +603,21 @@ class Transaction:
         )
 
     def delete_dataset(self, dataset: Dataset, key: str) -> None:
-        """Delete an unused dataset with its only entry and its caps, and record who did.
+        """Delete an unused dataset with its only entry, caps and webhooks, and record who did.
 
-        The audit event states the hash of the entry, which an earlier export may have.
+        Keys that are bound to it alone are revoked: a later dataset of its name is not theirs. The
+        audit event states the hash of the entry, which an earlier export may have.
         """
         for use in self.list_cap_uses(dataset):
             cap = use.cap
             self.remove_cap(dataset, cap.kind, cap.holder)
             self.record_audit_event(key, "cap-removed", dataset.name, f"{cap.kind} {cap.holder}")
+        for webhook in self.list_webhooks([dataset.name]):
+            if webhook.dataset == dataset.name:
+                self.remove_webhook(webhook.identifier, key)
+        for bound in self.list_keys():
+            if bound.datasets == (dataset.name,) and bound.revoked_at is None:
+                self.revoke_key(bound.identifier, key)
         self.connection.execute(ENTRY.delete().where(ENTRY.c.dataset == dataset.identifier))
         self.connection.execute(DATASET.delete().where(DATASET.c.id == dataset.identifier))
         self.record_audit_event(key, "dataset-deleted", dataset.name, dataset.head)
@@ -1476,11 +1483,13 @@ class Transaction:
         self.connection.execute(API_KEY.insert().values(write_row(key)))
         self.record_audit_event(by, "key-created", key.identifier, key_fingerprint(key))
 
-    def revoke_key(self, identifier: str) -> None:
-        """Revoke an API key from now on."""
+    def revoke_key(self, identifier: str, by: str) -> None:
+        """Revoke an API key from now on, and record who did: a key may revoke itself."""
+        self.record_audit_event(by, "key-revoked", identifier)
         self.connection.execute(
             API_KEY.update().where(API_KEY.c.id == identifier).values(revoked_at=now())
         )
+        self.announce_key("key.revoked", identifier)
 
     def revoke_all_keys(self) -> None:
         """Revoke every API key that was not revoked before."""

@@ -79,6 +79,13 @@ class SeriesCatalog:
                 return _read_state(transaction, found), False
             if transaction.find_dataset(name) is not None:
                 raise NameTakenError(f"there is a dataset {name!r}; choose another name")
+            at = now()
+            for other in transaction.list_keys():
+                if name in (other.datasets or ()) and other.is_valid(at):
+                    raise NameTakenError(
+                        f"key {other.identifier} is bound to the name {name!r}, and would be for "
+                        "all datasets of the series: revoke it, or choose another name"
+                    )
             created = Series(name, template, now())
             transaction.add_series(created, key.identifier)
             return SeriesState(created, (), ()), True

@@ -83,6 +83,7 @@ class VerificationReport:
         entries_before: how many of the entries an earlier verification read, and this one did not.
         states: from which the next verification may go on; of a dataset with a fault, the state
             that was known before, if any.
+        warnings: what is no fault, and should be changed.
     """
 
     datasets: int
@@ -90,6 +91,7 @@ class VerificationReport:
     faults: list[str]
     entries_before: int = 0
     states: States = field(default_factory=dict)
+    warnings: Sequence[str] = ()
 
 
 def _ignore_progress(_: int, __: int, ___: Callable[[], States]) -> None:
@@ -123,6 +125,7 @@ def verify_snapshot(
     with stored_rows.decode_any_text(transaction):
         faults = list(stored_rows.find_stray_rows(transaction))
         faults += access_records.find_faults(transaction)
+        warnings = tuple(access_records.find_ambiguous_keys(transaction))
         rows = transaction.list_dataset_rows()
         numbers = [row["version"] for row in rows if type(row["version"]) is int]
         total = sum(numbers) - sum(state["dataset"]["version"] for state in known.values())
@@ -152,7 +155,7 @@ def verify_snapshot(
             faults.append(f"dataset {name!r}: {times} datasets have this name")
     for name in known.keys() - counts.keys():
         faults.append(f"dataset {name!r}: it was verified before, and has no row now")
-    return VerificationReport(len(rows), entries, faults, before, states)
+    return VerificationReport(len(rows), entries, faults, before, states, warnings)
 
 
 def _verify_dataset(

@@ -36,7 +36,7 @@ RUN = {"kind": "dp_sgd", "noise_multiplier": 60.0, "sample_rate": 1.0, "sampling
        "steps": 100}  # fmt: skip
 OTHER = RUN | {"noise_multiplier": 90.0}
 KINDS = ("reserve", "grant", "commit", "release", "renew", "reserve-other", "grant-other",
-         "commit-other", "close")  # fmt: skip
+         "commit-other", "close", "reference")  # fmt: skip
 DATABASES = ("sqlite", "postgresql")
 IN_CI = {("sqlite", "grant"), ("postgresql", "commit-other")}
 POINTS_MAX = 40
@@ -127,6 +127,10 @@ class Bench:
             return self.plan
         if kind == "close":
             return self.next_closing()
+        if kind == "reference":
+            self.name = uuid.uuid4().hex
+            self.create_dataset()
+            return f"/v1/datasets/{self.name}/reference", {"mechanism": RUN}
         if kind == "grant":
             with self.repository.reading() as reading:
                 granted = reading.find_reservation(self.run).steps_granted

@@ -7,6 +7,7 @@ import pytest
 from accountant_service.ledger.api_keys import Scope
 from accountant_service.ledger.repository import Transaction
 from accountant_service.ledger.service import Ledger
+from accountant_service.ledger.webhooks import create_webhook
 from tests.support.ledger_scenarios import (
     PLAN_JSON,
     SQL_MATTERS,
@@ -42,6 +43,30 @@ def test_an_unused_dataset_is_deleted_and_its_name_is_free(scenario: Scenario) -
     assert admin.create(once="made", epsilon=1.0)["budget"]["epsilon"] == 1.0, "the first answer"
     assert scenario.dataset().policy.epsilon == 2.0
     admin.grant(admin.reserve(3), 3)
+
+
+def test_webhooks_and_keys_of_a_deleted_dataset_go_with_it(scenario: Scenario) -> None:
+    """Those of all datasets, of another one, and keys that are bound to several stay."""
+    admin = scenario.admin
+    for name in ("d", "other"):
+        admin.create(name)
+    own, several = (scenario.person(datasets=names) for names in (("d",), ("d", "other")))
+    hooks = [create_webhook("https://example.org", name, (), 0) for name in ("d", "other", None)]
+    with scenario.repository.transaction() as transaction:
+        for hook in hooks:
+            transaction.add_webhook(hook, "test")
+    admin.delete()
+    with scenario.repository.reading() as reading:
+        assert {each.identifier for each in reading.list_webhooks()} == {
+            each.identifier for each in hooks[1:]
+        }
+    admin.create()
+    with refused("unauthenticated"):
+        scenario.keys.authenticate(own.token)
+    assert scenario.keys.authenticate(several.token).identifier == several.identifier
+    (event,) = scenario.audit("key-revoked")
+    assert event[:3] == (admin.identifier, "key-revoked", own.identifier)
+    assert scenario.faults() == []
 
 
 def test_a_used_or_closed_dataset_stays(scenario: Scenario) -> None:

@@ -14,6 +14,7 @@ from accountant_service.ledger.api_keys import Scope
 from accountant_service.ledger.rules import Cap, HolderKind
 from accountant_service.ledger.series import Template, bound_loss_in_all
 from accountant_service.ledger.series_catalog import SeriesCatalog
+from accountant_service.ledger.verification import verify_snapshot
 from tests.support.ledger_scenarios import (
     ADD_OR_REMOVE,
     ON_POSTGRESQL,
@@ -26,6 +27,7 @@ from tests.support.ledger_scenarios import (
     race,
     refusals,
     refused,
+    undone,
 )
 
 BUDGET = {"epsilon": 1.0, "delta": 1e-9}
@@ -109,6 +111,35 @@ def test_what_is_no_month_of_the_series_is_refused_and_nothing_is_made(months: M
         months.catalog.find_window(months.key, "sales", 2)
     months.scenario.admin.delete("sales-2026-10")
     months.add("2026-9")  # no other label is left
+
+
+def test_a_series_gets_no_name_that_a_key_is_bound_to(scenario: Scenario) -> None:
+    """The key was for one dataset, and would be for all of the series."""
+    catalog, key = SeriesCatalog(scenario.repository), scenario.admin.record
+    bound = scenario.person(datasets=("other", "sales"))
+    with refused("name-taken", f"key {bound.identifier} is bound"):
+        catalog.create(key, "sales", TEMPLATE)
+    scenario.keys.revoke(bound.identifier, "test")
+    assert catalog.create(key, "sales", TEMPLATE)[1]
+    scenario.person(datasets=("sales",))  # of the series, which is there
+    assert not catalog.create(key, "sales", TEMPLATE)[1], "a repeat changes nothing"
+
+
+@ON_SQLITE
+def test_verify_warns_of_a_name_of_a_dataset_and_of_a_series_that_a_key_is_bound_to(
+    months: Months,
+) -> None:
+    """Only a ledger of an earlier version has such a pair; it is no fault."""
+    scenario = months.scenario
+    key = scenario.person(datasets=("sales",))
+    scenario.admin.create()
+    with undone(scenario.repository) as transaction:
+        assert verify_snapshot(transaction).warnings == ()
+        transaction.connection.exec_driver_sql("UPDATE dataset SET name = 'sales'")
+        (warning,) = verify_snapshot(transaction).warnings
+        assert f"key {key.identifier} is bound to 'sales'" in warning
+        transaction.connection.exec_driver_sql("UPDATE api_key SET revoked_at = 1")
+        assert verify_snapshot(transaction).warnings == ()
 
 
 @SQL_MATTERS

@@ -46,7 +46,7 @@ def test_an_unused_dataset_is_deleted_and_its_name_is_free(scenario: Scenario) -
 
 
 def test_webhooks_and_keys_of_a_deleted_dataset_go_with_it(scenario: Scenario) -> None:
-    """Those of all datasets, of another one, and keys that are bound to several stay."""
+    """Webhooks of all datasets or of another one stay, and keys that are bound to several."""
     admin = scenario.admin
     for name in ("d", "other"):
         admin.create(name)

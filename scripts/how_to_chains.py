@@ -263,6 +263,23 @@ CHAINS: Final[dict[str, tuple[str, list[Stage]]]] = {  # by the names of pages
             Stage("holds · loose · too small · not proved"),
         ],
     ),
+    "releases-made-elsewhere": (
+        "From another program's release to its certificate",
+        [
+            Stage(
+                "What the program will release",
+                ("its noise, or its ε, (ε, δ) or ρ",),
+                then="accountant charge",
+            ),
+            Stage(
+                "The dataset's budget",
+                ("charged for good",),
+                ("Refused: do not run it.",),
+                then="then",
+            ),
+            Stage("OpenDP, SmartNoise, Tumult, a spreadsheet", ("makes the release",)),
+        ],
+    ),
     "monthly-data": (
         "A dataset a month",
         [

@@ -175,10 +175,15 @@ def _convert(node: ast.expr, pointer: str, depth: int) -> Json:
             return _convert_call(_constructor(func, pointer), args, keywords, inner)
         case ast.Constant(value=value) if value is ...:
             raise DocumentError((pointer, "is cut off: write out what ... stands for"))
-        case ast.Attribute(attr=name) | ast.Name(id="inf" as name):  # a member of an enumeration
+        case ast.Attribute(attr=name) | ast.Name(id=name) if _is_constant(node):
             return name
         case _:
             raise DocumentError((pointer, "must be a literal or a constructor; no code is run"))
+
+
+def _is_constant(node: ast.expr) -> bool:
+    """Return whether a name stands for itself: of an enumeration, ∞, or a measure of OpenDP."""
+    return not isinstance(node, ast.Name) or node.id == "inf" or node.id.endswith("Divergence")
 
 
 def _convert_call(name: str, args: list[ast.expr], keywords: list[ast.keyword], inner: Any) -> Json:

@@ -14,6 +14,7 @@ from accountant_service.importing import (
     jax_privacy,
     nvflare,
     opacus,
+    opendp,
     plain_run,
 )
 from accountant_service.importing.document import (
@@ -100,6 +101,7 @@ FORMATS: Final[Mapping[str, Format]] = {
         diffprivlib.read,
         diffprivlib.CONSTRUCTORS,
     ),
+    "opendp": Format("a measure and a distance of OpenDP", opendp.KEYS, opendp.detect, opendp.read),
     "opacus": Format(
         "an accountant or arguments of Opacus",
         opacus.KEYS,

@@ -46,6 +46,7 @@ SERVER: Json = {"noise_multiplier": 1.0, "num_sampled_clients": 10, "num_rounds"
 DRAWN: Json = {**SERVER, "num_clients": 100}
 SVT: Json = {"path": "SVTPrivacy", "args": {"parameters": 10}}
 BUDGET: Json = {"spent_budget": [[0.1, 1e-7], [0.2, 0.0]]}
+MEASURE: Json = {"measure": "ZeroConcentratedDivergence", "d_out": 0.1}
 GAUSSIAN: Json = {"class_name": "GaussianDpEvent", "noise_multiplier": 3.0}
 
 # For each key that acts or is checked: a document, and a value that changes its answer or is
@@ -118,10 +119,12 @@ EXAMPLES: dict[str, dict[str, tuple[Json, Any]]] = {
         **on(BUDGET, spent_budget=[[0.3, 1e-7]], slack=1e-3, epsilon=0.2, delta=1e-3,
              neighbouring_relation="replace_one", class_name="Other"),
     },
+    "opendp": on(MEASURE, measure="RenyiDivergence", d_out=0.2, delta=1e-3, epsilon=7.0,
+                 neighbouring_relation="replace_one"),
 }  # fmt: skip
 HARMLESS_BASES: dict[str, Json] = {
     "run": STATED, "opacus": ARGUMENTS, "dp_event": PLAN, "jax_privacy": KERAS, "flower": SERVER,
-    "nvflare": SVT, "diffprivlib": BUDGET,
+    "nvflare": SVT, "diffprivlib": BUDGET, "opendp": MEASURE,
 }  # fmt: skip
 
 
@@ -603,6 +606,57 @@ def test_the_total_of_a_budget_accountant_is_a_claim() -> None:
     pure = lint(text)  # at δ = 0, which the spends have
     assert (pure.verdict, pure.guarantee and pure.guarantee.epsilon) == ("holds", 1.25)
     assert "at δ = 0 holds" in pure.summary
+
+
+# --- OpenDP
+
+
+@pytest.mark.parametrize(
+    ("text", "mechanism", "delta"),
+    [  # as OpenDP 0.16 prints (measurement.output_measure, measurement.map(1.0))
+        ("(MaxDivergence, 0.1)", {"kind": "approximate_dp", "epsilon": 0.1, "delta": 0.0}, 0.0),
+        ("(Approximate(MaxDivergence), (0.43, 1e-06))",
+         {"kind": "approximate_dp", "epsilon": 0.43, "delta": 1e-6}, 1e-6),
+        ("(ZeroConcentratedDivergence, 0.005)", {"kind": "zcdp", "rho": 0.005}, 1e-5),
+        # as earlier versions print them, and as functions of the order written out
+        ("(MaxDivergence(), 0.1)", {"kind": "approximate_dp", "epsilon": 0.1, "delta": 0.0}, 0.0),
+        ("(FixedSmoothedMaxDivergence(), (0.43, 1e-06))",
+         {"kind": "approximate_dp", "epsilon": 0.43, "delta": 1e-6}, 1e-6),
+        ("(RenyiDivergence(), [(2, 0.1), (8, 0.5)])",
+         {"kind": "rdp", "orders": [2, 8], "divergences": [0.1, 0.5]}, 1e-5),
+    ],
+)  # fmt: skip
+def test_a_measure_of_opendp_is_what_it_says(text: str, mechanism: Json, delta: float) -> None:
+    answer = lint(text, delta=None if delta != 1e-5 else delta)
+    assert answer.mechanism == mechanism
+    assert codes(answer) == {"relation-not-stated"}
+    assert answer.guarantee is not None
+    assert (answer.guarantee.status, answer.guarantee.delta) == ("proven", delta)
+    measure, distance = importing.parse_text(text)
+    assert lint({"measure": measure, "d_out": distance}, delta=answer.guarantee.delta).mechanism
+
+
+@pytest.mark.parametrize(
+    ("document", "pointer"),
+    [
+        ({"measure": "SmoothedMaxDivergence", "d_out": 0.1}, "/measure"),
+        ({"measure": "Approximate(ZeroConcentratedDivergence)", "d_out": [0.1, 1e-6]}, "/measure"),
+        ({"measure": 3, "d_out": 0.1}, "/measure"),
+        ({"measure": "MaxDivergence", "d_out": [0.1, 1e-6]}, "/d_out"),
+        ({"measure": "MaxDivergence", "d_out": -0.1}, "/d_out"),
+        ({"measure": "MaxDivergence", "d_out": "Infinity"}, "/d_out"),
+        (["FixedSmoothedMaxDivergence", 0.1], "/1"),
+        (["FixedSmoothedMaxDivergence", [0.1, 1]], "/1/1"),
+        (["RenyiDivergence", []], "/1"),
+        (["RenyiDivergence", [[2, 0.1, 3]]], "/1/0"),
+        (["RenyiDivergence", [[1, 0.1]]], "/1"),
+        ({"d_out": 0.1}, "/measure"),
+    ],
+)
+def test_a_measure_without_its_distance_is_refused(document: Any, pointer: str) -> None:
+    with pytest.raises(DocumentError) as refused:
+        lint(document, delta=1e-5)
+    assert refused.value.faults[0][0] == pointer
 
 
 # --- the verdict

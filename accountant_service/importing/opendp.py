@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Final
 
-from accountant_service.guarantee import NeighbouringRelation
+from accountant_service.accounting.guarantee import NeighbouringRelation
 from accountant_service.importing.document import Part
 from accountant_service.importing.findings import Finding
 from accountant_service.importing.imported import Facts, Imported, Node

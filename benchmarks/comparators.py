@@ -28,6 +28,7 @@ from training_client.budget import NoBudget
 from training_client.lab.agd import Agd, NoGate, train_agd
 from training_client.lab.data import Dataset, load
 from training_client.lab.models import cross_entropy, make_model, side_information
+from training_client.lab.papers.store import Store
 from training_client.lab.relevance import PrivateRelevance
 from training_client.lab.schedules import parse_schedule
 from training_client.lab.train import evaluate
@@ -311,6 +312,9 @@ def render(lines: list[dict[str, Any]]) -> str:
         text += [f"### {TASKS[task].title}{cost}", ""]
         text += ["| method | accuracy | points ahead of dp_sgd | η |", "|---|---|---|---|"]
         text += [row for _, row in rows]
+        constant = Store(DOCS / "training-results.jsonl").find_trivial_score(TASKS[task].data)
+        if constant is not None:
+            text.append(f"| the best constant answer | {constant:.3f} | – | – |")
         text += [
             f"| {name} | not run: `python -m benchmarks.comparators run` | – | – |"
             for name, ended in scores.items() if not ended

@@ -52,7 +52,7 @@ _HEADINGS: Final = (
 def read_audit(page: Path = AUDIT_PAGE) -> dict[str, str]:
     """Return the verdict on each claim in the table of the audit page."""
     rows = [line.strip("| \n").split(" | ") for line in page.read_text().splitlines()]
-    return {row[1]: row[4] for row in rows if len(row) == 6}
+    return {row[1]: row[4] for row in rows if len(row) == 6 and row[0] not in ("source", "---")}
 
 
 def judge_all(store: Store, audit: Mapping[str, str]) -> list[Outcome]:
@@ -223,14 +223,15 @@ def _build_left_table(store: Store) -> str:
 def _fill(template: str, outcomes: Sequence[Outcome], store: Store) -> str:
     """Return a page with its placeholders replaced by figures.
 
-    `{index}`, `{left}`, `{results}` are tables and the number of printed results; `{ours:PAPER
-    PLACE: CLAIM}`, `private`, `printed` and `verdict` are cells of the row whose claim begins so;
-    `{count:VERDICT}` is a number of rows.
+    `{index}`, `{left}`, `{results}`, `{verdicts}` are tables, the number of printed results, and
+    that by verdict; `{ours:PAPER PLACE: CLAIM}`, `private`, `printed` and `verdict` are cells of
+    the row of the claim, or of the only one that begins so; `{count:VERDICT}` is a number of rows.
     """
     whole = {
         "index": enclose_part("index", COMMAND, _build_index_table(outcomes)),
         "left": enclose_part("left", COMMAND, _build_left_table(store)),
         "results": str(len(outcomes)),
+        "verdicts": _count_verdicts(outcomes),
     }
 
     def render(found: re.Match[str]) -> str:
@@ -251,10 +252,9 @@ def _fill(template: str, outcomes: Sequence[Outcome], store: Store) -> str:
 
 def _find_row(argument: str, outcomes: Sequence[Outcome]) -> Outcome:
     """Return the outcome of `PAPER PLACE: CLAIM`, where the claim may be cut off."""
-    found = [
-        each
-        for each in outcomes
-        if f"{each.printed.paper} {each.printed.place}: {each.printed.claim}".startswith(argument)
+    names = [f"{e.printed.paper} {e.printed.place}: {e.printed.claim}" for e in outcomes]
+    found = [each for each, name in zip(outcomes, names, strict=True) if name == argument] or [
+        each for each, name in zip(outcomes, names, strict=True) if name.startswith(argument)
     ]
     if len(found) != 1:
         raise ValueError(f"{len(found)} printed results begin with {argument!r}")

@@ -139,6 +139,59 @@ def zcdp_of_figure_4() -> Numbers:
     ]
 
 
+@cache
+def accountants_of_figure_4() -> dict[str, tuple[Any, Any]]:
+    """Return ε of each accountant at q = .01 and σ = 2 after 40 and after 400 epochs."""
+
+    def both(compute: Callable[[int], Any]) -> tuple[Any, Any]:
+        return compute(4_000), compute(40_000)
+
+    sampled = {a: oracles.sampled_gaussian_moment(a, 0.01, 2.0) for a in range(2, 41)}
+    return {
+        "mma": both(lambda steps: oracles.mma(0.01, 2.0, steps, DELTA)),
+        "closed": both(lambda steps: oracles.closed_form(0.01, 2.0, steps, DELTA)),
+        "moments": both(lambda steps: oracles.classical_epsilon(sampled, steps, DELTA)),
+        "renyi": both(tight_renyi_accounting),
+        "printed": both(
+            lambda steps: best_conversion(oracles.without_replacement_moment, 0.01, 2.0, steps, 12)[
+                0
+            ]
+        ),
+    }
+
+
+def tight_renyi_accounting(steps: int) -> Any:
+    """Return the least ε by the conversion of Canonne et al. over real orders."""
+
+    def at(order: Any) -> Any:
+        moment = oracles.sampled_gaussian_moment(order, 0.01, 2.0)
+        return oracles.tight_epsilon({order: moment}, steps, DELTA)
+
+    low, high = mp.mpf(2), mp.mpf(40)
+    for _ in range(26):  # ε is convex in 1/(α − 1) there
+        third = (high - low) / 3
+        low, high = (
+            (low, high - third) if at(low + third) < at(high - third) else (low + third, high)
+        )
+    return at(low)
+
+
+def remark_4(*names: str) -> Numbers:
+    """Return ε after 400 epochs."""
+    return [accountants_of_figure_4()[name][1] for name in names]
+
+
+def figure_4(*names: str) -> Numbers:
+    """Return ε after 40 and after 400 epochs; `a/b` is a ratio."""
+    found = accountants_of_figure_4()
+    pairs = []
+    for name in names:
+        first, _, second = name.partition("/")
+        divisors = found[second] if second else (1, 1)
+        pairs += [a / b for a, b in zip(found[first], divisors, strict=True)]
+    return pairs
+
+
 def state_of_pigdo() -> Numbers:
     """Adam's second step by Table 1, in exact squares: g = 1 in the first step, 0 in the second."""
     first, second = Fraction(9, 10), Fraction(999, 1000)
@@ -234,16 +287,20 @@ REASONS: list[tuple[str, Callable[[], Numbers], bool]] = [  # the source, the nu
     ("Xu et al. 2020, Theorem 1 and Lemma 6", theorem_1_of_papers_000, True),
     ("Xu et al. 2020, §III-B", cosines, True),
     ("Xu et al. 2020, Algorithm 1, line 23", lambda: [ratio_of_line_23(), 71_010], False),
+    ("Ding et al. 2021, Remark 4", lambda: [*conditions(0.01, 2.0, 40_000)], False),
+    ("Ding et al. 2021, Remark 4", lambda: remark_4("moments"), True),
     (
-        "Ding et al. 2021, Remark 4",
-        lambda: [
-            "10.2",
-            3,
-            oracles.closed_form(0.01, 2.0, 40_000, DELTA),
-            *conditions(0.01, 2.0, 40_000),
-        ],
-        False,
+        "Ding et al. 2021, Abstract and Remark 4",
+        lambda: [remark_4("mma")[0] / remark_4("moments")[0], *remark_4("closed")],
+        True,
     ),
+    ("Ding et al. 2021, Figure 4", lambda: figure_4("moments"), True),
+    (
+        "Ding et al. 2021, §5.2",
+        lambda: [*figure_4("renyi/moments"), 7, 0, *figure_4("printed")],
+        True,
+    ),
+    ("Ding et al. 2021, §5.2 and Figure 4", zcdp_of_figure_4, False),
     *(
         (
             "Ding et al. 2021, §5.2",
@@ -256,7 +313,6 @@ REASONS: list[tuple[str, Callable[[], Numbers], bool]] = [  # the source, the nu
         )
         for sigma, steps in ((2.0, 26_000), (4.0, 10_000), (8.0, 3_000))
     ),
-    ("Ding et al. 2021, §5.2 and Figure 4", zcdp_of_figure_4, False),
     ("Ding et al. 2021, §4.2 and Algorithm 1", lambda: [1200, 2], False),
     ("Ding et al. 2021, Algorithm 1 and Table 1", state_of_pigdo, False),
     ("Ding et al. 2021, §5.2, σ = 8", gains, False),
@@ -335,6 +391,30 @@ def lower(finding: Finding) -> float:
     found = re.search(r"ε ≥ ([\d.]+)|([\d.]+) ≤ ε", finding.proved)
     assert found
     return float(found[1] or found[2])
+
+
+def test_both_numbers_of_remark_4_follow_from_the_papers_formulas() -> None:
+    """§5.2 says which formula its moments accountant is; neither number is a misprint."""
+    found = named("Ding et al. 2021, Remark 4")
+    assert [each.verdict for each in found] == ["confirmed", "confirmed"]
+    assert_printed(found[0].computed, [oracles.mma(0.01, 2.0, 40_000, DELTA)])
+    assert_printed(found[1].computed, [3, oracles.closed_form(0.01, 2.0, 40_000, DELTA)])
+
+
+@pytest.mark.slow
+def test_the_order_of_figure_4_is_that_at_its_own_noise() -> None:
+    with mp.workdps(30):
+        found = accountants_of_figure_4()
+        for at in (0, 1):
+            order = [found[name][at] for name in ("renyi", "moments", "mma", "closed")]
+            assert order == sorted(order)
+        (ordered,) = named("Ding et al. 2021, Figure 4")
+        assert_printed(ordered.computed, figure_4("closed", "mma", "renyi"))
+        half = named("Ding et al. 2021, §5.2")[0]
+        assert_printed(half.computed, figure_4("renyi/closed"))
+        (tighter,) = named("Ding et al. 2021, Abstract and Remark 4")
+        assert_printed(tighter.computed, remark_4("mma", "moments"))
+    assert (ordered.verdict, half.verdict, tighter.verdict) == ("confirmed", "confirmed", "refuted")
 
 
 def test_mma_is_refuted_by_the_other_direction_alone() -> None:

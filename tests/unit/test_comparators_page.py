@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from argparse import Namespace
 from dataclasses import replace
@@ -135,3 +136,10 @@ def test_a_pair_counts_as_one_gradient_of_norm_c_at_most() -> None:
     assert 0 < float(total.norm()) <= 0.1 + 1e-6
     claimed, truly = authors_code.cost("pigdo", 4.0, 100)
     assert truly > 2 * claimed
+
+
+def test_the_page_judges_no_paper_and_shows_a_constant_answer() -> None:
+    """Two seeds of small runs are measurements; verdicts are those of the papers' rows."""
+    assert not re.findall(r"(?:not )?reproduced|refuted|confirmed", PAGE)
+    assert "](papers/index.md)" in PAGE
+    assert "| the best constant answer | 0.113 |" in comparators.render([])

@@ -59,7 +59,20 @@ def test_the_index_counts_every_row_once() -> None:
     assert all(total == sum(rest) for total, *rest in counts)
     total = sum(each for each, *_ in counts)
     assert f"is a row: {total} rows" in index
-    assert f"print {total} results" in (PAGES / "five-papers.md").read_text()
+    assert f"print {total} results and claims" in (PAGES / "five-papers.md").read_text()
+
+
+def test_the_article_states_no_verdict_and_no_figure_of_its_own() -> None:
+    """Verdicts and figures of the summary and the findings are placeholders of rows."""
+    template = (papers.TEMPLATES / f"papers_{papers.ARTICLE}").read_text()
+    for title in ("Summary", "Findings"):
+        _, _, text = template.partition(f"## {title}\n")
+        text = re.sub(r"\{[^{}]*\}", "", text.partition("\n## ")[0])
+        settings = r"papers/\d{3}|Theorem \d|(?:accuracy|[σεq] =) [\d.]*\d"
+        assert not re.search(r"\d", re.sub(settings, "", text)), title
+        said = re.findall(r"\b(?:not )?(?:reproduced|refuted|misprinted|confirmed)\b", text)
+        assert not said, title
+        assert not re.search(r"\b(?:carries|twice|beats|ahead|better|worse)\b", text), title
 
 
 def test_a_placeholder_that_names_no_single_row_is_refused() -> None:

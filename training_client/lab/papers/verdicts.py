@@ -105,7 +105,7 @@ def judge(printed: PrintedResult, store: Store, audit: Mapping[str, str]) -> Out
     if printed.ours is not None and printed.ours.kind == "audit":
         claim = printed.ours.argument
         found = next((said for each, said in audit.items() if each.startswith(claim)), None)
-        return Outcome(printed, None, None, found or NOT_RUN, "by the audit")
+        return Outcome(printed, None, None, found or NOT_RUN)
     ours, private = (
         None if each is None else measure(each, printed, store)
         for each in (printed.ours, printed.private)

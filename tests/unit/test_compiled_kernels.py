@@ -85,15 +85,14 @@ def test_sums_along_rows_agree(
     are_upper_bounds((norms, other_norms), kind, 8e-6)
     agree((unit * norms[:, None], other_unit * other_norms[:, None]), kind)
     clean = values.nan_to_num(0.0, 0.0, 0.0)
-    for add in (row_sums.add_row_dots, row_sums.add_row_dots_of_squares):
+    for squared in (False, True):
 
-        def added(add: Callable[..., None] = add) -> torch.Tensor:
+        def added(squared: bool = squared) -> torch.Tensor:
             total = torch.full((len(clean),), size, dtype=torch.float64)
-            add(clean, others, total, 17)
+            row_sums.add_row_dots(clean, others, total, 17, squared=squared)
             return total
 
         found, plain = both(added)
-        squared = add is row_sums.add_row_dots_of_squares
         terms = (clean * others[:, 17:].double() ** (2 if squared else 1)).abs().sum(1)
         share = 8e-6 if kind == torch.float32 else 1e-12
         assert bool((plain - found >= -1e-12 * (terms + size)).all())

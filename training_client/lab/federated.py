@@ -16,6 +16,7 @@ a gradient without noise.
 from __future__ import annotations
 
 import copy
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -49,7 +50,31 @@ class Contributor(Protocol):
         """Return an update for the server to average and subtract; None if the budget is spent."""
 
 
-class Participant:
+class Site(ABC):
+    """A participant with records, a plan and a budget of its own.
+
+    Attributes:
+        name: a unique name.
+        budget: covers its steps.
+    """
+
+    def __init__(
+        self, name: str, examples: torch.Tensor, targets: torch.Tensor, budget: Allowance
+    ) -> None:
+        self.name, self.budget = name, budget
+        self._examples, self._targets = examples, targets
+
+    @property
+    @abstractmethod
+    def steps(self) -> int:
+        """The number of steps, or rounds, that were charged."""
+
+    def guarantee(self) -> Guarantee:
+        """Return the privacy guarantee of all planned steps."""
+        return self.budget.guarantee(self.steps)
+
+
+class Participant(Site):
     """A participant of federated training, with its own data, plan and budget.
 
     Args:
@@ -81,9 +106,8 @@ class Participant:
             raise DataError(
                 f"{name} has {len(examples)} records, the plan is for {budget.plan.dataset_size}"
             )
-        self.name, self.budget = name, budget
+        super().__init__(name, examples, targets, budget)
         self._model = copy.deepcopy(model)
-        self._examples, self._targets = examples, targets
         self._private_sum = PrivateSum(
             self._model, budget, generator, physical_batch_size, sparse_inputs=sparse_inputs
         )
@@ -118,12 +142,8 @@ class Participant:
             self._examples[rows], self._targets[rows], loss, transform
         ).to_tensors()
 
-    def guarantee(self) -> Guarantee:
-        """Return the privacy guarantee of all planned contributions."""
-        return self.budget.guarantee(self.steps)
 
-
-class AdaptiveParticipant:
+class AdaptiveParticipant(Site):
     """A participant of federated AdaDPS (papers/004, Algorithm 3): several local steps a round.
 
     Each example's gradient is divided by the side information, clipped, summed, and given noise,
@@ -162,9 +182,8 @@ class AdaptiveParticipant:
     ) -> None:
         if local_steps < 1:
             raise DataError(f"expected at least one local step in a round, got {local_steps}")
-        self.name, self.budget = name, budget
-        self._model = copy.deepcopy(model)
-        self._examples, self._targets, self._local_steps = examples, targets, local_steps
+        super().__init__(name, examples, targets, budget)
+        self._model, self._local_steps = copy.deepcopy(model), local_steps
         self._sampler = sampler_for_plan(budget.plan, len(examples), sampler, budget.has_claim)
         self._optimizer = AdaDps(
             self._model,
@@ -204,10 +223,6 @@ class AdaptiveParticipant:
             return False
         self._optimizer.step(self._examples[rows], self._targets[rows], loss)
         return True
-
-    def guarantee(self) -> Guarantee:
-        """Return the privacy claim, which covers all planned local steps."""
-        return self.budget.guarantee(self.steps)
 
 
 @torch.no_grad()

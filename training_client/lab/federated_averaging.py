@@ -22,16 +22,15 @@ import torch
 from torch import nn
 
 from training_client.budget import Allowance
-from training_client.client.answers import Guarantee
 from training_client.errors import BudgetExhaustedError, DataError
-from training_client.lab.federated import copy_parameters, train_federated
+from training_client.lab.federated import Site, copy_parameters, train_federated
 from training_client.private_step import Loss, Transform
 from training_client.private_step.blocks import unflatten_vector
 from training_client.private_step.private_sum import PrivateSum
 from training_client.private_step.sampling import sampler_for_plan
 
 
-class FedAvgParticipant:
+class FedAvgParticipant(Site):
     """A participant of DP-FedAvg: its whole update is clipped, and noise is added at the site.
 
     With sample rate q below 1 the participant takes part in a round with probability q. Otherwise
@@ -82,9 +81,8 @@ class FedAvgParticipant:
                 f"expected records, local_epochs and local_batch_size of at least 1, got "
                 f"{len(examples)}, {local_epochs} and {size}"
             )
-        self.name, self.budget = name, budget
+        super().__init__(name, examples, targets, budget)
         self._local = LocalTraining(model, learning_rate, local_epochs, size, side_information)
-        self._examples, self._targets = examples, targets
         self._updates = _UpdateSum(self._local, budget, generator)
 
     @property
@@ -107,10 +105,6 @@ class FedAvgParticipant:
             parameters, (self._examples, self._targets), loss
         )
         return self._updates.release(update[None][: len(drawn)])
-
-    def guarantee(self) -> Guarantee:
-        """Return the privacy guarantee of all planned rounds, for the site as a whole."""
-        return self.budget.guarantee(self.steps)
 
 
 class LocalTraining:

@@ -32,7 +32,6 @@ from training_client.private_step.kernels.per_coordinate_sums import (
 )
 from training_client.private_step.kernels.row_sums import (
     add_row_dots,
-    add_row_dots_of_squares,
     mapped_squared_norms,
     squared_norms,
 )
@@ -147,7 +146,7 @@ class _SquaredMap:
         if shift is None:
             return cls(squares, None, scale_norm, 0.0)
         found = squares.new_zeros(1, dtype=torch.float64)
-        add_row_dots_of_squares(squares.reshape(1, -1), shift.reshape(1, -1), found)
+        add_row_dots(squares.reshape(1, -1), shift.reshape(1, -1), found, squared=True)
         shift_norm = shift_norm_upper_bound(
             as_scalar(found), scale_norm, squared_norm(shift), squares.dtype
         )
@@ -257,7 +256,7 @@ class OuterProducts:
         terms.shift_norm += squared.shift_norm
         for part, columns, found in unit.products(squared.squares.T):
             square = terms.square[part]
-            add_row_dots_of_squares(found, self.gradients[part], square, start + columns.start)
+            add_row_dots(found, self.gradients[part], square, start + columns.start, squared=True)
             del found  # frees its memory before the next is made
         if squared.shifted is None:
             return

@@ -51,29 +51,29 @@ def mapped_squared_norms(
 
 
 def add_row_dots(
-    rows: torch.Tensor, others: torch.Tensor, total: torch.Tensor, start: int = 0
+    rows: torch.Tensor,
+    others: torch.Tensor,
+    total: torch.Tensor,
+    start: int = 0,
+    *,
+    squared: bool = False,
 ) -> None:
     """Add each row's dot product with `others`' same row, from column `start` on, to `total`.
 
     Single precision is rounded up on an accelerator.
+
+    Args:
+        rows: one row an example.
+        others: the rows that they are multiplied with.
+        total: one number an example, in double precision.
+        start: the first column of `others` that is used.
+        squared: square the entries of `others` first.
     """
     if is_on_cpu(rows):
-        compile_loop(_add_row_dots)(rows.numpy(), others.numpy(), start, total.numpy())
+        loop = _add_row_dots_of_squares if squared else _add_row_dots
+        compile_loop(loop)(rows.numpy(), others.numpy(), start, total.numpy())
     else:
-        total += _dots(rows, others[:, start : start + rows.shape[1]], squared=False)
-
-
-def add_row_dots_of_squares(
-    rows: torch.Tensor, others: torch.Tensor, total: torch.Tensor, start: int = 0
-) -> None:
-    """Add each row's dot product with `others`' squared row, from column `start`, to `total`.
-
-    Single precision is rounded up on an accelerator.
-    """
-    if is_on_cpu(rows):
-        compile_loop(_add_row_dots_of_squares)(rows.numpy(), others.numpy(), start, total.numpy())
-    else:
-        total += _dots(rows, others[:, start : start + rows.shape[1]], squared=True)
+        total += _dots(rows, others[:, start : start + rows.shape[1]], squared=squared)
 
 
 def _dots(rows: torch.Tensor, others: torch.Tensor, *, squared: bool) -> torch.Tensor:

@@ -31,6 +31,7 @@ from tests.support.ledger_scenarios import (
     race,
     refusals,
     refused,
+    started,
 )
 from training_client.charging import LedgerDataset, approximate_dp, gaussian, laplace
 from training_client.errors import BudgetExhaustedError
@@ -185,62 +186,96 @@ def test_a_failure_in_the_middle_undoes_every_part(
         act()
 
 
-@ON_SQLITE
-def test_bad_requests_are_refused_with_a_pointer(web: Service) -> None:
-    admin = web.admin
+# what every surface refuses: datasets of one run, the status, the code, and the pointer
+BAD_DATASETS: list[tuple[Any, int, str, str]] = [
+    (["plain", "plain"], 422, "invalid-request", "/datasets/1"),
+    (["plain", "other"], 422, "datasets-differ", "/datasets/1"),
+    (["plain", "person"], 422, "datasets-differ", "/datasets/1"),
+    (["plain", "closed"], 409, "dataset-closed", "/datasets/1"),
+    (["none", "plain"], 404, "not-found", "/datasets/0"),
+    ([f"d{at}" for at in range(37)], 422, "invalid-request", "/datasets"),
+    (["plain", "a b"], 422, "invalid-request", "/datasets/1"),
+]
+LONG = "0.3" + "0" * 398 + "1"  # a double keeps .3, which is less
+
+
+def _amount(text: str, name: str = "epsilon") -> str:
+    """Return a release of which one amount has this text, as JSON."""
+    other = {"epsilon": "delta", "delta": "epsilon"}[name]
+    return f'{{"kind": "approximate_dp", "{name}": {text}, "{other}": 1e-10}}'
+
+
+# what every surface refuses: a mechanism, the status, and the pointer if it is about a place
+BAD_AMOUNTS: list[tuple[str, int, str | None]] = [
+    *(
+        (_amount(text), 422, "/mechanism/epsilon")
+        for text in (
+            LONG, "0.30000000000000001665", "1.0000000000000001", "-0.1", "-1e-400", "1e999",
+            "9" * 400, "1e-400", '"0.1"', "1e308",
+        )
+    ),
+    *((_amount(text, "delta"), 422, "/mechanism/delta") for text in ("-1e-9", "2", "1e-400")),
+    *((_amount(text), 400, None) for text in ("NaN", "Infinity", "-Infinity")),
+    (_amount("100"), 409, None),
+    ('{"kind": "zcdp", "rho": -1}', 422, "/mechanism/rho"),
+    ('{"kind": "laplace", "noise_multiplier": 0}', 422, "/mechanism/noise_multiplier"),
+    (f'{{"kind": "composed", "mechanisms": [{_amount("50")}, {_amount("1e308")}]}}', 422,
+     "/mechanism/mechanisms/1/epsilon"),
+    (f'{{"kind": "repeated", "count": 999999999, "mechanism": {_amount("90")}}}', 409, None),
+]  # fmt: skip
+
+
+def fill(admin: Caller) -> None:
+    """Create datasets that may not be in one run, each with the budget (1, 1e-9)."""
     for name, fields in (
         ("plain", {}),
+        ("same", {}),
         ("other", {"neighbouring_relation": "replace_one"}),
         ("person", {"privacy_unit": "person"}),
         ("closed", {}),
     ):
-        admin.dataset(name, **fields)
+        admin.dataset(name, {"epsilon": 1.0, "delta": 1e-9}, **fields)
     admin.make("/v1/datasets/closed/close")
-    for names, status, code, pointer in (
-        (["plain", "plain"], 422, "invalid-request", "/datasets/1"),
-        (["plain", "other"], 422, "datasets-differ", "/datasets/1"),
-        (["plain", "person"], 422, "datasets-differ", "/datasets/1"),
-        (["plain", "closed"], 409, "dataset-closed", "/datasets/1"),
-        (["none", "plain"], 404, "not-found", "/datasets/0"),
-        ([], 422, "invalid-request", "/datasets"),
-        ([f"d{at}" for at in range(37)], 422, "invalid-request", "/datasets"),
-        (["plain", "a b"], 422, "invalid-request", "/datasets/1"),
-        ("plain", 422, "invalid-request", "/datasets"),
-    ):
-        said = admin.post("/v1/reservations", {"datasets": names, "mechanism": PLAN_JSON})
-        found = (said[0], said[1]["code"], said[1]["errors"][0]["pointer"])
-        assert found == (status, code, pointer), names
-    assert admin.look("plain")["version"] == 1
-    huge = {"kind": "dp_sgd", "noise_multiplier": 60.0, "sample_rate": 1.0, "steps": 10**6,
-            "sampling": "none"}  # fmt: skip
-    said = admin.post("/v1/reservations", {"datasets": ["plain"], "mechanism": huge})[1]
-    assert said["affordable"]["steps"] > 0
-
-
-LONG = "0.3" + "0" * 398 + "1"  # a double keeps .3, which is less
 
 
 @ON_SQLITE
-def test_amounts_that_cannot_be_charged_as_written_are_refused(web: Service) -> None:
-    for name in ("a", "b"):
-        web.admin.dataset(name, {"epsilon": 1.0, "delta": 1e-9})
-    headers = {"Authorization": f"Bearer {web.admin.key}", "Content-Type": "application/json"}
-    at = "/mechanism/epsilon"
-    for text, status, pointer in (
-        (LONG, 422, at), ("0.30000000000000001665", 422, at), ("1.0000000000000001", 422, at),
-        ("-0.1", 422, at), ("-1e-400", 422, at), ("1e999", 422, at),
-        ("9" * 400, 422, at), ("1e-400", 422, at), ('"0.1"', 422, at), ("NaN", 400, None),
-        ("1e308", 422, at), ("100", 409, None),
-    ):  # fmt: skip
-        for names in ('["a"]', '["a", "b"]'):
-            amount = f'{{"kind": "approximate_dp", "epsilon": {text}, "delta": 1e-10}}'
-            body = f'{{"datasets": {names}, "mechanism": {amount}}}'
-            once = {"Idempotency-Key": f"{text[-40:]} {names}"}
-            answer = web.http.post("/v1/reservations", content=body, headers=headers | once)
-            found = answer.json()
-            assert answer.status_code == status, (text, found)
-            assert not pointer or found["errors"][0]["pointer"] == pointer, (text, found)
-    assert [web.admin.look(name)["version"] for name in ("a", "b")] == [1, 1], "none is charged"
+def test_bad_datasets_and_amounts_are_refused_with_a_pointer(own_web: Service) -> None:
+    admin = own_web.admin
+    fill(admin)
+    no_lists = [(names, 422, "invalid-request", "/datasets") for names in ([], "plain")]
+    for names, status, code, pointer in [*BAD_DATASETS, *no_lists]:
+        said = admin.post("/v1/reservations", {"datasets": names, "mechanism": PLAN_JSON})
+        found = (said[0], said[1]["code"], said[1]["errors"][0]["pointer"])
+        assert found == (status, code, pointer), names
+    headers = {"Authorization": f"Bearer {admin.key}", "Content-Type": "application/json"}
+    for at, (mechanism, status, place) in enumerate(BAD_AMOUNTS):
+        for listed in ('["plain"]', '["plain", "same"]'):
+            body = f'{{"datasets": {listed}, "mechanism": {mechanism}}}'
+            once = {"Idempotency-Key": f"{at} {listed}"}
+            answer = own_web.http.post("/v1/reservations", content=body, headers=headers | once)
+            told = answer.json()
+            assert answer.status_code == status, (mechanism, told)
+            assert place is None or told["errors"][0]["pointer"] == place, (mechanism, told)
+    versions = [admin.look(name)["version"] for name in ("plain", "same", "other", "person")]
+    assert versions == [1, 1, 1, 1], "none is charged"
+
+
+@pytest.mark.slow
+def test_commands_refuse_the_same_datasets_and_amounts(commands: Commands) -> None:
+    with started(commands.url) as service:
+        fill(service.admin)
+    plan = json.dumps({"kind": "laplace", "noise_multiplier": 1000})
+    for names, status, code, _ in BAD_DATASETS:
+        found, said = commands("charge", *names, "-m", plan, "--json")
+        problem = json.loads(said)
+        assert (found, problem["status"], problem["code"]) == (2, status, code), (names, said)
+    for mechanism, status, _ in BAD_AMOUNTS:
+        for names in (["plain"], ["plain", "same"]):
+            found, said = commands("charge", *names, "-m", mechanism, "--json")
+            assert found == 2, (mechanism, said)
+            assert json.loads(said)["status"] in (status, 422), (mechanism, said)
+    for name in ("plain", "same", "other", "person"):
+        assert commands.json(f"dataset show {name}")["version"] == 1, "none is charged"
 
 
 # --- leases, retries, access

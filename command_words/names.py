@@ -91,7 +91,6 @@ VALUES: Final[Mapping[str, str]] = {
     "adamw": "dp_adamw",
     "rmsprop": "dp_rmsprop",
     "adagrad": "dp_adagrad",
-    "resnet": "cnn",
     "audit": "auditor",
     "root": "admin",
 }

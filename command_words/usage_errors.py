@@ -60,6 +60,19 @@ def advise_on_text(value: str) -> str | None:
     return None
 
 
+def advise_on_rate(value: float, counts: str) -> str | None:
+    """Return what a sample rate above 1 was probably meant to be.
+
+    Args:
+        value: the sample rate.
+        counts: the names of the two numbers of records that may be given instead.
+    """
+    if not value > 1:
+        return None
+    share = f"write {value / 100:.6g} for {value:g} %, or " if value <= 100 else ""
+    return f"{share}give {counts} for a number of records"
+
+
 def _say_given(error: Any, given: Sequence[str]) -> str:
     """Return the end of a message that says which value was given, and how it is written."""
     options = () if error.param is None else error.param.opts

@@ -136,7 +136,7 @@ class NoAnswer:
     error: AccountingError
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Comparison(Presented):
     """The guarantees of several methods for one mechanism, and the certified guarantee."""
 

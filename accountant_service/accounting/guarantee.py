@@ -56,7 +56,7 @@ class Interval:
     upper: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Guarantee(Presented):
     """A claim that a mechanism is (ε, δ)-differentially private.
 

@@ -122,7 +122,7 @@ class BatchRange:
     largest: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class PlannedRun(Presented):
     """A planned run: a batch size, its number of steps, and nearly the least noise.
 
@@ -182,7 +182,7 @@ class Advice:
     source: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Plan(Presented):
     """Planned runs by batch size within a budget, with a recommended run and advice.
 

@@ -36,7 +36,7 @@ class Solved(Presented):
         raise NotImplementedError
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class SolvedNoiseMultiplier(Solved):
     """The least noise multiplier that meets a target.
 
@@ -54,7 +54,7 @@ class SolvedNoiseMultiplier(Solved):
         return "noise multiplier", number_format.round_up(self.noise_multiplier)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class SolvedSteps(Solved):
     """The largest number of steps that meets a target.
 
@@ -77,7 +77,7 @@ class SolvedSteps(Solved):
         return "steps", str(self.steps)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class SolvedSampleRate(Solved):
     """The largest sample rate that meets a target.
 
@@ -95,7 +95,7 @@ class SolvedSampleRate(Solved):
         return "sample rate", number_format.round_down(self.sample_rate)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class SolvedParameter(Solved):
     """The value of a mechanism's free parameter that costs most within a target.
 

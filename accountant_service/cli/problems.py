@@ -16,7 +16,12 @@ from accountant_service.computing.time_limit import limit_cpu_seconds
 from accountant_service.errors import CodedError, InvalidArgumentError
 from accountant_service.writing import number_format
 from command_words.names import find_value
-from command_words.usage_errors import FAULTY_COMMAND, advise_on_text, describe_usage_error
+from command_words.usage_errors import (
+    FAULTY_COMMAND,
+    advise_on_rate,
+    advise_on_text,
+    describe_usage_error,
+)
 
 if TYPE_CHECKING:
     from pydantic import BaseModel, ValidationError
@@ -141,9 +146,7 @@ def _add_advice(fault: Mapping[str, str], given: Json) -> Mapping[str, str]:
 def _guess_meaning(name: str, value: Any, message: str) -> str | None:
     """Return what a refused value was probably meant to be; None if that cannot be guessed."""
     if name == "sample_rate" and isinstance(value, int | float) and value > 1:
-        shown = number_format.round_nearest(value / 100)
-        share = f"write {shown} for {value:g} %, or " if value <= 100 else ""
-        return f"{share}give --batch-size and --dataset-size for a number of records"
+        return advise_on_rate(value, "--batch-size and --dataset-size")
     if not isinstance(value, str):
         return advise_on_number(name, value)
     if advice := advise_on_text(value):

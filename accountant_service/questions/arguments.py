@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from accountant_service.computing.time_limit import limit_cpu_seconds
 from accountant_service.errors import InvalidArgumentError
+from command_words.usage_errors import advise_on_rate, advise_on_text
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
+
+_SHOWN_MAX: Final = 60  # characters of a value in a message
 
 
 def answer(path: str, arguments: Mapping[str, Any]) -> Any:
@@ -54,8 +57,26 @@ def _read_arguments(model: type[BaseModel], arguments: Mapping[str, Any]) -> Bas
         faults = problems.of_error(error)["errors"]
     prefix = "/mechanism" if is_run else ""
     raise InvalidArgumentError(
-        *((fault["pointer"].removeprefix(prefix).strip("/"), fault["message"]) for fault in faults)
+        *(
+            _say_given(each["pointer"].removeprefix(prefix), each["message"], arguments)
+            for each in faults
+        )
     )
+
+
+def _say_given(pointer: str, message: str, arguments: Mapping[str, Any]) -> tuple[str, str]:
+    """Return an argument's name, and what is wrong with its value and how to write it."""
+    name = pointer.strip("/")
+    value = arguments.get(name)
+    if not isinstance(value, str | int | float) or isinstance(value, bool):
+        return name, message
+    shown = repr(value)
+    if ", not " not in message and not message.startswith("is ") and len(shown) <= _SHOWN_MAX:
+        message += f", not {shown}"
+    advice = advise_on_text(value) if isinstance(value, str) else None
+    if name == "sample_rate" and not isinstance(value, str):
+        advice = advise_on_rate(value, "batch_size and dataset_size")
+    return name, f"{message}: {advice}" if advice else message
 
 
 def _without_none(arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -26,6 +26,10 @@ class Presented:
         found: dict[str, Any] = to_plain(self)
         return found
 
+    def __repr__(self) -> str:
+        """Return the line of text, with the class: attributes are in `to_dict()`."""
+        return f"<{type(self).__name__}: {self}>"
+
     def _repr_html_(self) -> str:
         """Return the table in HTML: notebooks call this."""
         return render_table(self.table())
@@ -52,6 +56,14 @@ class Answers(tuple[Any, ...]):
             {name: values[at] for name, values in self.arguments.items()} | each.to_dict()
             for at, each in enumerate(self)
         ]
+
+    def __repr__(self) -> str:
+        """Return a line for each answer, with its arguments."""
+        given = [
+            ", ".join(f"{name} = {values[at]}" for name, values in self.arguments.items())
+            for at in range(len(self))
+        ]
+        return "\n".join(f"{words}: {each}" for words, each in zip(given, self, strict=True))
 
     def _repr_html_(self) -> str:
         """Return a table with a row for each answer."""

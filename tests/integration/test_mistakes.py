@@ -21,6 +21,7 @@ import accountant_service
 from accountant_service import cli
 from accountant_service.cli import opening
 from accountant_service.cli.access import ServiceAccess
+from accountant_service.errors import InvalidArgumentError
 from accountant_service.ledger.errors import DatabaseAwayError
 from training_client.lab import cli as training
 
@@ -449,6 +450,22 @@ def test_with_json_a_mistake_is_the_problem_of_the_api() -> None:
         ("/mechanism/sample_rate", "--sample-rate"),
         ("/delta", "--delta"),
     ]
+
+
+def test_an_answer_is_shown_in_a_line() -> None:
+    run = {"sample_rate": 0.01, "steps": 9}
+    one = accountant_service.epsilon(1e-5, noise_multiplier=1, **run)
+    assert repr(one) == f"<Guarantee: {one}>"
+    assert "\n" not in repr(one)
+    several = accountant_service.epsilon(1e-5, noise_multiplier=[1, 2], **run)
+    assert str(several).split("\n")[0] == f"noise_multiplier = 1: {one}"
+    assert len(str(several).split("\n")) == 2
+
+
+def test_a_value_in_python_is_named_with_the_way_out() -> None:
+    for rate, says in {10: "not 10: write 0.1 for 10 %", "1%": "not '1%': write 0.01"}.items():
+        with pytest.raises(InvalidArgumentError, match=says):
+            accountant_service.epsilon(1e-5, noise_multiplier=1, sample_rate=rate, steps=9)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,7 @@ def test_data_that_is_not_there_or_broken_is_named(
     monkeypatch.setattr(registry, "DEBIAN", tmp_path / "none")
     with pytest.raises(NotFetchedError, match="dataset-fashion-mnist"):
         load("fashion-mnist", tmp_path)
-    with pytest.raises(DataError, match="there are mnist, fashion-mnist"):
+    with pytest.raises(DataError, match=r"did you mean cifar10\? There are mnist, fash"):
         load("cifar", tmp_path)
     write_idx(tmp_path / "mnist", packed=False)
     (tmp_path / "mnist" / "t10k-labels-idx1-ubyte").write_bytes(b"\0\0\x08\x01\0\0\0\x09abc")
@@ -225,7 +225,14 @@ def test_tables_of_your_own_are_read(header: str, tmp_path: Path) -> None:
         ("0,nan,2\n", "finite"),
         ("-1,1,2\n", "start at 0"),
         ("0,1,2\n0,1\n", "not a table of numbers"),
-        ("0,one,2\n", "not a table of numbers"),
+        ("0,one,2\n", "numbers: line 1 has 'one', which is not a number"),
+        ("label,a,b\n0,1,2\n0,one,2\n", "numbers: line 3 has 'one'"),
+        ("label,a,b\n0,1,2\n0,1\n", "line 3 has 2 columns, and the rows before have 3"),
+        ("0;1;2\n1;2;3\n", "semicolons: separate with commas"),
+        ("0\t1\t2\n", "tabs: separate with commas"),
+        ("label,a,b\n\n0,1,2\n0,1,nan\n", "line 4 has nan"),
+        ("0,1,2\n1.5,1,2\n", "line 2 has the label 1.5, which is not an integer"),
+        ("0,1,2\n1000,1,2\n", "label 1000 is beyond the classes"),
         ("0,1\n", "differ in their number of columns"),
         ("0\n", "an integer label"),
     ],
@@ -233,6 +240,13 @@ def test_tables_of_your_own_are_read(header: str, tmp_path: Path) -> None:
 def test_files_that_are_no_tables_are_named(train: str, words: str, tmp_path: Path) -> None:
     write_tables(tmp_path / "mine", train)
     with pytest.raises(DataError, match=words):
+        load("mine", tmp_path)
+
+
+def test_a_table_that_is_missing_is_named(tmp_path: Path) -> None:
+    write_tables(tmp_path / "mine", "0,1,2\n")
+    (tmp_path / "mine" / "test.csv").unlink()
+    with pytest.raises(DataError, match=r"test\.csv is missing: your own tables"):
         load("mine", tmp_path)
 
 

@@ -270,9 +270,12 @@ def test_wrong_data_are_found_before_anything_is_reserved(
     for arguments, words in (
         ([*own, "ragged"], "train.csv is not a table of numbers"),
         ([*own, "few"], f"has {ROWS - 1} records, the plan is for {ROWS}: check --size"),
-        ([*own, "words"], "could not convert string 'x' to float"),
-        ([*own, "words", "--noise-schedule", "10:2,20:1"], "could not convert string 'x' to float"),
-        ([*own, "words", "--pca", "1"], "could not convert string 'x' to float"),
+        ([*own, "words"], "line 401 has 'x', which is not a number"),
+        (
+            [*own, "words", "--noise-schedule", "10:2,20:1"],
+            "line 401 has 'x', which is not a number",
+        ),
+        ([*own, "words", "--pca", "1"], "line 401 has 'x', which is not a number"),
         ([*own, "missing"], "Unknown dataset 'missing'"),
         (["--size", "7", "--batch-size", "5"], "has 400 records, the plan is for 7"),
         (["--model", "cnn"], "cnn takes images"),

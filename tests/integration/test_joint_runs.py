@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Callable
 from fractions import Fraction
-from functools import partial
+from functools import partial, partialmethod
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from accountant_service.ledger import certificate, exporting
 from accountant_service.ledger import service as operations
 from accountant_service.ledger.api_keys import Scope
+from accountant_service.ledger.quotas import RunQuota
 from accountant_service.ledger.repository import Transaction
 from accountant_service.ledger.rules import State
 from accountant_service.ledger.schema_revision import SCHEMA
+from accountant_service.ledger.service import Ledger
 from accountant_service.ledger.verification import verify_export
 from tests.support.ledger_scenarios import (
+    ANSWERS,
     ON_POSTGRESQL,
     ON_SQLITE,
     PLAN_JSON,
@@ -155,35 +160,57 @@ def test_a_refusal_by_one_dataset_charges_none(
     assert found.value.mechanism_at + str(found.value.pointer) == "/datasets/1"
 
 
+def test_a_key_at_its_limit_of_runs_on_one_dataset_is_charged_on_none(months: Scenario) -> None:
+    months.ledger = Ledger(months.repository, ANSWERS, run_quota=RunQuota(open_max=2))
+    person = months.person()
+    for _ in range(2):
+        person.reserve(2, "b")
+    before = [months.dataset(name) for name in NAMES]
+    with refused("too-many-runs") as found:
+        person.reserve_jointly("a", "b", "c", plan=20)
+    assert found.value.mechanism_at + str(found.value.pointer) == "/datasets/1"
+    assert [months.dataset(name) for name in NAMES] == before
+    person.reserve_jointly("a", "c", plan=20)
+    months.admin.reserve_jointly("a", "b", plan=20)  # another key has a limit of its own
+
+
 @pytest.mark.slow
 @SQL_MATTERS
 def test_a_failure_in_the_middle_undoes_every_part(
     months: Scenario, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A write whose change of the last dataset fails changes no dataset."""
-    admin, genuine = months.admin, Transaction.apply_change
-    run = admin.reserve_jointly(*NAMES, plan=20)
+    admin = months.admin
+    run, other = (admin.reserve_jointly(*NAMES, plan=20) for _ in range(2))
+    admin.grant(other, 3)
     calls = [0]
 
-    def fail_at_third(self: Transaction, *arguments: Any) -> Any:
-        calls[0] += 1
-        if calls[0] % 3 == 0:
+    def fail_after(self: Transaction, method: Callable[..., Any], *arguments: Any) -> Any:
+        done = method(self, *arguments)
+        calls[0] -= 1
+        if calls[0] == 0:
             raise KeyboardInterrupt
-        return genuine(self, *arguments)
+        return done
 
-    for act in (
-        lambda: admin.reserve_jointly(*NAMES, plan=20),
-        lambda: admin.grant(run, 3),
-        lambda: admin.renew(run),
-        lambda: admin.release(run),
+    for act, changes in (
+        (lambda: admin.reserve_jointly(*NAMES, plan=20), 3),
+        (lambda: admin.grant(run, 3), 3),
+        (lambda: admin.renew(run), 3),
+        (lambda: admin.release(run), 3),
+        (lambda: admin.commit(other), 3),
+        (lambda: admin.close("b"), 1),
     ):
+        calls[0] = changes
         before = [months.dataset(name) for name in NAMES]
         with monkeypatch.context() as patch:
-            patch.setattr(Transaction, "apply_change", fail_at_third)
+            for name in ("apply_change", "close_dataset"):
+                method = getattr(Transaction, name)
+                patch.setattr(Transaction, name, partialmethod(fail_after, method))
             with pytest.raises(KeyboardInterrupt):
                 act()
         assert [months.dataset(name) for name in NAMES] == before
         act()
+        assert [months.dataset(name) for name in NAMES] != before
 
 
 # what every surface refuses: datasets of one run, the status, the code, and the pointer
@@ -360,6 +387,12 @@ def test_pages_reports_and_the_client_speak_of_all_datasets(web: Service) -> Non
     assert client.reservation(run.identifier) == run
     report = admin.read(f"/v1/reservations/{run.identifier}/report")
     assert report["dataset"]["name"] == "spring, summer"
+    record = admin.read(f"/v1/reservations/{run.identifier}/report?format=registry")
+    assert "spring, summer" in str(yaml.safe_load(record))
+    shown = admin.read("/metrics")
+    for name in ("spring", "summer"):
+        (taken,) = re.findall(f'accountant_budget_taken_epsilon{{dataset="{name}"}} (.*)', shown)
+        assert float(taken) == admin.look(name)["spent"]["epsilon"] > 0
     web.sign_in(admin)
     assert "of summer" in web.http.get(f"/runs/{run.identifier}").text
     assert web.http.get("/datasets/spring").status_code == 200

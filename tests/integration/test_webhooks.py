@@ -156,6 +156,21 @@ def test_events_are_signed_and_arrive_in_order(bench: Bench, receiver: Receiver)
     assert len(receiver.requests) == 4, "once each"
 
 
+def test_a_run_on_several_datasets_tells_of_each(bench: Bench, receiver: Receiver) -> None:
+    """Webhooks say which shares of which dataset one joint run takes."""
+    bench.add(receiver.url, dataset=None)
+    bench.admin.create("e")
+    most = min(bench.admin.affords(), bench.admin.affords("e"))
+    bench.admin.reserve_jointly("d", "e", plan=int(0.6 * most))
+    bench.deliver()
+    told = [(event["type"], event.get("share"), event["dataset"]) for event in receiver.events]
+    assert sorted(told) == [("budget.share_passed", 0.5, name) for name in ("d", "e")]
+    taken = {event["dataset"]: event["share_taken"] for event in receiver.events}
+    for name in ("d", "e"):
+        dataset = bench.scenario.dataset(name)
+        assert taken[name] == dataset.policy.share_of(dataset.balance.taken)
+
+
 def test_a_receiver_that_is_down_gets_them_later_in_order(bench: Bench, receiver: Receiver) -> None:
     hook = bench.add(receiver.url)
     receiver.status = 503

@@ -5,7 +5,8 @@ MNIST: TensorFlow Privacy's DP-Adam, not PIGDO, on a network of two convolutions
 shuffled epoch, each cut into 300 pairs whose mean gradients are clipped. `adadps` trains as the
 IMDB program of https://github.com/litian96/AdaDPS does, on 20 newsgroups in place of IMDB: mean
 gradients of four posts are clipped, and A is computed once an epoch, as the mean of squared public
-gradients. Each run writes one line of JSON per epoch to `docs/authors-code.jsonl`.
+gradients. Each run writes one line of JSON per epoch to `docs/authors-code.jsonl`; epochs that are
+there are not written again, and a finished run is not repeated.
 
 Nothing here has a guarantee: the noise is drawn from a seed. `report` writes what a run costs.
 """
@@ -15,7 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -45,14 +46,27 @@ def main() -> None:
         write_part(PAGE, "published", report())
         return
     options.epochs = options.epochs or (100 if options.program == "pigdo" else 32)
+    known = {name: value for name, value in vars(options).items() if name != "epochs"}
+    done = count_epochs_done(known)
+    if done >= options.epochs:
+        print(f"{RESULTS} has {done} epochs of this run")
+        return
     torch.manual_seed(options.seed)
     torch.set_num_threads(1)
-    known = {name: value for name, value in vars(options).items() if name != "epochs"}
     scores = run_pigdo(options) if options.program == "pigdo" else run_adadps(options)
     with RESULTS.open("a") as file:
         for epoch, accuracy in enumerate(scores, 1):
+            if epoch <= done:  # the seed makes it what it was
+                continue
             file.write(json.dumps({**known, "epoch": epoch, "accuracy": round(accuracy, 4)}) + "\n")
             file.flush()
+
+
+def count_epochs_done(settings: Mapping[str, Any]) -> int:
+    """Return the last epoch that the results file has of a run with these settings."""
+    lines = RESULTS.read_text().splitlines() if RESULTS.exists() else []
+    found = map(json.loads, lines)
+    return max((e["epoch"] for e in found if settings.items() <= e.items()), default=0)
 
 
 def convolutions() -> nn.Module:

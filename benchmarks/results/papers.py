@@ -115,8 +115,9 @@ def _render_paper(paper: str, outcomes: Sequence[Outcome], store: Store) -> str:
         own = [each for each in outcomes if each.printed.place == place]
         parts += [f"## {place}", *_describe_command(paper, place, own)]
         parts += [*_describe_trivial_scores(own, store), _build_table(own)]
-        if _list_drawn(paper, place, store):
-            text = f"{place}, ours; crosses are what the paper prints"
+        if drawn := _list_drawn(paper, place, store):
+            crosses = _list_printed_scores(paper, place).keys() & {each.name for each in drawn}
+            text = f"{place}, ours{'; crosses are what the paper prints' if crosses else ''}"
             parts.append(f"![{text}](../images/{_name_plot(paper, place)})")
     results = enclose_part("results", COMMAND, "\n\n".join(parts))
     return "\n\n".join([*introduction, results]) + "\n"
@@ -169,7 +170,13 @@ def _list_cells(outcome: Outcome) -> Iterator[str]:
     yield outcome.verdict + (f": {outcome.reason}" if outcome.reason else "")
 
 
-_UNITS: Final = {"points": "points", "points, at most": "points", "percent": "%"}
+_UNITS: Final = {
+    "points": "points",
+    "points, at most": "points",
+    "percent": "%",
+    "relative percent": "%",
+    "relative percent, at most": "%",
+}
 
 
 def _format_epochs(printed: PrintedResult, measures: Sequence[Measure]) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 import statistics
 from argparse import Namespace
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -143,3 +145,24 @@ def test_the_page_judges_no_paper_and_shows_a_constant_answer() -> None:
     assert not re.findall(r"(?:not )?reproduced|refuted|confirmed", PAGE)
     assert "](papers/index.md)" in PAGE
     assert "| the best constant answer | 0.113 |" in comparators.render([])
+
+
+def test_a_published_program_writes_no_epoch_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = []
+
+    def train(options: Namespace) -> Iterator[float]:
+        started.append(options.noise_multiplier)
+        yield from (epoch / 100 for epoch in range(1, options.epochs + 1))
+
+    monkeypatch.setattr(authors_code, "RESULTS", tmp_path / "results.jsonl")
+    monkeypatch.setattr(authors_code, "run_pigdo", train)
+    for noise, epochs in (("4", "2"), ("4", "2"), ("4", "3"), ("8", "1"), ("4", "3")):
+        monkeypatch.setattr(
+            "sys.argv", ["authors_code", "pigdo", "--noise-multiplier", noise, "--epochs", epochs]
+        )
+        authors_code.main()
+    lines = [json.loads(line) for line in authors_code.RESULTS.read_text().splitlines()]
+    assert [(e["noise_multiplier"], e["epoch"]) for e in lines] == [(4, 1), (4, 2), (4, 3), (8, 1)]
+    assert started == [4, 4, 8]  # a finished run is not trained again

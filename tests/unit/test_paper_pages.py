@@ -62,6 +62,19 @@ def test_the_index_counts_every_row_once() -> None:
     assert f"print {total} results and claims" in (PAGES / "five-papers.md").read_text()
 
 
+def test_a_plot_tells_of_crosses_only_where_the_paper_prints_scores(tmp_path: Path) -> None:
+    """papers/000, Figure 2 prints leads, and no score; papers/001, Figure 5 prints scores."""
+    store = Store(tmp_path / "results.jsonl")
+    for name in ("mnist/figure-2/adadp/8", "mnist-784/figure-5/dp_sgd/8"):
+        (experiment,) = [each for each in papers.list_experiments(
+            "000" if "figure-2" in name else "001") if each.name == name]  # fmt: skip
+        known = {"kind": "run", "experiment": name, "seed": 1, "steps": experiment.steps}
+        store.add({**known, "score": 0.9, "seconds": 9.0, "curve": [[experiment.steps, 0.9]]})
+    pages = dict(papers.render_paper_pages(store, papers.read_audit()))
+    assert "![Figure 2, ours](" in pages["000.md"]
+    assert "![Figure 5, ours; crosses are what the paper prints](" in pages["001.md"]
+
+
 def test_the_article_states_no_verdict_and_no_figure_of_its_own() -> None:
     """Verdicts and figures of the summary and the findings are placeholders of rows."""
     template = (papers.TEMPLATES / f"papers_{papers.ARTICLE}").read_text()

@@ -295,6 +295,36 @@ def test_one_run_that_broke_down_is_never_left_out(tmp_path: Path) -> None:
             assert found.verdict not in ("reproduced", "reproduced only without privacy")
 
 
+def test_a_relative_gain_is_a_share_of_the_other_score(tmp_path: Path) -> None:
+    """91 to 90 % are 1.11 % of it, and one point."""
+    file = tmp_path / "results.jsonl"
+    for name, scores in (
+        ("pi_adam raw, own squares", [0.908, 0.912]), ("pi_adam", [0.908, 0.91, 0.912]),
+        ("adppl", [0.898, 0.9, 0.902]),
+    ):  # fmt: skip
+        noise = "9.13" if name == "adppl" else "8"
+        store = store_runs(file, BY_NAME[f"mnist-784/figure-5/{name}/{noise}"], scores)
+    row = find_row("001", "MNIST, σ = 8: PIAdam's improvement over ADPPL")
+    found = judge(row, store, {}).private
+    assert row.unit == "relative percent"
+    assert found is not None
+    assert found.value == pytest.approx(100 * (0.91 / 0.9 - 1))
+    points = judge(replace(row, unit="points"), store, {}).private
+    assert points is not None
+    ratios = [found.low / points.low, found.high / points.high]
+    assert ratios == pytest.approx([1 / 0.9] * 2)
+
+
+@pytest.mark.parametrize(("ahead", "met"), [(0.9395, True), (0.9405, False)])
+def test_a_gain_within_one_percent_is_relative(ahead: float, met: bool, tmp_path: Path) -> None:
+    file = tmp_path / "results.jsonl"
+    for name, score in (("pi_adam raw, own squares", ahead), ("pi_adam", ahead), ("adadp", 0.931)):
+        store = store_runs(file, BY_NAME[f"mnist-784/figure-5/{name}/2"], [score] * 3)
+    store = store_runs(file, BY_NAME["mnist-784/figure-5/adadp raw/2"], [0.931] * 3)
+    row = find_row("001", "MNIST, σ = 2: PIAdam's improvement over ADADP, ADPPL and EXP")
+    assert (judge(row, store, {}).verdict == "reproduced") is met
+
+
 def test_the_interval_of_a_lead_is_welchs() -> None:
     first, second = [0.93, 0.95, 0.94], [0.90, 0.905, 0.91]
     expected = ttest_ind(first, second, equal_var=False).confidence_interval(0.95)

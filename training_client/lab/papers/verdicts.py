@@ -175,9 +175,9 @@ def is_met(printed: PrintedResult, found: Measure) -> bool:
     if found.value is None:
         return False
     claimed = float(printed.value) if printed.value else None
-    if printed.unit == "points, at most":
+    if printed.unit.endswith(", at most"):
         return claimed is not None and abs(found.value) <= claimed
-    if printed.unit == "points":
+    if printed.unit in ("points", "relative percent"):
         return found.low > 0 and (claimed is None or found.value >= claimed - 100 * POINT)
     if printed.unit == "objective":
         return found.value <= _RELATIVE
@@ -260,11 +260,16 @@ def _measure_score_until(experiment: Experiment, epsilon: float, store: Store) -
 
 
 def _measure_lead(reference: Reference, printed: PrintedResult, store: Store) -> Measure:
-    """Return the difference of two final scores, in points, with Welch's confidence interval."""
+    """Return the difference of two final scores, in points, with Welch's confidence interval.
+
+    In relative percent it is divided by the second score's mean, as its interval is.
+    """
     first, second = (list_final_scores(each, store) for each in reference.experiments)
     seeds = min(len(first), len(second))
     epochs = min(count_epochs(each, each.steps) for each in reference.experiments)
     percent = 1.0 if printed.unit == "objective" else 100.0
+    if printed.unit.startswith("relative percent"):
+        percent /= statistics.mean(second)
     lead = percent * (statistics.mean(first) - statistics.mean(second))
     text = f"{lead:+.2f}".replace("-", "−")
     if seeds < 2:

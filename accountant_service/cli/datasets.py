@@ -37,6 +37,8 @@ dataset_app = typer.Typer(
 COMMANDS: Final = {"dataset": dataset_app}
 Json = dict[str, Any]
 Name = Annotated[str, typer.Argument(help="The dataset's name.")]
+_FALSE_POSITIVE_RATE: Final = 0.01  # of the attack in the explanation of a budget
+_EPSILON_SHOWN_ABOVE, _EXPOSED_SHOWN_ABOVE = 10.0, 0.1  # smaller budgets need no explanation
 NEW_OPTIONS: Final = {
     "/name": "NAME",
     "/size": "--size",
@@ -151,8 +153,30 @@ def describe_new(dataset: Json) -> Iterator[str]:
     yield f"created {_describe_heading(dataset)}"
     for run in dataset["admits"]:
         yield f"enough for a single run of {_describe_run(run)}"
+    yield from _describe_weak_promise(dataset["size"], dataset["budget"])
     for warning in dataset["warnings"]:
         yield f"warning: {warning}"
+
+
+def _describe_weak_promise(size: int, budget: Json) -> Iterator[str]:
+    """Yield what a large budget allows; nothing for one that protects well."""
+    from accountant_service.accounting.guarantee import count_exposed_records
+    from accountant_service.disclosure.attack_rates import (
+        bound_attacks_by_epsilon,
+        count_per_thousand,
+    )
+
+    exposed = count_exposed_records(size, budget["delta"])
+    if budget["epsilon"] <= _EPSILON_SHOWN_ABOVE and exposed <= _EXPOSED_SHOWN_ABOVE:
+        return
+    attack = bound_attacks_by_epsilon(budget["epsilon"], budget["delta"])
+    found = attack.detection(_FALSE_POSITIVE_RATE).true_positive_rate
+    yield (
+        f"this allows: an attacker with {count_per_thousand(_FALSE_POSITIVE_RATE)} false alarms in "
+        f"1000 may find {count_per_thousand(found)} of 1000 records; by chance, "
+        f"{number_format.round_up(exposed, 3)} of {size} whole records may be published"
+    )
+    yield "while it is unused, `accountant dataset delete` takes it back"
 
 
 def _describe_heading(dataset: Json) -> str:

@@ -31,6 +31,15 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.slow
+def test_a_large_budget_says_what_it_allows(folder: Path) -> None:
+    large = call("dataset create large --size 100 --epsilon 19.9 --delta .0099").output
+    assert "this allows: an attacker with 10 false alarms in 1000 may find 1000 of 1000" in large
+    assert "0.99 of 100 whole records may be published" in large
+    assert "this allows" not in call("dataset create small -n 60000 -E 2 -d 1e-6").output
+    weak = call("dataset create weak -n 100 -E 200 -d 1e-6 --accept-weak").output
+    assert "may find 1000 of 1000" in weak
+
+
 def test_a_weak_budget_begins_no_ledger_unless_it_is_accepted(folder: Path) -> None:
     weak = "dataset create survey --size 100 --epsilon 200 --delta .5"
     refused = call(weak)

@@ -20,6 +20,7 @@ from accountant_service.questions import functions
 from accountant_service.version import __version__
 
 _CONFIGURATION_ERRORS: Final = ("pydantic_core._pydantic_core", "sqlalchemy.exc")  # not imported
+_COMPLETION: Final = ("--install-completion", "--show-completion")
 _UsageError: Any = typer.BadParameter.__base__  # the base of every fault in how it is called
 
 
@@ -141,6 +142,11 @@ class _LazyGroup(TyperGroup):
         if args == ["version"]:
             args = ["--version"]
         with _own_words(args):
+            if len(args) > 1 and args[0] in _COMPLETION:
+                advice = (
+                    f"takes no value: it is for the shell that calls it; call it from {args[1]}"
+                )
+                raise typer.BadParameter(advice, param_hint=args[0])
             return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:

@@ -114,6 +114,7 @@ MISTAKES = [
     Mistake("eps -q .01 -t 9 -s 1 -d 1e-5", ("Did you mean 'epsilon'?",)),
     Mistake("train --data mnist", ("program of its own: accountant-train run",)),
     Mistake("start", ("Did you mean 'serve'?",)),
+    Mistake("--install-completion zsh", ("takes no value", "call it from zsh")),
     Mistake("login", ("ACCOUNTANT_API_KEY to your key",)),
     Mistake("init", ("`accountant dataset create` or `accountant serve` makes the ledger",)),
     # other runs and mechanisms

@@ -84,7 +84,7 @@ class Sent:
 
     Attributes:
         path: of the page with the form. Each time {spare} is a new dataset with one open run,
-            {spare_run}, and {spare_key} a new key.
+            {spare_run}, {unused} one without, and {spare_key} a new key.
         button: its name.
         fields: what is written into it, by label.
         checks: the labels of boxes that are checked.
@@ -132,6 +132,7 @@ SENT = {
     "sent-cap-refused": Sent(
         "/datasets/{spare}", "Set cap", {"Percent of the budget": "half"}, (), "Set a cap", 422
     ),
+    "sent-reference": Sent("/datasets/{unused}/reference", "Choose this reference"),
     "sent-close": Sent("/datasets/{spare}/close", "Close the dataset"),
     "sent-release": Sent("/runs/{spare_run}/release", "Release the run"),
     "sent-revoke": Sent("/keys/{spare_key}/revoke", "Revoke the key"),
@@ -190,10 +191,11 @@ class Site:
         name = f"spare-{uuid.uuid4().hex[:6]}"
         budget = {"epsilon": 3.0, "delta": 1e-5}
         self.post("/v1/datasets", {"name": name, "size": 60_000, "budget": budget})
+        self.post("/v1/datasets", {"name": f"{name}-unused", "size": 60_000, "budget": budget})
         run = self.post(f"/v1/datasets/{name}/reservations", {"mechanism": RUN})["id"]
         self.post(f"/v1/reservations/{run}/grants", {"steps": 60, "sequence": 0})
         key = self.post("/v1/keys", {"scopes": ["run"], "name": name})["id"]
-        return {"spare": name, "spare_run": run, "spare_key": key}
+        return {"spare": name, "unused": f"{name}-unused", "spare_run": run, "spare_key": key}
 
 
 def _keys(url: str) -> dict[str, str]:

@@ -16,7 +16,7 @@ import json
 import random
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -27,13 +27,10 @@ from accountant_service import mechanisms
 from accountant_service.accounting.guarantee import NeighbouringRelation
 from accountant_service.accounting.methods import ACCOUNTANTS, Question
 from accountant_service.errors import CodedError, NoFiniteEpsilonError
-from accountant_service.ledger.filters import (
-    AdditionFilter,
-    LateReferenceFilter,
-    PrivacyFilter,
-    renyi_mixture,
-)
+from accountant_service.ledger import plans
+from accountant_service.ledger.filters import AdditionFilter, PrivacyFilter
 from accountant_service.ledger.filters.base import add
+from accountant_service.ledger.rules import NewDataset
 from accountant_service.ledger.step_plan import StepPlan, charged_form
 from accountant_service.mechanisms import Composed
 from accountant_service.numerics.floats.search import find_largest_integer
@@ -44,11 +41,7 @@ PAGE: Final = DOCS / "accountants" / "filters.md"
 PEERS: Final = {"opendp": "OpenDP", "tmlt.core": "Tumult", "diffprivlib": "diffprivlib"}
 RELATION: Final = NeighbouringRelation.ADD_OR_REMOVE_ONE
 MOST: Final = 1000  # releases of an order; no plan has so many
-FILTERS: Final[Mapping[str, Callable[[float, float], PrivacyFilter]]] = {
-    "`reference`": lambda epsilon, delta: LateReferenceFilter.of_budget(epsilon, delta, RELATION),
-    "`renyi`": lambda epsilon, delta: renyi_mixture.choose_late_mixture(epsilon, delta, RELATION),
-    "`addition`": lambda epsilon, delta: AdditionFilter(epsilon, delta, RELATION),
-}
+FILTERS: Final = ("reference", "renyi", "either", "addition")
 Json = dict[str, Any]
 Orders = list[list[Json]]
 
@@ -119,6 +112,12 @@ WORKLOADS: Final = (
     Workload("Laplace 0.05, Gaussian σ = 20 and DP-SGD runs", *TRAINING,
              (RUN, laplace("0.05"), gaussian(20)), orders=3),  # each release takes seconds
 )  # fmt: skip
+
+
+def choose(name: str, epsilon: float, delta: float) -> PrivacyFilter:
+    """Return a filter of a budget, as for a new dataset."""
+    new = NewDataset("d", 60_000, epsilon, delta, RELATION, "record", None, name)
+    return plans.choose_policy(new)
 
 
 def draw_orders(workload: Workload) -> Orders:
@@ -200,13 +199,13 @@ def compare(python: str | None) -> Iterator[list[str]]:
         for each, sequences in zip(WORKLOADS, drawn, strict=True)
     ]  # fmt: skip
     peers = ask_peers(python, asked) if python else {}
-    yield ["workload", "budget", *FILTERS, *peers]
+    yield ["workload", "budget", *(f"`{name}`" for name in FILTERS), *peers]
     for at, (each, sequences, plans) in enumerate(zip(WORKLOADS, drawn, planned, strict=True)):
+        filters = [choose(name, each.epsilon, each.delta) for name in FILTERS]
         cells = [
-            write_shares([count_admitted(make(each.epsilon, each.delta), one) for one in sequences],
-                         plans)
-            for make in FILTERS.values()
-        ]  # fmt: skip
+            write_shares([count_admitted(policy, one) for one in sequences], plans)
+            for policy in filters
+        ]
         cells += [write_shares(found[at], plans) for found in peers.values()]
         budget = f"({each.epsilon:g}, {each.delta:g})".replace("e-0", "e-")
         yield [each.title, budget, *cells]

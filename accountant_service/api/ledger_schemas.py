@@ -95,7 +95,8 @@ class _TemplateBody(_Body):
     @model_validator(mode="after")
     def _check_filter(self) -> Self:
         """Check that the filter can count a budget with δ = 0."""
-        if self.budget.delta == 0 and self.filter in ("renyi", "either"):
+        parts = {"renyi": 1, "either": 2}.get(self.filter)  # into which δ is divided
+        if parts is not None and self.budget.delta / parts == 0:
             message = "must be reference: a Rényi divergence bounds no ε at δ = 0"
             raise MechanismError(("/filter", message))
         return self
@@ -416,6 +417,9 @@ class FilterView(BaseModel):
         None, description="ε added up before the reference was chosen, and not counted in its steps"
     )
     added_delta: str | None = Field(None, description="the same of δ")
+    summed_delta: str | None = Field(
+        None, description="δ that releases may take by addition with `renyi`"
+    )
     order: float | None = Field(
         None, description="Rényi order of a `renyi` filter with a planned mechanism"
     )

@@ -13,6 +13,7 @@ from accountant_service.ledger.filters import (
     PrivacyFilter,
     RenyiFilter,
     RenyiMixtureFilter,
+    RenyiSumFilter,
 )
 from accountant_service.ledger.filters.addition import write_units
 from accountant_service.ledger.filters.base import Amounts, subtract
@@ -149,6 +150,8 @@ def _remaining_view(policy: PrivacyFilter, taken: Amounts) -> Json:
         return _side_views(policy, taken, _remaining_view)
     if isinstance(policy, RenyiMixtureFilter):
         return {}  # no amount at each of its orders says what is left
+    if isinstance(policy, RenyiSumFilter):
+        return _delta_view(max(policy.summed - taken[-1], 0))
     left = subtract(policy.whole, taken)
     return _amount_view(policy, tuple(max(each, 0) for each in left))
 
@@ -167,6 +170,8 @@ def _amount_view(policy: PrivacyFilter, amounts: Amounts) -> Json:
         return _side_views(policy, amounts, _amount_view)
     if isinstance(policy, AdditionFilter):
         return _added_view(amounts)
+    if isinstance(policy, RenyiSumFilter):
+        return {"micronats": list(amounts[:-1])} | _delta_view(amounts[-1])
     if policy.reference_part is None:
         return {"micronats": amounts[0] if len(amounts) == 1 else list(amounts)}
     counted = {"reference_steps": amounts[0], "slack": amounts[1] / SLACK_UNITS}
@@ -175,7 +180,12 @@ def _amount_view(policy: PrivacyFilter, amounts: Amounts) -> Json:
 
 def _added_view(amounts: Amounts) -> Json:
     """Return the ε and the δ of releases that are added up, as decimals in texts: exact."""
-    return {"added_epsilon": write_units(amounts[0]), "added_delta": write_units(amounts[1])}
+    return {"added_epsilon": write_units(amounts[0])} | _delta_view(amounts[1])
+
+
+def _delta_view(units: int) -> Json:
+    """Return the δ of releases that are added up, as a decimal in a text: exact."""
+    return {"added_delta": write_units(units)}
 
 
 def _accounting_view(policy: PrivacyFilter) -> Json:

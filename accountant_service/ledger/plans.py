@@ -17,6 +17,8 @@ from typing import Any, Final
 from accountant_service import mechanisms
 from accountant_service.accounting import calculator
 from accountant_service.accounting.guarantee import Assumption, Guarantee, Status, warn_about_delta
+from accountant_service.accounting.methods import Question
+from accountant_service.accounting.methods.renyi_curves import infinite_mass
 from accountant_service.errors import CodedError, NoFiniteEpsilonError, TooExpensiveError
 from accountant_service.ledger.errors import (
     ChargeUndecidedError,
@@ -29,8 +31,8 @@ from accountant_service.ledger.filters import (
     LateReferenceFilter,
     PrivacyFilter,
     ReferenceFilter,
+    RenyiSumFilter,
     renyi,
-    renyi_mixture,
 )
 from accountant_service.ledger.filters.base import Amounts, Charge, add, subtract
 from accountant_service.ledger.rules import (
@@ -213,9 +215,11 @@ def _choose_policy(new: NewDataset) -> PrivacyFilter:
     if new.planned_mechanism is not None:
         plan = _read_plan(new.size, new.planned_mechanism)
     if new.filter == renyi.RenyiFilter.name:
-        if plan is not None:  # one order is the best mixture for one mechanism
+        if plan is not None and not infinite_mass(Question(plan.step, new.relation)):
+            # one order is the best mixture for one mechanism
             return renyi.choose_filter(new.epsilon, new.delta, new.relation, plan.step)
-        return renyi_mixture.choose_late_mixture(new.epsilon, new.delta, new.relation)
+        planned = None if plan is None else plan.step
+        return RenyiSumFilter.of_budget(new.epsilon, new.delta, new.relation, planned)
     if new.filter == EitherFilter.name:
         part = replace(new, delta=EitherFilter.half(new.delta))
         sides = (_choose_policy(replace(part, filter=name)) for name in EitherFilter.side_names)

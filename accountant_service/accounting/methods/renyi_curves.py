@@ -9,13 +9,17 @@ With M(α) = (α − 1)·D_α, the logarithm of the moment E_Q[(P/Q)^α]:
   bounds it between two of its orders, and below the first.
 * A pure ε-DP release is a function of randomized response (Kairouz, Oh & Viswanathan 2015, arXiv
   1311.0776v4, Theorem 3.4): M ≤ log((e^{αε} + e^{(1−α)ε})/(1 + e^ε)). A sample of it is pure too.
+* Any other release is a function of its dominating pair (Blackwell's theorem): M is at most the
+  pair's, in the worse direction.
 
-A release with infinite privacy loss has no curve.
+A release with an infinite loss of probability δ has a curve on all other outcomes of its pair. That
+of an (ε, δ)-DP release is the curve of a pure one, by the theorem of Kairouz, Oh & Viswanathan.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from fractions import Fraction
 from typing import Final
 
 import numpy as np
@@ -28,21 +32,45 @@ from accountant_service.accounting.release_laws import ReleaseGroup
 from accountant_service.errors import MethodNotApplicableError
 from accountant_service.numerics.floats import rounding
 from accountant_service.numerics.floats.special_functions import Array
+from accountant_service.numerics.laws.dominating_pair import DIRECTIONS
 
 _USUAL: Final = {"gaussian", "laplace"}  # the kinds with formulas of their own
 
 
-def log_moments(question: Question, orders: Array) -> Array:
+def infinite_mass(question: Question) -> Fraction:
+    """Return an upper bound on the probability that a loss of a mechanism's releases is infinite.
+
+    It is the sum of those of all releases.
+
+    Raises:
+        MethodNotApplicableError: no pair is proved for a release, or a hypothesis fails.
+    """
+    require_proof(question)
+    groups, relation = question.release_groups, question.relation
+    return sum((group.count * _infinite_mass(group, relation) for group in groups), Fraction())
+
+
+def log_moments(question: Question, orders: Array, *, allows_infinite: bool = False) -> Array:
     """Return upper bounds on (α − 1) times the Rényi divergence of a mechanism, at each order.
 
     Args:
         question: a mechanism without parallel releases.
         orders: α > 1; at most 256 for fixed-size samples under zero-out or replace-one.
+        allows_infinite: whether outcomes with an infinite loss are left out, because their
+            probability, `infinite_mass`, is charged elsewhere.
 
     Raises:
         MethodNotApplicableError: no finite curve is proved for a release, or a hypothesis fails.
     """
     require_proof(question)
+    for group in () if allows_infinite else question.release_groups:
+        if _infinite_mass(group, question.relation):
+            raise MethodNotApplicableError(
+                f"no finite Rényi curve is proved for {group.atom.noise}"
+                f"{' on a sample' if group.rate < 1 else ''}. Use a dataset with the filter "
+                '"reference" or "addition", or a new one with "renyi" and no planned_mechanism',
+                group.atom.pointer,
+            )
     total = np.zeros_like(orders)
     for group in question.release_groups:
         total += group.count * _of_release(replace(group, count=1), question, orders)
@@ -95,15 +123,28 @@ def _of_release(group: ReleaseGroup, question: Question, orders: Array) -> Array
     if release_laws.is_renyi_curve(group):
         return _of_curve(group, relation, orders)
     cost = release_laws.simple_cost([group], relation)
-    if cost.is_pure:
+    if cost.is_bounded:
         return _of_pure(rounding.fraction_up(cost.loss.epsilon), orders)
-    if cost.is_known and not cost.loss.delta and not cost.loss.epsilon:
+    if cost.is_gaussian:
         return _of_gaussian(rounding.up(cost.mu**2), orders)
-    raise MethodNotApplicableError(
-        f"no finite Rényi curve is proved for {noise}{' on a sample' if group.rate < 1 else ''}. "
-        'Use a dataset with the filter "reference" or "addition"',
-        group.atom.pointer,
-    )
+    law = release_laws.dominating_pair(group, relation)
+    found = [law.log_moments(direction, orders - 1) for direction in DIRECTIONS]
+    return np.maximum(np.maximum(*found), 0.0)
+
+
+def _infinite_mass(group: ReleaseGroup, relation: NeighbouringRelation) -> Fraction:
+    """Return an upper bound on the probability that the loss of one release is infinite."""
+    noise = group.atom.noise
+    if noise in _USUAL or release_laws.is_renyi_curve(group):
+        return Fraction()
+    cost = release_laws.simple_cost([replace(group, count=1)], relation)
+    if cost.is_known:
+        return cost.loss.delta
+    law = release_laws.dominating_pair(group, relation)
+    found = max(law.infinite_mass(direction) for direction in DIRECTIONS)
+    if release_laws.is_renyi_curve(replace(group, rate=1.0)):
+        found = max(found, rounding.SMALLEST)  # the pair's ends where its δ is no normal double
+    return Fraction(found)
 
 
 def _of_gaussian(squared_mu: float, orders: Array) -> Array:

@@ -5,7 +5,8 @@ late_reference: adds up small releases, and counts in steps of a reference once 
 reference: counts in steps of a reference mechanism.
 addition: adds up ε and δ, in exact decimals.
 either: one of two filters, each with half of δ, admits everything.
-renyi, renyi_mixture: add up Rényi divergences at one frozen order, or at several.
+renyi, renyi_mixture, renyi_sum: add up Rényi divergences at one frozen order, or at several; and
+    the δ of releases that have one.
 base: what every filter has.
 """
 
@@ -18,13 +19,14 @@ from functools import lru_cache
 from typing import Any
 
 from accountant_service.accounting.guarantee import NeighbouringRelation
-from accountant_service.ledger.filters.addition import AddedCharge, AdditionFilter
+from accountant_service.ledger.filters.addition import AddedCharge, AdditionFilter, read_units
 from accountant_service.ledger.filters.base import Charge, Json, PrivacyFilter
 from accountant_service.ledger.filters.either import EitherCharge, EitherFilter, SideCharge
 from accountant_service.ledger.filters.late_reference import LateCharge, LateReferenceFilter
 from accountant_service.ledger.filters.reference import ReferenceCharge, ReferenceFilter
-from accountant_service.ledger.filters.renyi import RenyiCharge, RenyiFilter
+from accountant_service.ledger.filters.renyi import DivergenceFilter, RenyiCharge, RenyiFilter
 from accountant_service.ledger.filters.renyi_mixture import LateMixtureFilter, RenyiMixtureFilter
+from accountant_service.ledger.filters.renyi_sum import RenyiSumCharge, RenyiSumFilter
 
 __all__ = [
     "AdditionFilter",
@@ -36,6 +38,7 @@ __all__ = [
     "ReferenceFilter",
     "RenyiFilter",
     "RenyiMixtureFilter",
+    "RenyiSumFilter",
     "from_columns",
     "from_json",
     "read_charge",
@@ -70,6 +73,8 @@ def read_charge(stored: Json, steps: int) -> Charge:
         sides = (_read_side(each, steps) for each in stored["charged_sides"])
         return EitherCharge(steps, tuple(sides))
     part = stored.get("part")
+    if "unit_delta" in stored:
+        return RenyiSumCharge.from_json(stored, steps)
     if "unit_attonats" in stored:
         return RenyiCharge.from_json(stored, steps)
     charge: AddedCharge | ReferenceCharge
@@ -101,6 +106,13 @@ def from_json(
     Raises:
         KeyError, TypeError, ValueError: it records none.
     """
+    if "summed_delta" in stored:
+        own = {name: value for name, value in stored.items() if name != "summed_delta"}
+        summed = read_units(stored["summed_delta"])
+        rest = from_json(own, epsilon, RenyiSumFilter.rest_of(delta, summed), relation)
+        if not isinstance(rest, DivergenceFilter):
+            raise ValueError(f"{rest.name!r} adds up no divergences")
+        return RenyiSumFilter(epsilon, delta, relation, summed, rest)
     if stored["filter"] == RenyiFilter.name:
         if "order" in stored:
             return RenyiFilter(float(stored["order"]), epsilon, delta, relation)

@@ -247,9 +247,13 @@ class RenyiFilter(DivergenceFilter):
         """Return how many more steps with this cost fit; None if they cost nothing."""
         return count_affordable_steps(step_costs[0], self.budget - taken[0])
 
+    def is_sound(self) -> bool:
+        """Return whether the order is one at which a divergence bounds ε."""
+        return 1 < self.order < math.inf
+
     def entry_fields(self) -> Json:
         """Return the filter's order and budget as fields of a dataset's first ledger entry."""
-        if not 1 < self.order < math.inf:
+        if not self.is_sound():
             raise ValueError(f"order must be above 1, not {self.order}")
         return {"order": self.order, "budget_micronats": self.budget}
 
@@ -287,14 +291,24 @@ def count_affordable_steps(step_cost: int, micronats: int) -> int | None:
 
 
 def compute_step_costs(
-    step: CanonicalForm, relation: NeighbouringRelation, orders: tuple[float, ...]
+    step: CanonicalForm,
+    relation: NeighbouringRelation,
+    orders: tuple[float, ...],
+    *,
+    allows_infinite: bool = False,
 ) -> tuple[int, ...]:
     """Return the Rényi divergence of one step at each order, in atto-nats, rounded up.
+
+    Args:
+        step: the step.
+        relation: when two datasets are neighbours.
+        orders: of the divergence.
+        allows_infinite: whether outcomes with an infinite loss are left out.
 
     Raises:
         AccountingError: no divergence is proved for one of its releases.
     """
-    return _compute_step_costs(step, step.premises, relation, orders)
+    return _compute_step_costs(step, step.premises, relation, orders, allows_infinite)
 
 
 @lru_cache(maxsize=4096)
@@ -303,12 +317,13 @@ def _compute_step_costs(
     premises: Premises,  # noqa: ARG001  # equal steps of other premises may be refused
     relation: NeighbouringRelation,
     orders: tuple[float, ...],
+    allows_infinite: bool,
 ) -> tuple[int, ...]:
     """Return the Rényi divergence of one step at each order, computed once."""
     question = Question(step, relation)
     if not step.atom_counts:
         return (0,) * len(orders)
-    moments = log_moments(question, np.array(orders))
+    moments = log_moments(question, np.array(orders), allows_infinite=allows_infinite)
     return tuple(
         _round_up_to_attonats(moment / (order - 1))
         for moment, order in zip(moments.tolist(), orders, strict=True)
@@ -368,7 +383,8 @@ def choose_filter(
 def _step_costs_by_order(step: CanonicalForm, relation: NeighbouringRelation) -> Array:
     """Return the Rényi divergence of one step at each candidate order, in nats."""
     question = Question(step, relation)
-    return np.maximum(log_moments(question, CANDIDATE_ORDERS) / (CANDIDATE_ORDERS - 1), 1e-300)
+    moments = log_moments(question, CANDIDATE_ORDERS, allows_infinite=True)
+    return np.maximum(moments / (CANDIDATE_ORDERS - 1), 1e-300)
 
 
 @lru_cache(maxsize=4)

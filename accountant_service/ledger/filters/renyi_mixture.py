@@ -214,7 +214,9 @@ class LateMixtureFilter(RenyiMixtureFilter):
         if not self.may_be_replaced(taken):
             return self
         first = self.initial
-        costs = first.step_costs(plan.step)
+        costs = renyi.compute_step_costs(
+            plan.step, self.relation, self.orders, allows_infinite=True
+        )
         reserved = RenyiCharge(plan.steps, costs).reserved
         if not any(reserved):
             return first

@@ -316,7 +316,7 @@ def render(lines: list[dict[str, Any]]) -> str:
         if constant is not None:
             text.append(f"| the best constant answer | {constant:.3f} | – | – |")
         text += [
-            f"| {name} | not run: `python -m benchmarks.comparators run` | – | – |"
+            f"| {name} | not run | – | – |"
             for name, ended in scores.items() if not ended
         ] + [""]  # fmt: skip
     return "\n".join(text)

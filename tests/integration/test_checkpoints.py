@@ -216,6 +216,7 @@ def test_the_command_goes_on_where_it_was(made: Commands, tmp_path: Path) -> Non
     made.make("dataset create e --size 1000 --epsilon 3 --delta 1e-5 --filter renyi")
     assert made.json(verify_on) == {
         "datasets": 2, "entries": 6, "entries_not_read_again": 5, "faults": [],
+        "warnings": [],
     }  # fmt: skip
     assert [file.name for file in tmp_path.glob("point*")] == ["point.json"]
     assert made.make("ledger verify") == "all is well; datasets: 2, entries: 6"

@@ -324,10 +324,10 @@ def test_a_large_body_is_read_by_a_computation_process(
     body = {"mechanism": LARGE, "delta": 1e-5}
     assert len(json.dumps(body)) > PARSED_HERE_BYTES_MAX
     for name in (
-        "api.questions.canonical_form",
+        "questions.registry.canonical_form",
         "mechanisms.canonical.canonical_form",
-        "api.problems.read_body",
-        "api.problems.parse_json",
+        "questions.problems.read_body",
+        "questions.problems.parse_json",
     ):
         monkeypatch.setattr(f"accountant_service.{name}", here)
     http = own_web.http

@@ -584,7 +584,7 @@ def test_noise_comes_from_the_planned_rounds_as_in_papers_003(
     assert claim["mechanism"]["sampling"] == sampling
     for more, words in (
         (("--noise-multiplier", "2"), "leave out --noise-multiplier"),
-        (("--noise-for", "sgd"), "is not one of a-ddp, sgd-maj"),
+        (("--noise-for", "sgd"), "must be one of a-ddp, sgd-maj"),
     ):
         refused = bench.train(*usual, *more)
         assert (refused.exit_code, words in words_of(refused)) == (2, True), refused.output

@@ -274,7 +274,7 @@ class RouteCalls(ABC):
 
         Args:
             name: name of the dataset.
-            mechanisms: mechanisms.
+            mechanisms: plans, each of which is quoted alone.
         """
         return self._call(
             "POST", f"/v1/datasets/{quote_segment(name)}/quotes/batch", {"mechanisms": mechanisms}

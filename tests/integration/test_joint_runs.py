@@ -431,7 +431,7 @@ def test_a_release_is_charged_by_one_command(commands: Commands, tmp_path: Path)
     status, said = commands("charge a --laplace 5")
     assert (status, "do not fit" in said) == (2, True)
     for line, words in (
-        ("charge a", "--laplace"), ("charge a --laplace 0", "noise_multiplier"),
+        ("charge a", "--laplace"), ("charge a --laplace 0", "--laplace must be"),
         (f"charge a --epsilon {LONG}", "epsilon must be"),
     ):  # fmt: skip
         status, said = commands(line)

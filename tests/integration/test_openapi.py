@@ -58,7 +58,7 @@ STEP = {"kind": "gaussian", "noise_multiplier": 40.0}
 @pytest.mark.parametrize(
     ("filtered", "sent"),
     [
-        ({"filter": "renyi"}, {"orders", "weights", "general_weights"}),
+        ({"filter": "renyi"}, {"orders", "weights", "general_weights", "summed_delta"}),
         ({"filter": "renyi", "planned_mechanism": STEP}, {"order", "budget_micronats"}),
         (
             {"filter": "reference"},

@@ -397,6 +397,21 @@ CanvasRenderingContext2D.prototype.fillText = function (text, ...rest) {
 """
 
 
+TIMES = """async lengths => {
+  const figure = document.querySelector('figure.plot[data-x=time]');
+  const first = document.getElementById(figure.dataset.from).tBodies[0].rows[0].cells[0];
+  const counts = [];
+  for (const seconds of lengths) {
+    first.dataset.value = Date.now() / 1000 - seconds;
+    window.drawn = [];
+    draw(figure);
+    await new Promise(drawn => setTimeout(drawn, 50));
+    counts.push(window.drawn.filter(text => /^\\d\\d:|^\\d{4}-/.test(text)).length);
+  }
+  return counts;
+}"""
+
+
 def check_plots(watched: Watched, name: str) -> None:
     """Require that plots show their titles and ticks, and that a dataset without runs has none."""
     watched.page.add_init_script(DRAWN)
@@ -415,6 +430,9 @@ def check_plots(watched: Watched, name: str) -> None:
         times = [each for each in ticks if ":" in each]
         assert len(times) == len(set(times)), "no time stands at two ticks"
         assert (len(times) > 1) == (path == "/datasets/patients")
+        if times:
+            lengths = [61, 119, 230, 590, 1150, 7000, 30_000, 170_000, 3e6, 6e7]
+            assert min(watched.page.evaluate(TIMES, lengths)) > 1, "times at two ticks or more"
         legend = watched.page.locator(".u-legend").first.inner_text()
         assert "–" not in legend
         assert "--" not in legend

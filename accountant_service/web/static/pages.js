@@ -4,8 +4,10 @@
 const DIGITS = 6; // as in the table that a plot is drawn from: a bound is not rounded once more
 const HEIGHT = 280;
 const TICK_WIDTH = 64; // pixels that a tick of a logarithmic axis needs
+const TIME_WIDTH = 80; // of a time
 const TICK_HEIGHT = 36;
 const MINUTE = 60;
+const DAY = 86400;
 const AXIS_FONT = "13px system-ui, sans-serif";
 
 function colour(name) {
@@ -56,7 +58,13 @@ const AXES = {
     filter: (_, ticks) => ticks, // all: uPlot would leave out some, as null
     values: (_, ticks) => ticks.map(short),
   },
-  time: { values: (_, ticks, __, ___, seconds) => ticks.map((tick) => clock(tick, seconds)) },
+  // each step is at most twice the one before it, and four fit on the axis: two ticks or more are shown
+  time: {
+    incrs: [...[1, 2, 3, 5, 10, 20, 30, 60, 120, 180, 300, 600, 1200, 1800], ...[1, 2, 4, 6, 12].map((hours) => 3600 * hours),
+      ...[1, 2, 4, 7, 14, 28, 50, 100, 200, 365, 700].map((days) => DAY * days)],
+    space: (_, __, ___, ____, length) => Math.min(TIME_WIDTH, length / 4),
+    values: (_, ticks, __, ___, seconds) => ticks.map((tick) => clock(tick, seconds)),
+  },
 };
 
 // Times that lie within a minute are shown on an axis of a minute.
@@ -92,7 +100,7 @@ function optionsOf(figure, labels, columns, width) {
       x: { time: x === "time", distr: x === "log" ? 3 : 1, ...(x === "time" ? { range: timeRange } : {}) },
       y: y === "log" ? { distr: 3, range: decades } : { range: (_, __, top) => [0, (top || 1) * 1.05] },
     },
-    axes: [axis({ space: 80, ...titled(labels[0]), ...AXES[x] }), axis({ size: 52, ...titled(yTitle), ...AXES[y] })],
+    axes: [axis({ space: TIME_WIDTH, ...titled(labels[0]), ...AXES[x] }), axis({ size: 52, ...titled(yTitle), ...AXES[y] })],
     bands: diagonal ? [{ series: [1, labels.length - 1], fill: colour("band") }] : [],
     series: [
       { label: labels[0], value: x === "time" ? moment : value },
@@ -106,7 +114,7 @@ function optionsOf(figure, labels, columns, width) {
 // A moment in UTC, as exactly as the distance between two of them asks for.
 function clock(tick, seconds) {
   const text = new Date(1000 * tick).toISOString();
-  if (seconds >= 86400) return text.slice(0, 10);
+  if (seconds >= DAY) return text.slice(0, 10);
   return seconds === 0 ? text.slice(0, 19).replace("T", " ") : text.slice(11, seconds >= 60 ? 16 : 19);
 }
 

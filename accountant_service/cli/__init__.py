@@ -142,7 +142,13 @@ class _LazyGroup(TyperGroup):
         if args == ["version"]:
             args = ["--version"]
         with _own_words(args):
-            if len(args) > 1 and args[0] in _COMPLETION:
+            flags = {
+                each
+                for option in self.get_params(ctx)
+                if getattr(option, "is_flag", False)
+                for each in option.opts
+            }
+            if len(args) > 1 and args[0] in flags.intersection(_COMPLETION):
                 advice = (
                     f"takes no value: it is for the shell that calls it; call it from {args[1]}"
                 )

@@ -16,12 +16,8 @@ from accountant_service.computing.time_limit import limit_cpu_seconds
 from accountant_service.errors import CodedError, InvalidArgumentError
 from accountant_service.writing import number_format
 from command_words.names import find_value
-from command_words.usage_errors import (
-    FAULTY_COMMAND,
-    advise_on_rate,
-    advise_on_text,
-    describe_usage_error,
-)
+from command_words.numbers import advise_on_rate, advise_on_text
+from command_words.usage_errors import FAULTY_COMMAND, describe_usage_error
 
 if TYPE_CHECKING:
     from pydantic import BaseModel, ValidationError

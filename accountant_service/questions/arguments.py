@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from accountant_service.computing.time_limit import limit_cpu_seconds
 from accountant_service.errors import InvalidArgumentError
-from command_words.usage_errors import advise_on_rate, advise_on_text
+from command_words.numbers import advise_on_rate, advise_on_text
 
 if TYPE_CHECKING:
     from pydantic import BaseModel

@@ -1,13 +1,12 @@
-// What the pages do beyond HTML: plots drawn from the tables beside them, sliders, copying.
+// Beyond HTML: plots of the tables beside them, sliders, copying.
 "use strict";
 
-const DIGITS = 6; // as in the table that a plot is drawn from: a bound is not rounded once more
+const DIGITS = 6; // as in the table: no bound is rounded twice
 const HEIGHT = 280;
-const TICK_WIDTH = 64; // pixels that a tick of a logarithmic axis needs
-const TIME_WIDTH = 80; // of a time
+const TICK_WIDTH = 64; // pixels of a tick
+const TIME_WIDTH = 80;
 const TICK_HEIGHT = 36;
 const MINUTE = 60;
-const DAY = 86400;
 const AXIS_FONT = "13px system-ui, sans-serif";
 
 function colour(name) {
@@ -21,7 +20,7 @@ function numberOf(cell) {
   return Number.isFinite(value) ? value : null;
 }
 
-// The columns of a table as numbers; a logarithmic axis has no place for 0.
+// A table's columns as numbers; a logarithmic axis has no 0.
 function columnsOf(table, positiveOnly, positiveValues) {
   const rows = [...table.tBodies[0].rows].map((row) => [...row.cells].map(numberOf));
   const kept = rows.filter((row) => !positiveOnly || row[0] > 0);
@@ -40,7 +39,7 @@ function lineOf(label, at, { steps, smooth }) {
   return { label, stroke, width: 2, paths, spanGaps: true, points: { show: false }, dash: at === 2 ? [4, 4] : [] };
 }
 
-// A column of single points, such as the recommended run: a marker in place of a line.
+// Single points, such as the recommended run: a marker, no line.
 function marksOf(label, at) {
   const stroke = colour(["accent", "second", "third", "bad"][at % 4]);
   return { label, stroke, paths: () => null, points: { show: true, size: 13, width: 2.5, fill: colour("paper") } };
@@ -55,19 +54,19 @@ const AXES = {
   plain: { values: (_, ticks) => ticks.map(grouped) },
   log: {
     splits: (plot, at, low, high) => powersBetween(low, high, at ? plot.height / TICK_HEIGHT : plot.width / TICK_WIDTH),
-    filter: (_, ticks) => ticks, // all: uPlot would leave out some, as null
+    filter: (_, ticks) => ticks, // uPlot leaves out some
     values: (_, ticks) => ticks.map(short),
   },
-  // each step is at most twice the one before it, and four fit on the axis: two ticks or more are shown
+  // steps at most double, four fit: so two ticks or more
   time: {
-    incrs: [...[1, 2, 3, 5, 10, 20, 30, 60, 120, 180, 300, 600, 1200, 1800], ...[1, 2, 4, 6, 12].map((hours) => 3600 * hours),
-      ...[1, 2, 4, 7, 14, 28, 50, 100, 200, 365, 700].map((days) => DAY * days)],
-    space: (_, __, ___, ____, length) => Math.min(TIME_WIDTH, length / 4),
+    incrs: [...[1, 60].flatMap((unit) => [1, 2, 3, 5, 10, 20, 30].map((step) => unit * step)),
+      3600, 7200, 14400, 28800, 43200, ...Array.from({ length: 11 }, (_, n) => 86400 << n)],
+    space: (...given) => Math.min(TIME_WIDTH, given.at(-1) / 4),
     values: (_, ticks, __, ___, seconds) => ticks.map((tick) => clock(tick, seconds)),
   },
 };
 
-// Times that lie within a minute are shown on an axis of a minute.
+// Times within a minute are on an axis of a minute.
 function timeRange(_, low, high) {
   return [low, Math.max(high, low + MINUTE)];
 }
@@ -76,7 +75,7 @@ function decades(_, low, high) {
   return [low, high].map((end, at) => 10 ** (at ? Math.ceil : Math.floor)(Math.log10(end)));
 }
 
-// Until the pointer is over the plot, the legend has the last values, or that of a single point.
+// The legend has the last values before a pointer is there.
 function legendOf(columns, isLogarithmic) {
   const known = columns.map((column) => column.filter((value) => value != null));
   const rest = known.map((column) => (isLogarithmic && column.length > 1 ? null : column.at(-1)));
@@ -111,10 +110,10 @@ function optionsOf(figure, labels, columns, width) {
   };
 }
 
-// A moment in UTC, as exactly as the distance between two of them asks for.
+// A moment in UTC, as exactly as the ticks' distance asks for.
 function clock(tick, seconds) {
   const text = new Date(1000 * tick).toISOString();
-  if (seconds >= DAY) return text.slice(0, 10);
+  if (seconds >= 86400) return text.slice(0, 10);
   return seconds === 0 ? text.slice(0, 19).replace("T", " ") : text.slice(11, seconds >= 60 ? 16 : 19);
 }
 
@@ -123,7 +122,7 @@ function short(value) {
   return rounded && Math.abs(rounded) < 1e-3 ? rounded.toExponential() : grouped(rounded);
 }
 
-// Groups of three digits, as the server's `group_digits` makes them.
+// Groups of three digits, as the server makes them.
 function grouped(value) {
   const [whole, rest] = String(value).split(".");
   const digits = whole.replace(/\B(?=(\d{3})+$)/g, "\u202f");
@@ -145,7 +144,7 @@ function draw(figure) {
   const labels = [...table.tHead.rows[0].cells].map((cell) => cell.textContent);
   const columns = columnsOf(table, figure.dataset.x === "log", figure.dataset.y === "log");
   figure.classList.toggle("bare", columns[0].length < 2);
-  if (columns[0].length < 2) return; // one point makes no line, and an axis would have no scale
+  if (columns[0].length < 2) return; // one point makes no line
   const { x, limit, diagonal } = figure.dataset;
   // what changed last holds until now
   if (x === "time") columns.forEach((each, at) => each.push(at ? each.at(-1) : Date.now() / 1000));
@@ -189,7 +188,7 @@ function prepareSliders() {
   }
 }
 
-// --- the answer: said aloud, and the fields it found wrong
+// --- the answer, said aloud, and wrong fields
 
 function announce() {
   const said = document.getElementById("said");
@@ -217,7 +216,7 @@ function prepareCopying(root) {
   }
 }
 
-// --- waiting: how long an answer has taken so far, and buttons that were pressed
+// --- waiting: seconds, pressed buttons
 
 function countSeconds() {
   const begun = Date.now();
@@ -234,7 +233,7 @@ document.addEventListener("htmx:beforeRequest", (event) => {
 });
 document.addEventListener("htmx:afterRequest", () => clearInterval(counting));
 
-// Fields of a run that are not shown are no part of its address.
+// Fields that are not shown are no part of the address.
 document.addEventListener("htmx:configRequest", ({ detail }) => {
   for (const field of detail.elt.querySelectorAll(".run [name]")) {
     const shown = field.type === "hidden" ? field.parentElement : field;
@@ -242,7 +241,7 @@ document.addEventListener("htmx:configRequest", ({ detail }) => {
   }
 });
 
-// A form that writes says that it was sent, and is not sent twice.
+// A form that writes is sent once, and says so.
 document.addEventListener("submit", (event) => {
   const { busy } = event.target.dataset;
   const button = event.submitter;
@@ -252,7 +251,7 @@ document.addEventListener("submit", (event) => {
   button.textContent = busy;
 });
 
-// Buttons that change the form itself load the page anew, instead of the answer only.
+// Buttons that change the form load the whole page anew.
 document.addEventListener("click", (event) => {
   const button = event.target.closest("button[data-reload]");
   if (!button) return;
